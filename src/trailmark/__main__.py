@@ -1,0 +1,3 @@
+from trailmark.cli import main
+
+main()

@@ -1,0 +1,249 @@
+"""Messages -> tokens and spans, for any chat template.
+
+What a sampler sees is the law here. For the assistant message i:
+
+    prompt_i  = template(messages[:i], add_generation_prompt=True)     what the model is given
+    written_i = what template(messages[:i+1]) has after prompt_i, up to and including the end-of-turn token
+
+`prompt_i` is encoded as inference encodes it, `written_i` after it, and what follows after that: no token reaches over
+a border, and training prompts are those of `Conversation` token by token. The span of message i is `written_i`: the end
+of turn is inside, the newline that some templates put behind it is not, because no sampler ever writes it. Spans come
+from where texts begin and end, never from token values. If a template writes no end-of-turn token it is the eos.
+
+A template *extends* when prompt_j begins with prompt_i + written_i for i < j. Templates that rewrite history (dropping
+old thoughts, say) do not; then `sequences` and `Conversation` start a new sequence.
+
+The only BOS is the one the template writes; if it writes none there is none, as at inference (put `{{ bos_token }}`
+into it if the model wants one). Everywhere `template` is "own" (the tokenizer's), a Jinja text, or None for plain text:
+contents joined without headers, eos after each assistant message, BOS in front if the tokenizer adds one. Further
+keywords (`tools`, `enable_thinking`, ...) go to the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from .errors import DataError, ModelError
+from .types import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+Jinja = str | None
+PROBE = "\ue000trailmark\ue001"  # private-use characters: no template writes or trims them
+PLAIN = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+PLAIN_BOS = "{% if not messages[0].content.startswith(bos_token) %}{{ bos_token }}{% endif %}" + PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens [start, end) that the model wrote as message `message`."""
+
+    message: int
+    role: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    tokens: Tokens
+    spans: tuple[Span, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """`at` is the first message (of the assistant, or to come) whose prompt does not begin with all before it."""
+
+    ok: bool
+    at: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    message: int
+    prompt: str
+    full: str  # prompt + written
+    end: str  # the end-of-turn token, the last of `written`
+
+
+class _Template:
+    def __init__(self, tokenizer: Tokenizer, template: Jinja, options: Mapping[str, Any]):
+        if template == "own" and not tokenizer.chat_template:
+            raise ModelError("this tokenizer has no chat template; give template=None for plain text, or a Jinja text")
+        if template is None:
+            adds_bos = tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+            template = PLAIN_BOS if adds_bos else PLAIN
+        self.tokenizer: Any = tokenizer
+        self.options = dict(options) if template == "own" else {**options, "chat_template": template}
+        known = {w for w in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens) if w.strip()}
+        self.special = re.compile("|".join(map(re.escape, sorted(known, key=len, reverse=True))) or "(?!)")
+
+    def text(self, messages: Messages, prompt: bool = False) -> str:
+        if not messages:
+            raise DataError("a conversation needs a message before the assistant's first one")
+        try:
+            asked = {"tokenize": False, "add_generation_prompt": prompt, **self.options}
+            return self.tokenizer.apply_chat_template([dict(m) for m in messages], **asked)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
+            roles = ", ".join(str(m.get("role")) for m in messages)
+            raise DataError(f"the chat template refuses the messages ({roles}): {e}") from e
+
+    def frame(self, before: Messages) -> tuple[str, str, str, str]:
+        """Around an assistant's content: all before it, all behind it, of that what precedes the end, the end."""
+        head, found, tail = self.text([*before, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
+        if not found:
+            raise ModelError("the chat template does not show what the assistant says")
+        if end := self.special.search(tail):
+            return head, tail, tail[: end.start()], end.group()
+        if not self.tokenizer.eos_token:
+            raise ModelError("neither the chat template nor the tokenizer has a token that ends a turn; set eos_token")
+        return head, tail, "", self.tokenizer.eos_token
+
+    def turns(self, messages: Messages) -> list[_Turn]:
+        return [self.turn(messages, i) for i, m in enumerate(messages) if m.get("role") == "assistant"]
+
+    def turn(self, messages: Messages, i: int) -> _Turn:
+        prompt, shown = self.text(messages[:i], prompt=True), self.text(messages[: i + 1])
+        head, tail, lead, end = self.frame(messages[:i])
+        opened, content = prompt.removeprefix(head), messages[i].get("content")
+        if shown.startswith(prompt) and shown.endswith(tail):
+            body = shown[len(prompt) : len(shown) - len(tail)]
+        elif prompt.startswith(head) and isinstance(content, str) and content.startswith(opened):
+            body = content.removeprefix(opened)  # the prompt opens a thought that the template drops from the record
+        else:
+            raise DataError(f"message {i}: the chat template prompts with {prompt[-40:]!r}, but does not show the "
+                            "assistant's message behind that: what would the model have written?")
+        return _Turn(i, prompt, prompt + body + lead + end, end)
+
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """The tokens of `text` behind `after`, a special token. Alone, some tokenizers would put a space in front."""
+        ids = self.tokenizer(after + text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids[len(self.encode(after)) :] if after else ids
+
+    def lay(self, text: str, turns: Sequence[_Turn]) -> Rendered:
+        """`text` with a span for each of `turns`, whose full texts are prefixes of it, each of the next prompt."""
+        tokens: list[int] = []
+        spans, at, after = [], 0, ""
+        for t in turns:
+            given = self.encode(text[at : len(t.prompt)], after)
+            both = self.encode(text[at : len(t.full)], after)
+            written = both[len(given) :]
+            if both[: len(given)] != given:  # a token would reach over the border: no sampler can have written it
+                written = self.encode(text[len(t.prompt) : len(t.full)], t.end)
+            tokens += given + written
+            spans.append(Span(t.message, "assistant", len(tokens) - len(written), len(tokens)))
+            if len(tokens) == len(written):
+                raise DataError(f"message {t.message}: no token stands before the assistant's first one")
+            at, after = len(t.full), t.end
+        return Rendered((*tokens, *self.encode(text[at:], after)), tuple(spans), text)
+
+
+def render(
+    tokenizer: Tokenizer, messages: Messages, generation_prompt: bool = False, *, template: Jinja = "own", **options
+) -> Rendered:
+    """The conversation as the template shows it now, with spans for the assistant messages that stand here as they were
+    written, behind the context in which they were written. One that the template has rewritten has none."""
+    t = _Template(tokenizer, template, options)
+    text, kept = t.text(messages, generation_prompt), []
+    for turn in t.turns(messages):
+        if text.startswith(turn.full) and (not kept or turn.prompt.startswith(kept[-1].full)):
+            kept.append(turn)
+    return t.lay(text, kept)
+
+
+def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> Extension:
+    """Whether each prompt of this conversation begins with all that the model has seen and written before it."""
+    turns = (t := _Template(tokenizer, template, options)).turns(messages)
+    prompts = [(turn.message, turn.prompt) for turn in turns[1:]]
+    if turns and turns[-1].message < len(messages) - 1:
+        prompts.append((len(messages), t.text(messages, prompt=True)))
+    for before, (at, prompt) in zip(turns, prompts):
+        if not prompt.startswith(before.full):
+            k = next((k for k, (a, b) in enumerate(zip(prompt, before.full)) if a != b), len(prompt))
+            return Extension(False, at, f"the prompt of message {at} has {prompt[k : k + 40]!r} where the model saw or "
+                                        f"wrote {before.full[k : k + 40]!r} up to message {before.message}")
+    return Extension(True)
+
+
+def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> list[Rendered]:
+    """The conversation as sequences to train on, as few as are right: every assistant message has one span, behind the
+    exact context that inference shows. One sequence where the template extends. Each ends with its last span."""
+    t = _Template(tokenizer, template, options)
+    chains: list[list[_Turn]] = []
+    for turn in t.turns(messages):
+        chain = next((c for c in chains if turn.prompt.startswith(c[-1].full)), None)
+        if chain is None:
+            chains.append(chain := [])
+        chain.append(turn)
+    if not chains:
+        raise DataError("no message of the assistant: nothing would be trained")
+    return [t.lay(chain[-1].full, chain) for chain in chains]
+
+
+def end_of_turn(tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any) -> int:
+    """The id of the token that ends the assistant's turn: what a sampler must stop at."""
+    t = _Template(tokenizer, template, options)
+    return t.tokenizer.convert_tokens_to_ids(t.frame([{"role": "user", "content": "?"}])[-1])
+
+
+class Conversation:
+    """A conversation while it is played: an append-only buffer of what one model has seen and written.
+
+        c.add({"role": "user", "content": "..."})
+        new, continues = c.prompt()            # append `new` to what the model has seen, or start afresh with it
+        c.wrote(tokens, text)                  # its own tokens, kept verbatim at the end of `c.tokens`
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any):
+        self._template = _Template(tokenizer, template, options)
+        self.messages: list[Message] = []
+        self.tokens: Tokens = ()
+        self._seen: list[str] = []  # `tokens` as text, with the end of turn: as decoded, and as told
+        self._owed, self._end = "", ""  # what a turn cut short lacks of its end; the end-of-turn token
+        self._asked: tuple[str, Tokens, bool] | None = None
+
+    def add(self, *messages: Message) -> None:
+        """Messages of anyone but this model."""
+        self.messages += messages
+        self._asked = None
+
+    def prompt(self) -> tuple[Tokens, bool]:
+        """The tokens from the end of the last turn to the next generation prompt, and True; or, at the start and where
+        the template has rewritten what was seen, the whole prompt and False. Asking twice changes nothing."""
+        t, text = self._template, self._template.text(self.messages, prompt=True)
+        seen = next((s for s in self._seen if text.startswith(s)), None)
+        new = t.encode(text) if seen is None else t.encode(self._owed) + t.encode(text[len(seen) :], self._end)
+        self._asked = text, tuple(new), seen is not None
+        return tuple(new), seen is not None
+
+    def wrote(self, tokens: Sequence[int], text: str | None = None) -> None:
+        """Record the turn just written. `text` is what the history is to say, with or without the end of turn (None:
+        what the tokens say); if it differs by more than white space, the next prompt starts anew. Tokens forced on the
+        model come first in both. A turn that was cut gets its end of turn from the next prompt."""
+        if self._asked is None:
+            raise DataError("wrote() without a prompt(): nobody knows what these tokens answer")
+        t, (prompt, new, continues) = self._template, self._asked
+        head, _, lead, end = t.frame(self.messages)
+        end_id = t.tokenizer.convert_tokens_to_ids(end)
+        ended = len(tokens) > 0 and tokens[-1] == end_id
+        # Decoded behind a special token, because at the start of a text some tokenizers drop a space.
+        raw = t.tokenizer.decode([end_id, *tokens], clean_up_tokenization_spaces=False).removeprefix(end)
+        texts = (raw, raw if text is None else text)
+        raw, told = (x.removesuffix(end).removesuffix(lead) if ended else x for x in texts)
+        self._seen = [prompt + x + lead + end for x in (raw, told) if x.split() == raw.split()]
+        self._owed, self._end = "" if ended else lead + end, end
+        self.tokens = (self.tokens if continues else ()) + new + tuple(tokens)
+        # The record holds what the prompt opened (a thought), and not what the template puts before contents (a space).
+        opened = prompt.removeprefix(head) if prompt.startswith(head) else ""
+        self.messages.append({"role": "assistant", "content": opened + told.removeprefix(head.removeprefix(prompt))})
+        self._asked = None

@@ -1,0 +1,153 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from trailmark import __version__
+from trailmark.errors import RunError, TrailmarkError
+
+
+class _Group(TyperGroup):
+    """Turns what goes wrong in a command into a sentence and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrailmarkError as e:
+            _say_error(str(e))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            _say_error("stopped by the keyboard; a run that has checkpoints goes on with --resume.")
+            raise typer.Exit(130) from None
+        except Exception as e:
+            # Usage errors and exits are typer's own business, and so is a reader that went away.
+            if hasattr(e, "exit_code") or isinstance(e, typer.Abort | BrokenPipeError):
+                raise
+            traceback.print_exception(e)
+            _say_error("this is a bug of trailmark, not of your input; please report it with the lines above.")
+            raise typer.Exit(1) from None
+
+
+def _say_error(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="trailmark",
+    help="Teach language models to reason over many steps by reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"trailmark {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe in YAML.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe, check it, and stop.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in `out` stopped.")] = False,
+) -> None:
+    """Run the method of a recipe."""
+    from trailmark import methods
+    from trailmark.config import dump, load_recipe, resolve
+    from trailmark.store import Run
+
+    loaded = load_recipe(recipe, overrides or ())
+    method = methods.get_method(loaded.method)
+    config = resolve(loaded, method.Config)
+    text = dump(config)
+    if dry_run:
+        typer.echo(text, nl=False)
+        for line in methods.check(config):
+            typer.echo(f"# {line}")
+        return
+    resume = resume and Run(config.out).recipe_file.is_file()  # a run that died before its first line starts anew
+    with _continue(config.out, text) if resume else Run.create(config.out, text) as run:
+        method.run(config, run, resume)
+
+
+def _continue(out: str, text: str) -> Any:
+    """The run in `out`, locked, if the recipe is still the one it was started with; its `steps` may be changed."""
+    from trailmark.diff import IGNORED, diff_recipes
+    from trailmark.store import Run, atomic_write
+
+    run = Run.open(out, lock=True)
+    if changed := diff_recipes(run.recipe, text, ignored=(*IGNORED, "steps")):
+        run.close()
+        raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
+    if run.recipe != text:
+        atomic_write(run.recipe_file, text.encode(), "recipe")
+    return run
+
+
+@app.command()
+def diff(
+    a: Annotated[Path, typer.Argument(help="A run directory.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Say whether two runs are the same, bit for bit, and where they part."""
+    from trailmark.diff import diff_runs
+
+    found = diff_runs(a, b)
+    typer.echo("\n".join(map(str, found)) or "identical")
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command()
+def tasks(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[[check] NAME [KEY=VALUE]...]")] = None,
+) -> None:
+    """List the tasks, show one with a first start, or check that one keeps the protocol (`tasks check NAME`)."""
+    from trailmark.marked_yaml import parse
+    from trailmark.tasks import get_task, task_names
+
+    check, words = (words or [])[:1] == ["check"], list(words or [])
+    words = words[1:] if check else words
+    if not words:
+        if check:
+            raise TrailmarkError("tasks check: which task? Such as 'trailmark tasks check taxi'.")
+        typer.echo("\n".join(task_names()))
+        return
+    options: dict[str, Any] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise TrailmarkError(f"option '{word}': expected key=value, such as mode=pickup.")
+        options[key] = parse(value, f"option '{word}'", line=False)[0]
+    source = get_task(words[0], **options)
+    if check:
+        from trailmark.tasks.check import check_task
+
+        report = check_task(source)
+        typer.echo(str(report))
+        raise typer.Exit(0 if report.ok else 1)
+    first = source.tasks(n=1)[0]
+    typer.echo((type(source).__doc__ or source.name).strip())
+    typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
+
+
+def main() -> None:
+    app()

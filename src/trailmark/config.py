@@ -1,0 +1,175 @@
+"""The sections of a recipe that methods share. The machinery is in recipe.py; a method's recipe is a `RunConfig`."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+
+from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
+
+__all__ = [
+    "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
+    "ModelConfig", "ModelShape", "OptimConfig", "RunConfig", "SamplingConfig", "dump", "load_recipe", "resolve",
+]  # fmt: skip
+
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+class ModelShape(Config):
+    """The shape of a model that is not here, or of a tiny one that is made."""
+
+    family: Literal["gpt2", "llama", "qwen2", "mistral", "gemma"] = Field("llama", description="architecture")
+    layers: PositiveInt = Field(2, description="transformer blocks")
+    width: PositiveInt = Field(64, description="size of the residual stream")
+    heads: PositiveInt = Field(4, description="query heads; divides width")
+    kv_heads: PositiveInt | None = Field(None, description="key and value heads; divides heads; none: as many as heads")
+    ffn: PositiveInt | None = Field(None, description="hidden size of the feed-forward block; none: 4 times width")
+    vocab: PositiveInt | None = Field(None, description="rows of the embedding; none: the tokenizer's")
+    context: PositiveInt = Field(512, description="most tokens of one sequence")
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelShape:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        return self
+
+
+class LoraConfig(Config):
+    """Low-rank adapters in place of training all weights."""
+
+    rank: PositiveInt = Field(16, description="rank of each adapter")
+    alpha: float = Field(32.0, gt=0, description="the adapter is scaled by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout on the adapter's input")
+    targets: Literal["all-linear"] | list[str] = Field("all-linear", description="all linear layers, or module names")
+
+
+class ModelConfig(Config):
+    """Which model, and how it is loaded."""
+
+    name: str = Field("tiny", min_length=1, description="'tiny', 'smollm2', a local folder or a name on the hub")
+    revision: str | None = Field(None, description="commit or tag on the hub")
+    shape: ModelShape | None = Field(None, description="shape of a tiny model, or of one that is not here")
+    tokenizer: str | None = Field(None, description="another tokenizer than the model's own")
+    dtype: Dtype = Field("float32", description="dtype of the weights")
+    quant: Literal["none", "int8", "int4"] = Field("none", description="quantisation of frozen weights")
+    lora: LoraConfig | None = Field(None, description="train adapters only")
+    gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
+    device: str = Field("auto", description="auto, cpu, cuda, mps or npu; with a number, such as cuda:1")
+    seed: int = Field(0, description="of weights that are made here: tiny models, heads, adapters")
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, v: str) -> str:
+        if not re.fullmatch(r"auto|cpu|(cuda|mps|npu)(:\d+)?", v):
+            raise ValueError(f"expected auto, cpu, cuda, mps or npu (or such as cuda:1), found the text '{v}'")
+        return v
+
+
+class SamplingConfig(Config):
+    """How tokens are drawn."""
+
+    temperature: float = Field(1.0, ge=0, description="0: always the most likely token")
+    top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of tokens with this mass")
+    top_k: NonNegativeInt = Field(0, description="keep this many tokens; 0: all")
+    max_tokens: PositiveInt = Field(64, description="most tokens written in one turn")
+    min_tokens: NonNegativeInt = Field(0, description="no end before this many")
+    stop: list[str] = Field([], description="texts that end a turn")
+
+    @model_validator(mode="after")
+    def _range(self) -> SamplingConfig:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        return self
+
+
+class EngineConfig(Config):
+    """The engine in this process."""
+
+    kind: Literal["local"] = Field("local", description="torch, in process")
+    slots: PositiveInt = Field(16, description="sequences written at once")
+    max_len: PositiveInt | None = Field(None, description="longest sequence; none: the model's context")
+    fixed: bool = Field(True, description="fixed shapes, so that what else is written cannot change a number")
+    dtype: Dtype | None = Field(None, description="of the engine's copy of the weights; none: the model's")
+
+
+class GroupConfig(Config):
+    """What differs for a group of parameters."""
+
+    lr: float | None = Field(None, ge=0, description="none: as for all")
+    weight_decay: float | None = Field(None, ge=0, description="none: as for all")
+
+
+class OptimConfig(Config):
+    """AdamW and its schedule."""
+
+    lr: float = Field(1e-4, ge=0, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the two moments")
+    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled decay")
+    clip: float | None = Field(1.0, gt=0, description="largest norm of the gradient; none: no limit")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warmup")
+    warmup: float = Field(0.0, ge=0, description="below 1: a fraction of the steps; else a number of steps")
+    final: float = Field(0.0, ge=0, le=1, description="fraction of lr at the end of a schedule")
+    groups: dict[str, GroupConfig] = Field({}, description="by a pattern of parameter names, such as 'value_head.*'")
+
+    @field_validator("betas")
+    @classmethod
+    def _betas(cls, v: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= b < 1 for b in v):
+            raise ValueError(f"expected two numbers from 0 to below 1, found {list(v)}")
+        return v
+
+    @field_validator("warmup")
+    @classmethod
+    def _warmup(cls, v: float) -> float:
+        if v >= 1 and v != int(v):
+            raise ValueError(f"expected a fraction below 1 or a whole number of steps, found {v}")
+        return v
+
+
+class LearnerConfig(Config):
+    """How a batch becomes a step."""
+
+    optim: OptimConfig = Field(OptimConfig(), description="optimiser and schedule")
+    micro_tokens: PositiveInt = Field(8192, description="most tokens of one micro-batch")
+    layout: Literal["auto", "tree", "flat", "rows"] = Field("auto", description="shared prefixes, packed, or padded")
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of a moving average of the weights")
+    amp: Literal["none", "bf16"] = Field("none", description="autocast of the forward pass")
+    seed: int = Field(0, description="of dropout and of the order of samples")
+
+
+class CheckpointConfig(Config):
+    """What is kept of the way."""
+
+    every: NonNegativeInt = Field(0, description="steps between checkpoints; 0: only at the end")
+    keep_last: PositiveInt = Field(2, description="newest checkpoints kept")
+    keep_best: NonNegativeInt = Field(1, description="best checkpoints kept")
+    metric: str = Field("eval/reward", description="what best means")
+    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+
+
+class EvalConfig(Config):
+    """Evaluation on the way."""
+
+    every: NonNegativeInt = Field(0, description="steps between evaluations; 0: none")
+    split: str = Field("test", description="of the task")
+    n: PositiveInt = Field(64, description="starts")
+    patience: PositiveInt | None = Field(None, description="stop after this many evaluations without a better one")
+
+
+class RunConfig(Config):
+    """What every method's recipe holds."""
+
+    method: str = Field(description="name of the method")
+    name: str = Field("run", description="for people")
+    out: str = Field("runs/run", min_length=1, description="run directory")
+    seed: int = Field(0, description="of everything that is drawn")
+    steps: PositiveInt = Field(100, description="optimiser steps or iterations, as the method counts")
+    model: ModelConfig = Field(ModelConfig(), description="the model that is trained")
+    learner: LearnerConfig = Field(LearnerConfig(), description="how it is trained")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="what is kept")
+    eval: EvalConfig = Field(EvalConfig(), description="evaluation on the way")

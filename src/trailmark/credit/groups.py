@@ -1,0 +1,80 @@
+"""Advantages against the other plays of the same start.
+
+Not offered: normalising the k-th turn of a play against the k-th turns of its group. A play then subtracts one mean per
+turn, and a policy that chooses when to stop chooses how many: the baseline depends on the action and the gradient is
+biased (verl#7244). Credit per turn needs a value of the state: `gae`, or Monte-Carlo values.
+
+A play without a score (`Invalid`, `Failed`) comes in as NaN, goes out as NaN, and is in no mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .shapes import vectors
+
+
+class _Groups:
+    """Per-play counts, means and ranges of the group each play is in, over scored plays."""
+
+    def __init__(self, rewards: ArrayLike, groups: Sequence | np.ndarray):
+        (self.r,) = vectors(rewards=rewards)
+        names, inside = np.unique(np.asarray(groups), return_inverse=True)
+        if inside.shape != self.r.shape:
+            raise ValueError(f"groups has shape {inside.shape}, but rewards has {len(self.r)} entries")
+        if np.isinf(self.r).any():
+            raise ValueError(f"reward {int(np.isinf(self.r).argmax())} is infinite; a play without a score is NaN")
+        self.inside, self.size, scored = inside, len(names), ~np.isnan(self.r)
+        self.n = self.sum(scored.astype(np.float64))
+        self.centred = self.r - self.sum(np.where(scored, self.r, 0.0)) / np.maximum(self.n, 1)
+        high, low = np.full(self.size, -np.inf), np.full(self.size, np.inf)
+        np.fmax.at(high, inside, self.r)
+        np.fmin.at(low, inside, self.r)
+        self.range = np.where(self.n > 0, high[inside] - low[inside], 0.0)
+
+    def sum(self, x: np.ndarray) -> np.ndarray:
+        return np.bincount(self.inside, x, minlength=self.size)[self.inside]
+
+
+def group_relative(
+    rewards: ArrayLike, groups: Sequence | np.ndarray, scale: Literal["std", "none"] = "std", eps: float = 1e-9,
+    guard: float = 1e-6, clip: float | None = None,
+) -> np.ndarray:
+    """GRPO: A_i = (R_i - mean_g) / (std_g + eps) with the unbiased std (n - 1), or R_i - mean_g with scale "none".
+
+    A group whose max - min is below `guard`, and a group of one, gives exactly 0: dividing rounding residue by `eps`
+    would make advantages near 1 out of equal rewards. `clip` then bounds |A|.
+    rewards: [N], groups: [N] keys -> [N]
+    """
+    if scale not in ("std", "none"):
+        raise ValueError(f"scale must be 'std' or 'none', not {scale!r}")
+    g = _Groups(rewards, groups)
+    a = g.centred
+    if scale == "std":
+        squares = g.sum(np.nan_to_num(g.centred) ** 2)
+        a = a / np.maximum(np.sqrt(squares / np.maximum(g.n - 1, 1)) + eps, np.finfo(np.float64).tiny)
+    a = np.where(((g.range < guard) | (g.n < 2)) & ~np.isnan(g.r), 0.0, a)
+    return a if clip is None else np.clip(a, -clip, clip)
+
+
+def leave_one_out(
+    rewards: ArrayLike, groups: Sequence | np.ndarray, singleton: Literal["zero", "error"] = "zero"
+) -> np.ndarray:
+    """RLOO: A_i = R_i - mean of the others in its group = n/(n-1) (R_i - mean_g).
+
+    A play alone in its group has no others: 0, or ValueError with singleton "error".
+    rewards: [N], groups: [N] keys -> [N]
+    """
+    if singleton not in ("zero", "error"):
+        raise ValueError(f"singleton must be 'zero' or 'error', not {singleton!r}")
+    g = _Groups(rewards, groups)
+    alone = (g.n == 1) & ~np.isnan(g.r)
+    if singleton == "error" and alone.any():
+        name = np.asarray(groups)[alone.argmax()]
+        raise ValueError(f"group {name!s} has one scored play, and leave_one_out needs two; sample more per start")
+    a = g.centred * g.n / np.maximum(g.n - 1, 1)
+    return np.where((g.range == 0) & ~np.isnan(g.r), 0.0, a)

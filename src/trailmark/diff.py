@@ -1,0 +1,146 @@
+"""Are two runs the same? Recipes by key, metrics and episodes by line, checkpoints by tensor: all bit for bit."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError
+from trailmark.marked_yaml import parse
+from trailmark.store import Run
+
+IGNORED = ("out", "name")  # keys of a recipe that may differ between equal runs
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing that differs in one file of the runs (of a recipe: every key that does)."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
+    """`key 'x.y': 1 and 2` for every place where two JSON values differ, in order."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _changes(a.get(key, _ABSENT), b.get(key, _ABSENT), f"{path}.{key}" if path else key)
+    elif isinstance(a, list) and isinstance(b, list):
+        for i, (x, y) in enumerate(zip(a, b, strict=False)):
+            yield from _changes(x, y, f"{path}.{i}")
+        if len(a) != len(b):
+            yield f"key '{path}': {len(a)} and {len(b)} entries"
+    elif type(a) is not type(b) or repr(a) != repr(b):  # 1 is not 1.0, and 0.0 is not -0.0
+        yield f"key '{path}': {_short(a)} and {_short(b)}"
+
+
+def _lines(a: Path, b: Path) -> str:
+    """Where two files of JSON lines part: the line, the episode or step it is about, and the key."""
+    xs, ys = a.read_bytes().split(b"\n"), b.read_bytes().split(b"\n")
+    for i, (x, y) in enumerate(zip(xs, ys, strict=False), 1):
+        if x != y:
+            if not x or not y:
+                return f"line {i}: only in the {'second' if not x else 'first'} run"
+            try:
+                u, v = json.loads(x), json.loads(y)
+            except ValueError:
+                return f"line {i}: the bytes differ, and they are not JSON"
+            about = next((f" ({k} {u[k]})" for k in ("id", "episode", "step") if k in u), "")
+            return f"line {i}{about}: {next(_changes(u, v), 'equal values in other words')}"
+    return f"{len(xs)} and {len(ys)} lines"
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file (8 bytes of length, then JSON) and where its data starts."""
+    try:
+        with path.open("rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("its header is cut off")
+            return json.loads(f.read(size)), 8 + size
+    except (OSError, ValueError) as e:
+        raise DataError(f"not a safetensors file ({e}).", path) from None
+
+
+def _tensors(a: Path, b: Path) -> str:
+    """The first tensor that differs, in the order of the first file."""
+    (heads, start), (others, other_start) = _header(a), _header(b)
+    names = sorted((n for n in heads if n != "__metadata__"), key=lambda n: heads[n]["data_offsets"])
+    with a.open("rb") as f, b.open("rb") as g:
+        for name in dict.fromkeys([*names, *(n for n in others if n != "__metadata__")]):
+            if name not in heads or name not in others:
+                return f"tensor '{name}': only in the {'second' if name not in heads else 'first'} run"
+            x, y = heads[name], others[name]
+            if (x["dtype"], x["shape"]) != (y["dtype"], y["shape"]):
+                return f"tensor '{name}': {x['dtype']} {x['shape']} and {y['dtype']} {y['shape']}"
+            f.seek(start + x["data_offsets"][0])
+            g.seek(other_start + y["data_offsets"][0])
+            size = x["data_offsets"][1] - x["data_offsets"][0]
+            p, q = f.read(size), g.read(size)
+            if p != q:
+                byte = next((i for i, (c, d) in enumerate(zip(p, q)) if c != d), min(len(p), len(q)))
+                return f"tensor '{name}': element {byte * math.prod(x['shape']) // size} of {x['shape']} differs"
+    return "tensors are equal, the header differs"
+
+
+def _same(a: Path, b: Path) -> bool:
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with a.open("rb") as f, b.open("rb") as g:
+        while chunk := f.read(1 << 20):
+            if chunk != g.read(1 << 20):
+                return False
+    return True
+
+
+def _file(a: Path, b: Path) -> str | None:
+    if _same(a, b):
+        return None
+    if a.suffix == ".jsonl":
+        return _lines(a, b)
+    if a.suffix == ".safetensors":
+        return _tensors(a, b)
+    if a.suffix == ".json":
+        try:
+            return next(_changes(json.loads(a.read_bytes()), json.loads(b.read_bytes())), "equal values in other words")
+        except ValueError:
+            return "the bytes differ, and they are not JSON"
+    return f"the bytes differ ({a.stat().st_size} and {b.stat().st_size} of them)"
+
+
+def diff_recipes(a: str, b: str, ignored: Collection[str] = IGNORED) -> list[str]:
+    """A sentence for each key that differs between two resolved recipes."""
+    x, y = (parse(text, "recipe.yaml")[0] or {} for text in (a, b))
+    keep = lambda recipe: {k: v for k, v in recipe.items() if k not in ignored}
+    return list(_changes(keep(x), keep(y)))
+
+
+def diff_runs(a: str | Path, b: str | Path) -> list[Difference]:
+    """Compare two run directories; an empty list means that they are identical. Clock times are not compared."""
+    one, two = Run.open(a).path, Run.open(b).path
+    found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe)]
+    for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
+        names = set()
+        for root in (one, two):
+            paths = (root / top).rglob("*") if (root / top).is_dir() else [root / top]
+            names |= {p.relative_to(root) for p in paths if p.is_file() and not p.name.endswith(".tmp")}
+        for name in sorted(names):
+            x, y = one / name, two / name
+            if not x.is_file() or not y.is_file():
+                found.append(Difference(str(name), f"only in the {'second' if not x.is_file() else 'first'} run"))
+            elif what := _file(x, y):
+                found.append(Difference(str(name), what))
+    return found

@@ -1,0 +1,67 @@
+"""Who writes tokens: one small asynchronous protocol. Prompts go in as token ids, samples come out as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from trailmark.errors import TrailmarkError
+from trailmark.types import SamplingLaw, Tokens
+
+
+class EngineError(TrailmarkError):
+    """A request that an engine cannot serve, or an engine that is gone. The episode that asked becomes `Failed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`n` continuations of `prompt`. The draw depends on (seed, key, sample, position) and on nothing else: `key` names
+    the decision, so a replay draws the same tokens whatever else is running."""
+
+    prompt: Tokens
+    law: SamplingLaw = SamplingLaw()
+    n: int = 1
+    max_tokens: int = 64
+    stop_ids: Tokens = ()
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    tokens: Tokens  # exactly what was drawn, the stopping token included
+    logp: tuple[float, ...]  # under the model
+    logq: tuple[float, ...]  # under the law
+    text: str  # decoded, without the stopping token or string
+    stop: Literal["stop", "length"]
+
+
+class Engine(Protocol):
+    tokenizer: Any
+    name: str
+    version: int
+
+    async def sample(self, request: Request) -> list[Completion]: ...
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        """log p(token t | tokens before t) under the model, for t = start … end."""
+        ...
+
+
+def draw_key(seed: int, key: str, sample: int) -> tuple[int, int]:
+    """Two 32-bit words for one stream of draws."""
+    digest = hashlib.blake2b(f"{seed}\0{key}\0{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
+    """Serve a list of requests together from ordinary code."""
+
+    async def together() -> list[list[Completion]]:
+        return list(await asyncio.gather(*(engine.sample(r) for r in requests)))
+
+    return asyncio.run(together())

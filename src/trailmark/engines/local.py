@@ -1,0 +1,278 @@
+"""The embedded engine: a model in this process, a fixed number of slots, one prefill per distinct prompt.
+
+Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample then
+decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a prefill,
+slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours and arrival order.
+`fixed=False` computes only the rows and columns in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.models.attention import Layout, Prefill, Slots
+from trailmark.models.law import gumbel, law_logits, working
+from trailmark.models.lm import LM
+
+BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
+
+
+@dataclass(eq=False)
+class _Live:
+    """One sample on its way."""
+
+    request: Request
+    sample: int
+    keys: tuple[int, int]
+    future: asyncio.Future
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    logq: list[float] = field(default_factory=list)
+    text: str = ""
+
+
+class LocalEngine:
+    def __init__(self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int = 4):
+        self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
+        self.slots, self.fixed, self.prefill_rows = slots, fixed, prefill_rows
+        self.max_len = min(max_len or lm.context, lm.context)
+        self.capacity = -(-self.max_len // BUCKET) * BUCKET
+        self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
+        self._ready: deque[_Ready] = deque()  # prefilled, waiting for a slot
+        self._cache = Slots(slots, self.capacity)
+        self._rows: list[_Live | None] = [None] * slots
+        self._index = np.zeros(slots, np.int64)
+        self._last = np.zeros(slots, np.int64)
+        self._pump_task: asyncio.Task | None = None
+        self.prefills = 0  # distinct prompts computed
+        self.decoded = 0  # tokens drawn
+
+    # -- the protocol -------------------------------------------------------------------------------------------
+
+    async def sample(self, request: Request) -> list[Completion]:
+        room = self.max_len - len(request.prompt)
+        if not request.prompt:
+            raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
+        if room < 1:
+            raise EngineError(
+                f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or raise engine.max_len"
+            )
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._pump_task is None or self._pump_task.done():
+            self._pump_task = asyncio.create_task(self._pump())
+        return await future
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        """Teacher-forced log-probs under the model itself."""
+        return self.score_rows([tokens], [start])[0]
+
+    def publish(self, version: int) -> None:
+        """The learner's weights are this model's weights; what was computed with the old ones is dropped."""
+        if any(self._rows) or self._waiting:
+            raise EngineError("weights cannot change while samples are being drawn")
+        self.version = version
+        self._ready.clear()
+
+    @torch.no_grad()
+    def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
+        self.lm.train(False)
+        out = []
+        for tokens, start in zip(rows, starts):
+            ids = torch.as_tensor(tokens, device=self.lm.device)[None]
+            pos = torch.arange(ids.shape[1], device=self.lm.device)[None]
+            hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[0, max(start, 1) - 1 : -1]
+            logp = []
+            for chunk, target in zip(hidden.split(512), ids[0, max(start, 1) :].split(512)):
+                logp.append(working(self.lm.logits(chunk)).log_softmax(-1).gather(1, target[:, None])[:, 0])
+            out.append([0.0] * (start == 0) + (torch.cat(logp).tolist() if logp else []))
+        return out
+
+    # -- the pump -----------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        """Runs while there is work. One turn: admit, decode one token everywhere, let finished callers go on."""
+        await asyncio.sleep(0)  # callers that start together are admitted together
+        try:
+            while self._waiting or self._ready or any(self._rows):
+                if self._waiting and len(self._ready) < self.slots:
+                    self._prefill()
+                self._seat()
+                if any(self._rows):
+                    self._decode()
+                await asyncio.sleep(0)
+        except Exception as problem:
+            self._fail(problem)
+
+    def _fail(self, problem: Exception) -> None:
+        error = EngineError(f"engine '{self.name}' failed: {type(problem).__name__}: {problem}")
+        error.__cause__ = problem
+        futures = [f for _, f in self._waiting] + [r.live.future for r in self._ready]
+        futures += [live.future for live in self._rows if live]
+        self._waiting.clear()
+        self._ready.clear()
+        self._rows = [None] * self.slots
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+
+    @torch.inference_mode()
+    def _prefill(self) -> None:
+        """Compute every distinct waiting prompt once and draw the first token of all its samples."""
+        prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
+        while self._waiting:
+            request, future = self._waiting.popleft()
+            prompts.setdefault(tuple(request.prompt), []).append((request, future))
+        by_bucket: dict[int, list[tuple[int, ...]]] = {}
+        for prompt in prompts:
+            by_bucket.setdefault(-(-len(prompt) // BUCKET) * BUCKET, []).append(prompt)
+        self.lm.train(False)
+        for width, group in by_bucket.items():
+            for first in range(0, len(group), self.prefill_rows):
+                part = group[first : first + self.prefill_rows]
+                self._prefill_part(part, width, [prompts[p] for p in part])
+
+    def _prefill_part(self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]) -> None:
+        rows = self.prefill_rows if self.fixed else len(part)
+        ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
+        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
+        for r, prompt in enumerate(part):
+            n = len(prompt)
+            ids[r, :n], pos[r, :n], end[r, :n] = prompt, np.arange(n), n
+        device = self.lm.device
+        a, b, c = (torch.as_tensor(x, device=device) for x in (ids, end, pos))
+        layout = Prefill(b, c)
+        hidden = self.lm.hidden(a, layout, c)
+        last = torch.as_tensor([len(p) - 1 for p in part] + [0] * (rows - len(part)), device=device)
+        logits = self.lm.logits(hidden[torch.arange(rows, device=device), last])
+        self.prefills += len(part)
+        lives: list[_Live] = []
+        source: list[int] = []
+        for r, asked in enumerate(askers):
+            for request, future in asked:
+                done: list[Completion | None] = [None] * request.n
+                waiting = _Gather(future, done)
+                for k in range(request.n):
+                    lives.append(_Live(request, k, draw_key(request.seed, request.key, k), waiting))  # type: ignore[arg-type]
+                    source.append(r)
+        self._draw_many(logits, lives, source)
+        for live, r in zip(lives, source):
+            if not self._ended(live):
+                self._ready.append(_Ready(live, layout.kept, r, len(live.request.prompt)))
+
+    def _draw_many(self, logits: torch.Tensor, lives: list[_Live], source: list[int]) -> None:
+        """First tokens: many samples may read one row of logits. Drawn in blocks of constant height."""
+        block = max(self.slots, 1)
+        for first in range(0, len(lives), block):
+            part, rows = lives[first : first + block], source[first : first + block]
+            pad = block - len(part) if self.fixed else 0
+            index = torch.as_tensor(rows + [0] * pad, device=logits.device)
+            self._draw(logits[index], [*part, *[None] * pad])
+
+    def _seat(self) -> None:
+        for row in range(self.slots):
+            if not self._ready:
+                return
+            if self._rows[row] is None:
+                ready = self._ready.popleft()
+                self._cache.write(row, ready.kept, ready.source, ready.length)
+                self._rows[row] = ready.live
+                self._index[row] = ready.length
+                self._last[row] = ready.live.tokens[-1]
+
+    @torch.inference_mode()
+    def _decode(self) -> None:
+        device = self.lm.device
+        self.lm.train(False)
+        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // BUCKET) * BUCKET
+        index = torch.as_tensor(self._index, device=device)
+        layout = self._cache.at(index, width)
+        hidden = self.lm.hidden(torch.as_tensor(self._last, device=device)[:, None], layout, index[:, None])
+        self._draw(self.lm.logits(hidden[:, 0]), self._rows)
+        for row, live in enumerate(self._rows):
+            if live is None:
+                continue
+            self._index[row] += 1
+            self._last[row] = live.tokens[-1]
+            if self._ended(live):
+                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+
+    # -- drawing and stopping -----------------------------------------------------------------------------------
+
+    def _draw(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
+        """Append one drawn token, with its two log-probs, to every live row of logits [N, V]."""
+        idle = Request(prompt=())
+        requests = [idle if live is None else live.request for live in lives]
+        table = {law: k for k, law in enumerate(dict.fromkeys(r.law for r in requests))}
+        written = np.array([0 if live is None else len(live.tokens) for live in lives])
+        index = np.array([table[r.law] for r in requests])
+        own = working(logits)
+        under = law_logits(logits, list(table), index, written)
+        keys = torch.as_tensor([(0, 0) if live is None else live.keys for live in lives], device=logits.device)
+        noise = gumbel(keys, torch.as_tensor(written, device=logits.device), logits.shape[1], own.dtype)
+        token = (under + noise).argmax(-1, keepdim=True)
+        logp = own.log_softmax(-1).gather(1, token)
+        logq = under.log_softmax(-1).gather(1, token)
+        drawn = torch.cat([token.to(torch.float64), logp.to(torch.float64), logq.to(torch.float64)], 1).cpu().numpy()
+        for live, (t, p, q) in zip(lives, drawn):
+            if live is not None:
+                live.tokens.append(int(t))
+                live.logp.append(float(p))
+                live.logq.append(float(q))
+                self.decoded += 1
+
+    def _ended(self, live: _Live) -> bool:
+        request, tokens = live.request, live.tokens
+        stop: Literal["stop", "length"] | None = None
+        text = None
+        if tokens[-1] in request.stop_ids:
+            stop, text = "stop", self.tokenizer.decode(tokens[:-1])
+        elif request.stop_strings:
+            longest = max(map(len, request.stop_strings))
+            tail = self.tokenizer.decode(tokens[-longest - 8 :])
+            if any(s in tail for s in request.stop_strings):
+                text = self.tokenizer.decode(tokens)
+                cut = min((at for s in request.stop_strings if (at := text.find(s)) >= 0), default=-1)
+                if cut >= 0:
+                    stop, text = "stop", text[:cut]
+        if stop is None and (len(tokens) >= request.max_tokens or len(request.prompt) + len(tokens) >= self.max_len):
+            stop, text = "length", self.tokenizer.decode(tokens)
+        if stop is None:
+            return False
+        completion = Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
+        live.future.deliver(live.sample, completion)  # type: ignore[attr-defined]
+        return True
+
+
+@dataclass(eq=False)
+class _Ready:
+    live: _Live
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    source: int
+    length: int
+
+
+class _Gather:
+    """The n samples of one request, delivered when the last is there."""
+
+    def __init__(self, future: asyncio.Future, done: list[Completion | None]):
+        self.future, self.parts = future, done
+
+    def deliver(self, sample: int, completion: Completion) -> None:
+        self.parts[sample] = completion
+        if all(p is not None for p in self.parts) and not self.future.done():
+            self.future.set_result(self.parts)
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_exception(self, error: Exception) -> None:
+        self.future.set_exception(error)

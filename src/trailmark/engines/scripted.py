@@ -1,0 +1,37 @@
+"""A Python function in the place of a model: oracles, teachers, baselines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trailmark.engines.base import Completion, EngineError, Request
+
+
+class ScriptedEngine:
+    """`policy(prompt_text, draw) -> text`. `draw` is a random.Random seeded by (seed, key, sample), so a scripted player is
+    as reproducible as a model. Its tokens have log-prob 0: it is certain of what it says."""
+
+    def __init__(self, policy: Callable[..., Any], tokenizer: Any, name: str = "scripted"):
+        self.policy, self.tokenizer, self.name, self.version = policy, tokenizer, name, 0
+
+    async def sample(self, request: Request) -> list[Completion]:
+        import random
+
+        prompt = self.tokenizer.decode(request.prompt)
+        out = []
+        for k in range(request.n):
+            answer = self.policy(prompt, random.Random(f"{request.seed}\0{request.key}\0{k}"))
+            text = str(await answer if inspect.isawaitable(answer) else answer)
+            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))[: request.max_tokens]
+            if request.stop_ids and len(tokens) < request.max_tokens:
+                tokens += request.stop_ids[:1]
+            zeros = (0.0,) * len(tokens)
+            out.append(Completion(tokens, zeros, zeros, text, "stop"))
+        await asyncio.sleep(0)
+        return out
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        raise EngineError(f"'{self.name}' is a script: it has no probabilities to score with")

@@ -1,0 +1,47 @@
+"""The errors a person can cause. The command line prints their one sentence and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class TrailmarkError(Exception):
+    """A mistake in what was asked for, with where it is and what to do. Never a bug of ours."""
+
+
+class RecipeError(TrailmarkError):
+    """A recipe that cannot be run: unknown key, wrong type, missing value."""
+
+
+class DataError(TrailmarkError):
+    """A file that cannot be read as what it should be."""
+
+    def __init__(self, message: str, file: str | Path | None = None, line: int | None = None, key: str | None = None):
+        where = "" if file is None else f"{file}{'' if line is None else f':{line}'}: "
+        super().__init__(where + (f"key '{key}': " if key else "") + message)
+        self.file, self.line, self.key = file, line, key
+
+
+class ModelError(TrailmarkError):
+    """A model that cannot be loaded or does not fit what is asked of it."""
+
+
+class TaskError(TrailmarkError):
+    """A task that breaks the protocol of `tasks/base.py`."""
+
+
+class RunError(TrailmarkError):
+    """A run directory that exists, is incomplete, or belongs to another recipe."""
+
+
+class LearnError(TrailmarkError):
+    """Training cannot go on: loss is not a number, a batch trains nothing."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean X?' for the closest known name, or the list of known names when nothing is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else f" Known: {', '.join(names)}."

@@ -1,0 +1,155 @@
+"""A checkpoint is a folder that appears whole: weights that transformers loads as they lie, optimiser and random state
+as safetensors and JSON, never pickle.
+
+    checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files, heads.safetensors
+    checkpoints/000010/optimiser-policy.safetensors
+    checkpoints/000010/state.json       step, random states, the method's own state, metric history
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from trailmark.errors import RunError
+from trailmark.faults import point
+from trailmark.learn.learner import Learner
+from trailmark.models.lm import LM
+from trailmark.store import cannot_write
+
+
+def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
+    """Write checkpoint `step` under a temporary name, sync, rename into place."""
+    final, scratch = folder / f"{step:06d}", folder / f".{step:06d}.partial"
+    if final.exists():
+        return final
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        point("checkpoint.begin")
+        scratch.mkdir(parents=True)
+        for name, optimiser in learner.optimisers.items():
+            save_model(learner.models[name], scratch / name, folder.parent / f"base-{name}")
+            point("checkpoint.weights")
+            save_file({k: t.detach().cpu().contiguous() for k, t in optimiser.tensors().items()}, scratch / f"optimiser-{name}.safetensors")
+            point("checkpoint.optimiser")
+        whole = {"step": step, "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()}, "random": random_state(), **state}
+        (scratch / "state.json").write_text(json.dumps(whole, indent=1, sort_keys=True, allow_nan=False))
+        point("checkpoint.state")
+        for path in [*scratch.rglob("*"), scratch]:
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.close(fd)
+        point("checkpoint.synced")
+        scratch.rename(final)
+        point("checkpoint.renamed")
+    except OSError as problem:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise cannot_write(final, problem) from problem
+    except Exception as problem:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if "I/O" in str(problem) or "os error" in str(problem).lower():  # safetensors reports a full disk in its own words
+            raise RunError(f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume.") from problem
+        raise
+    return final
+
+
+def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
+    if lm.adapted:
+        config = lm.model.peft_config["default"]
+        if not config.base_model_name_or_path or config.base_model_name_or_path == "tiny":
+            if not base_folder.exists():  # a base that was made here is kept once, so that the adapter can be loaded
+                scratch = base_folder.with_name(f".{base_folder.name}.partial")
+                shutil.rmtree(scratch, ignore_errors=True)
+                with_plain_names = {k.replace(".base_layer", ""): v for k, v in lm.base.state_dict().items() if "lora_" not in k}
+                lm.base.save_pretrained(scratch, state_dict=with_plain_names)
+                lm.tokenizer.save_pretrained(scratch)
+                scratch.rename(base_folder)
+            config.base_model_name_or_path = str(base_folder.resolve())
+    lm.model.save_pretrained(folder)
+    lm.tokenizer.save_pretrained(folder)
+    if len(lm.heads):
+        save_file({k: t.detach().cpu().contiguous() for k, t in lm.heads.state_dict().items()}, folder / "heads.safetensors")
+
+
+def load_weights(lm: LM, folder: Path) -> None:
+    """Put a checkpoint's weights into a model of the same shape."""
+    if lm.adapted:
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(lm.model, load_file(folder / "adapter_model.safetensors", device=str(lm.device)))
+    else:
+        tensors: dict[str, torch.Tensor] = {}
+        for part in sorted(folder.glob("model*.safetensors")):
+            tensors.update(load_file(part, device=str(lm.device)))
+        missing, extra = lm.base.load_state_dict(tensors, strict=False)
+        tied = set(getattr(lm.base, "_tied_weights_keys", None) or [])
+        if extra or [m for m in missing if m not in tied]:
+            raise RunError(f"{folder}: the weights do not fit the recipe's model (first: {(extra or missing)[0]})")
+        lm.base.tie_weights()
+    if len(lm.heads):
+        lm.heads.load_state_dict(load_file(folder / "heads.safetensors", device=str(lm.device)))
+
+
+def restore(folder: Path, learner: Learner) -> dict[str, Any]:
+    """Load weights, optimisers and random states of one checkpoint; return the rest of its state."""
+    state = json.loads((folder / "state.json").read_text())
+    for name, optimiser in learner.optimisers.items():
+        load_weights(learner.models[name], folder / name)
+        optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
+    set_random_state(state["random"])
+    return state
+
+
+def listed(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("[0-9]*") if (p / "state.json").is_file())
+
+
+def prune(folder: Path, keep_last: int, best: list[int]) -> None:
+    """Remove all but the newest and the named best ones; each leaves the listing before its files go."""
+    for path in listed(folder)[:-keep_last]:
+        if int(path.name) not in best:
+            gone = path.with_name(f".{path.name}.partial")
+            path.rename(gone)
+            point("checkpoint.pruned")
+            shutil.rmtree(gone)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left unfinished."""
+    for path in folder.glob(".*.partial"):
+        shutil.rmtree(path)
+
+
+def random_state() -> dict[str, Any]:
+    version, internal, gauss = random.getstate()
+    kind, keys, pos, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [kind, keys.tolist(), int(pos), int(has_gauss), float(cached)],  # type: ignore[union-attr]
+        "torch": torch.get_rng_state().numpy().tobytes().hex(),
+        "cuda": [s.numpy().tobytes().hex() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, pos, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), pos, has_gauss, cached))
+
+    def tensor(text: str) -> torch.Tensor:
+        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8).clone()
+
+    torch.set_rng_state(tensor(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([tensor(t) for t in state["cuda"]])

@@ -1,0 +1,176 @@
+"""From a packed micro-batch to what an objective reads: numbers per sample token, computed in chunks over tokens.
+
+Legend: M sample tokens, N tokens that are read (where the readout's stream is not 0), V vocabulary, W hidden width.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trailmark.errors import LearnError
+from trailmark.learn.pack import Packed
+from trailmark.models.attention import Layout
+from trailmark.models.law import NEVER, entropy, law_logits, working
+from trailmark.models.lm import LM
+
+CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """One number (or vector) per token, under `name`.
+
+    logp      log-prob of the token, under its sampling law (`law=True`) or the model's own distribution
+    entropy   of the distribution the token came from
+    kl        exact KL(model || `to`) over the vocabulary in the state where the token was chosen (`reverse=False`
+              swaps the two)
+    head      a head's output: `at="before"` in the state where the token was chosen (V), `at="after"` once it was
+              read (a step's class). One output gives [M], several give [M, outputs].
+    `where` names the stream whose non-zero entries are computed; the rest is 0. A model called "x/base" is x without its
+    adapter.
+    """
+
+    name: str
+    kind: Literal["logp", "entropy", "kl", "head"] = "logp"
+    model: str = "policy"
+    law: bool = True
+    head: str = "value"
+    at: Literal["before", "after"] = "before"
+    to: str = "ref"
+    reverse: bool = True
+    where: str = "weight"
+    detach: bool = False
+
+
+@dataclass(eq=False)
+class View:
+    """What an objective is given: streams and readouts over one token axis, and which row each token belongs to."""
+
+    packed: Packed
+    streams: dict[str, Tensor]
+    read: dict[str, Tensor]
+    row: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self.read if name in self.read else self.streams
+        if name not in found:
+            raise LearnError(f"the objective needs '{name}', which the samples do not have (streams: {', '.join(sorted(self.streams))})")
+        return found[name]
+
+    def row_sum(self, x: Tensor) -> Tensor:
+        """[M] -> one sum per row."""
+        return torch.zeros(len(self.packed.samples), dtype=x.dtype, device=x.device).index_add(0, self.row, x)
+
+    def has(self, name: str) -> bool:
+        return name in self.streams or name in self.read
+
+
+def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], grad: bool, amp: bool = False) -> View:
+    """Run each needed model once over the layout and gather every readout back to sample tokens."""
+    lead = models[readouts[0].model.split("/")[0]] if readouts else next(iter(models.values()))
+    device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
+    streams = {n: torch.as_tensor(s, device=device) for n, s in packed.streams.items()}
+    streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
+    ids, end, pos = (torch.as_tensor(a, device=device) for a in (packed.ids, packed.end, packed.pos))
+    layout = Layout(end, pos)
+    with_grad = {r.model for r in readouts if grad and not r.detach}
+    needed = dict.fromkeys([r.model for r in readouts] + [r.to for r in readouts if r.kind == "kl"])
+    hidden: dict[str, Tensor] = {}
+    for name in needed:
+        with _as(models, name) as lm, torch.set_grad_enabled(name in with_grad), _autocast(lm, amp):
+            hidden[name] = lm.hidden(ids, layout, pos).reshape(-1, lm.width)
+    read: dict[str, Tensor] = {}
+    for (model, where, at), group in _grouped(readouts).items():
+        if where not in packed.streams:
+            raise LearnError(f"readout '{group[0].name}' is wanted where '{where}' is not 0, but the samples have no such stream")
+        m = np.nonzero(packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after")))[0]
+        place = packed.where[m] if at == "after" else packed.where[m - 1]
+        target = packed.ids.reshape(-1)[packed.where[m]]
+        with _as(models, model) as lm, torch.set_grad_enabled(model in with_grad), _autocast(lm, amp):
+            parts = _read(lm, models, hidden, model, group, packed, m, place, target)
+        at_m = torch.as_tensor(m, device=device)
+        for r, value in zip(group, parts):
+            value = value.to(real)
+            out = torch.zeros((len(packed.where), *value.shape[1:]), dtype=real, device=device)
+            read[r.name] = out.index_copy(0, at_m, value.detach() if r.detach else value)
+    return View(packed, streams, read, torch.as_tensor(packed.row, device=device))
+
+
+def _read(lm: LM, models: Mapping[str, LM], hidden: dict[str, Tensor], model: str, group: list[Readout], packed: Packed,
+          m: np.ndarray, place: np.ndarray, target: np.ndarray) -> list[Tensor]:
+    device = lm.device
+    states = hidden[model].index_select(0, torch.as_tensor(place, device=device))
+    out: dict[str, list[Tensor]] = {r.name: [] for r in group}
+    tokens = [r for r in group if r.kind != "head"]
+    for r in group:
+        if r.kind == "head":
+            value = lm.heads[r.head](states)
+            out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
+    others = {r.to: hidden[r.to].index_select(0, torch.as_tensor(place, device=device)) for r in tokens if r.kind == "kl"}
+    law = packed.streams["law"][m]
+    written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
+    goal = torch.as_tensor(target, device=device)
+
+    def chunk(h: Tensor, t: Tensor, span: slice, *other: Tensor) -> tuple[Tensor, ...]:
+        logits = lm.logits(h)
+        own = working(logits)
+        under = law_logits(logits, packed.laws, law[span], written[span]) if any(r.law for r in tokens) else own
+        results = []
+        for r in tokens:
+            use = under if r.law else own
+            if r.kind == "logp":
+                results.append(use.log_softmax(-1).gather(1, t[:, None])[:, 0])
+            elif r.kind == "entropy":
+                results.append(entropy(use))
+            else:
+                with _as(models, r.to) as second:
+                    b = working(second.logits(other[list(others).index(r.to)]))
+                if r.law:
+                    b = law_logits(b, packed.laws, law[span], written[span])
+                results.append(exact_kl(use, b) if r.reverse else exact_kl(b, use))
+        return tuple(results)
+
+    for first in range(0, len(m) if tokens else 0, CHUNK):
+        span = slice(first, first + CHUNK)
+        args = (states[span], goal[span], span, *[o[span] for o in others.values()])
+        # Recomputed in the backward pass, so that no [N, V] tensor outlives its chunk.
+        results = checkpoint(chunk, *args, use_reentrant=False) if torch.is_grad_enabled() else chunk(*args)
+        for r, value in zip(tokens, results):
+            out[r.name].append(value)
+    return [torch.cat(out[r.name]) if out[r.name] else states.new_zeros(0) for r in group]
+
+
+def exact_kl(a: Tensor, b: Tensor) -> Tensor:
+    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)); tokens without mass under a count 0."""
+    pa, pb = a.log_softmax(-1), b.log_softmax(-1)
+    gap = torch.where(pa == NEVER, torch.zeros_like(pa), pa - pb)
+    return (pa.exp() * gap).sum(-1)
+
+
+def _grouped(readouts: Sequence[Readout]) -> dict[tuple[str, str, str], list[Readout]]:
+    groups: dict[tuple[str, str, str], list[Readout]] = {}
+    for r in readouts:
+        groups.setdefault((r.model, r.where, r.at), []).append(r)
+    return groups
+
+
+@contextlib.contextmanager
+def _as(models: Mapping[str, LM], name: str):
+    """The model called `name`; "x/base" is x with its adapter off."""
+    root, _, part = name.partition("/")
+    if root not in models:
+        raise LearnError(f"the objective reads model '{name}', but this run has only: {', '.join(models)}")
+    with models[root].without_adapter() if part == "base" else contextlib.nullcontext():
+        yield models[root]
+
+
+def _autocast(lm: LM, amp: bool):
+    return torch.autocast(lm.device.type, torch.bfloat16) if amp else contextlib.nullcontext()

@@ -1,0 +1,92 @@
+"""AdamW over named parameters, with groups, warm-up, a schedule, clipping, and a state that is plain tensors."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trailmark.config import OptimConfig
+from trailmark.errors import LearnError
+from trailmark.models.lm import LM
+
+
+def rate(config: OptimConfig, step: int, total: int) -> float:
+    """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to `final`."""
+    warm = config.warmup * total if config.warmup < 1 else config.warmup
+    if step < warm:
+        return (step + 1) / max(warm, 1)
+    if config.schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warm) / max(total - warm, 1))
+    shape = 1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return config.final + (1 - config.final) * shape
+
+
+class Optimiser:
+    """One per trained model. `ema` keeps a moving average of the trained weights."""
+
+    def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None):
+        self.config, self.total, self.decay, self.steps = config, total, ema, 0
+        self.named = dict(lm.parameters())
+        if not self.named:
+            raise LearnError(f"model '{lm.name}' has nothing to train: every weight is frozen")
+        groups: dict[str | None, list[Tensor]] = {}
+        for name, p in self.named.items():
+            pattern = next((g for g in config.groups if fnmatch.fnmatch(name, g)), None)
+            groups.setdefault(pattern, []).append(p)
+        if unused := [g for g in config.groups if g not in groups]:
+            raise LearnError(f"learner.optim.groups: '{unused[0]}' matches no trained parameter of '{lm.name}'")
+        self.base = []
+        listed: list[dict[str, Any]] = []
+        for pattern, params in groups.items():
+            own = config.groups.get(pattern) if pattern else None
+            lr = config.lr if own is None or own.lr is None else own.lr
+            decay = config.weight_decay if own is None or own.weight_decay is None else own.weight_decay
+            self.base.append(lr)
+            listed.append({"params": params, "lr": lr, "weight_decay": decay})
+        self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False)
+        self.average = {n: p.detach().clone() for n, p in self.named.items()} if ema else {}
+
+    def step(self) -> dict[str, float]:
+        """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
+        grads = [p.grad for p in self.named.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+        size = float(norm)
+        if not math.isfinite(size):
+            self.adam.zero_grad(set_to_none=True)
+            raise LearnError(f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or look at the data; "
+                             "the last checkpoint is intact")
+        if self.config.clip is not None and size > self.config.clip:
+            torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.config.clip, norm)
+        factor = rate(self.config, self.steps, self.total)
+        for group, lr in zip(self.adam.param_groups, self.base):
+            group["lr"] = lr * factor
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        self.steps += 1
+        for name, shadow in self.average.items():
+            shadow.lerp_(self.named[name].detach(), 1 - (self.decay or 0))
+        return {"grad_norm": size, "lr": self.config.lr * factor}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state as named tensors: moments, per-parameter step counts, the moving average."""
+        out = {f"ema/{n}": t for n, t in self.average.items()}
+        for name, p in self.named.items():
+            for key, value in self.adam.state.get(p, {}).items():
+                out[f"{key}/{name}"] = value
+        return out
+
+    def load(self, tensors: dict[str, Tensor], steps: int) -> None:
+        self.steps = steps
+        for name, p in self.named.items():
+            if f"step/{name}" in tensors:
+                self.adam.state[p] = {
+                    key: (t := tensors[f"{key}/{name}"]).to("cpu" if key == "step" else p.device, t.dtype).clone()
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+        for name in self.average:
+            self.average[name] = tensors[f"ema/{name}"].to(self.named[name].device).clone()

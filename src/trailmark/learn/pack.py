@@ -1,0 +1,162 @@
+"""Lay a micro-batch of samples out for one forward pass: as padded rows, as rows behind one another, or as a trie.
+
+Objectives never see the layout. They see one flat token axis M (all samples' tokens behind one another); `where[m]`
+says at which place of the [B, L] layout token m sits, so a shared prefix is computed once and read by many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trailmark.types import Sample, SamplingLaw
+
+Shape = Literal["auto", "tree", "flat", "rows", "left"]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    ids: np.ndarray  # [B, L]
+    end: np.ndarray  # [B, L] where the subtree of each place ends
+    pos: np.ndarray  # [B, L] position in its own sequence
+    where: np.ndarray  # [M] flat place of each sample token
+    row: np.ndarray  # [M] which sample
+    index: np.ndarray  # [M] which token of it
+    streams: dict[str, np.ndarray]  # each [M, ...]
+    laws: tuple[SamplingLaw, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def computed(self) -> int:
+        """Places the forward pass computes, padding included."""
+        return self.ids.size
+
+
+def trie(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """tokens, end, pos of the trie of `rows` in depth-first order, and for each row its nodes.
+
+    Rows sorted as big-endian bytes stand next to the rows they share most with, so one pass over neighbours suffices.
+    """
+    order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
+    tokens: list[np.ndarray] = []
+    pos: list[np.ndarray] = []
+    nodes: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
+    end = np.empty(sum(len(r) for r in rows), np.int64)
+    count, path, before = 0, np.empty(0, np.int64), np.empty(0, np.int64)
+    for r in order:
+        row = rows[r]
+        shared = common_prefix(before, row)
+        end[path[shared:]] = count  # these subtrees are complete
+        fresh = np.arange(count, count + len(row) - shared)
+        path = np.concatenate([path[:shared], fresh])
+        tokens.append(row[shared:])
+        pos.append(np.arange(shared, len(row)))
+        count += len(fresh)
+        nodes[r], before = path, row
+    end[path] = count
+    return np.concatenate(tokens), end[:count], np.concatenate(pos), nodes
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    n = min(len(a), len(b))
+    differ = np.nonzero(a[:n] != b[:n])[0]
+    return int(differ[0]) if len(differ) else n
+
+
+def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1) -> Packed:
+    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128)."""
+    rows = [s.tokens for s in samples]
+    if shape in ("rows", "left"):
+        width = _up(max(map(len, rows)), multiple)
+        ids, pos = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
+        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()  # padding sees itself and is seen by none
+        places = []
+        for b, row in enumerate(rows):
+            start = width - len(row) if shape == "left" else 0
+            span = slice(start, start + len(row))
+            ids[b, span], pos[b, span], end[b, span] = row, np.arange(len(row)), start + len(row)
+            places.append(b * width + np.arange(start, start + len(row)))
+    else:
+        if shape == "tree":
+            tokens, ends, position, places = trie(rows)
+        else:
+            tokens, position = np.concatenate(rows), np.concatenate([np.arange(len(r)) for r in rows])
+            stops = np.cumsum([len(r) for r in rows])
+            ends = np.repeat(stops, [len(r) for r in rows])
+            places = [np.arange(stop - len(r), stop) for r, stop in zip(rows, stops)]
+        width = _up(len(tokens), multiple)
+        ids, pos = np.zeros((1, width), np.int64), np.zeros((1, width), np.int64)
+        end = np.arange(1, width + 1)[None].copy()
+        ids[0, : len(tokens)], pos[0, : len(tokens)], end[0, : len(tokens)] = tokens, position, ends
+    laws, law = _laws(samples)
+    streams = {name: _stream(samples, name) for name in sorted({n for s in samples for n in s.streams} - {"law"})}
+    streams["law"] = law
+    return Packed(
+        ids, end, pos, np.concatenate(places), np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
+        np.concatenate([np.arange(len(r)) for r in rows]), streams, laws, tuple(samples),
+    )
+
+
+def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1) -> list[Packed]:
+    """Split a batch so that each part computes at most `budget` places (a single unit may exceed it).
+
+    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows).
+    """
+    units: dict[str, list[Sample]] = {}
+    for n, s in enumerate(samples):
+        units.setdefault(s.unit or f"\0{n}", []).append(s)
+    if shape in ("rows", "left"):
+        ordered = sorted(units.values(), key=lambda u: max(len(s.tokens) for s in u))
+    else:
+        ordered = sorted(units.values(), key=lambda u: u[0].tokens.astype(">u4").tobytes())
+    parts: list[list[Sample]] = []
+    cost, widest, before = 0, 0, np.empty(0, np.int64)
+    for unit in ordered:
+        lengths = [len(s.tokens) for s in unit]
+        if shape in ("rows", "left"):
+            fits = parts and max(widest, *lengths) * (len(parts[-1]) + len(unit)) <= budget
+            add = 0
+        else:
+            add = sum(lengths)
+            if shape == "tree":
+                for one in unit:
+                    add -= common_prefix(before, one.tokens)
+                    before = one.tokens
+            fits = parts and cost + add <= budget
+        if fits:
+            parts[-1].extend(unit)
+            cost, widest = cost + add, max(widest, *lengths)
+        else:
+            parts.append(list(unit))
+            cost, widest = sum(lengths), max(lengths)
+    return [lay_out(part, shape, multiple) for part in parts]
+
+
+def saving(samples: Sequence[Sample]) -> float:
+    """Share of tokens that a trie does not compute again."""
+    total = sum(len(s.tokens) for s in samples)
+    return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _laws(samples: Sequence[Sample]) -> tuple[tuple[SamplingLaw, ...], np.ndarray]:
+    """One table of laws for the batch, and each token's place in it."""
+    table: dict[SamplingLaw, int] = {}
+    parts = []
+    for s in samples:
+        number = np.array([table.setdefault(law, len(table)) for law in s.laws] + [-1], np.int64)
+        parts.append(number[s.streams["law"]] if "law" in s.streams else np.full(len(s.tokens), -1))
+    return tuple(table), np.concatenate(parts)
+
+
+def _stream(samples: Sequence[Sample], name: str) -> np.ndarray:
+    like = next(s.streams[name] for s in samples if name in s.streams)
+    return np.concatenate([
+        s.streams[name] if name in s.streams else np.zeros((len(s.tokens), *like.shape[1:]), like.dtype) for s in samples
+    ])

@@ -1,0 +1,113 @@
+"""YAML whose every key remembers where it stands. Safe: no objects, no explosions of anchors, no key twice."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from trailmark.errors import RecipeError
+
+Keys = tuple[str | int, ...]
+MAX_NODES, MAX_DEPTH = 50_000, 40
+_KINDS = ("null", "bool", "int", "float", "str")
+_INT = r"[-+]?(?:0|[1-9][0-9_]*)"
+_FLOAT = r"[-+]?(?:(?:0|[1-9][0-9_]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a key stands (`file:line` or `override '…'`) and how its value is spelled there."""
+
+    where: str
+    spelled: str = ""
+
+
+def dotted(path: Keys) -> str:
+    return ".".join(map(str, path))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 without its traps: `1e-5` is a number, `010` and `1:30` are not."""
+
+
+class Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] in ("null", "bool", "timestamp", "merge")]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _cls in (_Loader, Dumper):  # the dumper quotes whatever either reading would not take for text
+    _cls.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(f"(?:{_INT})$"), list("-+0123456789"))
+    _cls.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(rf"(?:{_FLOAT}|[-+]?\.(?:inf|nan))$", re.I), list("-+.0123456789")
+    )
+
+
+def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark]]:
+    """The value of a YAML text and a mark for each key in it. All problems are told at once."""
+    marks: dict[Keys, Mark] = {}
+    problems: list[str] = []
+    count = 0
+    spelled = lambda node: node.value if isinstance(node, yaml.ScalarNode) else ""
+    where = lambda mark: f"{name}:{mark.line + 1}" if line and mark is not None else name
+
+    def build(node: yaml.Node, path: Keys) -> Any:
+        nonlocal count
+        count += 1
+        at, key = where(node.start_mark), f": key '{dotted(path)}'" if path else ""
+        if count > MAX_NODES or len(path) > MAX_DEPTH:
+            raise RecipeError(f"{at}: the recipe is too large, or too deep, once its anchors are filled in.")
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        if isinstance(node, yaml.MappingNode) and kind == "map":
+            return entries(node, path)
+        if isinstance(node, yaml.SequenceNode) and kind == "seq":
+            for i, item in enumerate(node.value):
+                marks[(*path, i)] = Mark(where(item.start_mark), spelled(item))
+            return [build(item, (*path, i)) for i, item in enumerate(node.value)]
+        if kind == "timestamp":
+            problems.append(f"{at}{key}: found the date {node.value}; put it in quotes if text is meant.")
+        elif isinstance(node, yaml.ScalarNode) and kind in _KINDS:
+            try:
+                return loader.construct_object(node)
+            except (ValueError, KeyError, yaml.YAMLError):  # an explicit tag, such as !!int x
+                problems.append(f"{at}{key}: '{node.value}' is no {kind}.")
+        else:
+            problems.append(f"{at}{key}: the YAML tag {node.tag} is not allowed here.")
+        return None
+
+    def entries(node: yaml.MappingNode, path: Keys) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            at, key = where(key_node.start_mark), key_node.value
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                problems.append(f"{at}: merge keys ('<<') are not supported; use 'extends' or write the keys out.")
+            elif key_node.tag != "tag:yaml.org,2002:str":
+                shown = f"'{dotted((*path, key))}'" if isinstance(key, str) else "that is a list or mapping"
+                problems.append(f"{at}: a key {shown} is not text; put it in quotes.")
+            elif key in out:
+                first = marks[(*path, key)].where
+                problems.append(f"{at}: key '{dotted((*path, key))}' stands twice (first at {first}).")
+            else:
+                marks[(*path, key)] = Mark(at, spelled(value_node))
+                out[key] = build(value_node, (*path, key))
+        return out
+
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        value = None if root is None else build(root, ())
+    except RecursionError:
+        raise RecipeError(f"{name}: nested too deeply.") from None
+    except yaml.YAMLError as e:
+        mark, problem = getattr(e, "problem_mark", None), getattr(e, "problem", None) or getattr(e, "reason", str(e))
+        tab = " (indent with spaces, not tabs)" if "\\t" in problem else ""
+        raise RecipeError(f"{where(mark)}: not valid YAML: {problem}{tab}.") from None
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return value, marks

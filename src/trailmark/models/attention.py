@@ -1,0 +1,169 @@
+"""One attention entry for everything: padded rows, packed rows, trees of shared prefixes, and decoding slots.
+
+A layout gives every token j one integer, `end[j]`, the index where its subtree ends. Token i may look at token j exactly
+when `j <= i < end[j]`. A right- or left-padded row, several rows behind one another, and a trie in depth-first order
+are all such layouts, so nothing downstream knows which one is in use. A sliding window goes by *position* (depth in
+the trie), never by index.
+
+The entry is registered with transformers under `NAME`; a model whose attention implementation is `NAME` reads the
+layout from the keyword `tree` and behaves like ordinary SDPA (or eager, with soft-capping) when there is none.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+NAME = "trailmark"
+FLEX_BLOCK = 128
+
+
+class Layout:
+    """`end`, `pos`: [B, L] integers. Masks are built once per window and shared by all layers."""
+
+    def __init__(self, end: Tensor, pos: Tensor):
+        if end.shape != pos.shape or end.ndim != 2:
+            raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
+        self.end, self.pos = end, pos
+        self._masks: dict[int | None, Any] = {}
+
+    def mask(self, window: int | None) -> Tensor:
+        """[B, 1, L, L] bool, True where row i may look at column j."""
+        if window not in self._masks:
+            i = torch.arange(self.end.shape[1], device=self.end.device)
+            allowed = (i[None, None, :] <= i[None, :, None]) & (i[None, :, None] < self.end[:, None, :])
+            if window is not None:
+                allowed &= self.pos[:, :, None] - self.pos[:, None, :] < window
+            self._masks[window] = allowed[:, None]
+        return self._masks[window]
+
+    def block_mask(self, window: int | None) -> Any:
+        """The same rule for FlexAttention, without ever forming [L, L]."""
+        key = ("flex", window)
+        if key not in self._masks:
+            end, pos = self.end, self.pos
+
+            def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                allowed = (j <= i) & (i < end[b, j])
+                return allowed if window is None else allowed & (pos[b, i] - pos[b, j] < window)
+
+            rows, length = end.shape
+            self._masks[key] = _flex()[1](rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK)
+        return self._masks[key]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None,
+               softcap: float | None) -> Tensor:
+        if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0:
+            return _flex_attend(q, k, v, self.block_mask(window), scale, softcap)
+        return _dense(q, k, v, self.mask(window), scale, softcap)
+
+
+class Prefill(Layout):
+    """A layout that keeps every layer's keys and values: what a decoding slot starts from."""
+
+    def __init__(self, end: Tensor, pos: Tensor):
+        super().__init__(end, pos)
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
+        self.kept[layer] = (k, v)
+        return super().attend(layer, q, k, v, *args)
+
+
+class Slots:
+    """Keys and values of `rows` sequences that grow by one token at a time, each at its own length.
+
+    Shapes never change while rows come and go, so what a row computes does not depend on its neighbours.
+    """
+
+    def __init__(self, rows: int, capacity: int):
+        self.rows, self.capacity = rows, capacity
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.index: Tensor | None = None  # [rows] where this step's token goes
+        self._masks: dict[int | None, Tensor] = {}
+
+    def write(self, row: int, kept: dict[int, tuple[Tensor, Tensor]], source: int, length: int) -> None:
+        """Start slot `row` from the first `length` positions of row `source` of a prefill."""
+        for layer, (k, v) in kept.items():
+            if layer not in self.keys:
+                self.keys[layer] = k.new_zeros(self.rows, k.shape[1], self.capacity, k.shape[3])
+                self.values[layer] = v.new_zeros(self.rows, v.shape[1], self.capacity, v.shape[3])
+            self.keys[layer][row, :, :length] = k[source, :, :length]
+            self.values[layer][row, :, :length] = v[source, :, :length]
+
+    def at(self, index: Tensor, width: int | None = None) -> Slots:
+        """Set where the next token of every row goes; `width` limits how many columns are looked at."""
+        self.index, self._masks, self.width = index, {}, width or self.capacity
+        return self
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None,
+               softcap: float | None) -> Tensor:
+        assert self.index is not None
+        rows = torch.arange(self.rows, device=q.device)
+        keys, values = self.keys[layer], self.values[layer]
+        keys[rows, :, self.index] = k[:, :, 0]
+        values[rows, :, self.index] = v[:, :, 0]
+        if window not in self._masks:
+            j = torch.arange(self.width, device=q.device)[None, :]
+            allowed = j <= self.index[:, None]
+            if window is not None:
+                allowed &= self.index[:, None] - j < window
+            self._masks[window] = allowed[:, None, None, :]
+        return _dense(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=groups > 1)
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ k.transpose(2, 3) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1) @ v
+
+
+@functools.cache
+def _flex() -> tuple[Any, Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    # Uncompiled, a block mask materialises [L, L]; uncompiled attention materialises the scores.
+    return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
+
+
+def _flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, scale: float | None, softcap: float | None) -> Tensor:
+    def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return _flex()[0](q, k, v, score_mod=None if softcap is None else cap, block_mask=block_mask, scale=scale,
+                      enable_gqa=q.shape[1] != k.shape[1])
+
+
+def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+              scaling: float | None = None, tree: Layout | Slots | None = None, sliding_window: int | None = None,
+              softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+    """q [B, H, L, D], k and v [B, Hkv, L, D] -> [B, L, H, D]. Dropout is never applied: on a tree it has no meaning."""
+    if tree is not None:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        out = tree.attend(layer, query, key, value, scaling, sliding_window, softcap)
+    elif attention_mask is not None:
+        out = _dense(query, key, value, attention_mask, scaling, softcap)
+    else:
+        causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        out = _dense(query, key, value, causal.tril(key.shape[2] - query.shape[2]), scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    kwargs.update(allow_is_causal_skip=False)  # our entry wants to be told, also for plain causal rows
+    return sdpa_mask(*args, **kwargs)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, _mask)

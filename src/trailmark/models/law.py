@@ -1,0 +1,90 @@
+"""From logits to the distribution a token was drawn from. Engine and learner call the same function, so that the ratio of
+a restricted or tempered policy to itself is 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trailmark.types import SamplingLaw
+
+NEVER = float("-inf")
+
+
+def working(logits: Tensor) -> Tensor:
+    """Probabilities are computed in float32, or in float64 where the model is."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def law_logits(logits: Tensor, laws: Sequence[SamplingLaw], index: np.ndarray, written: np.ndarray) -> Tensor:
+    """[N, V] logits -> [N, V] logits whose softmax is the law's distribution; -inf where it has no mass.
+
+    index[n] says which law row n is under (-1: the model's own), written[n] how many tokens its turn already has.
+    """
+    out = working(logits)
+    for number in np.unique(index):
+        if number >= 0 and not laws[number].plain:
+            rows = np.nonzero(index == number)[0]
+            every = len(rows) == len(index)
+            part = _under(out if every else out[torch.as_tensor(rows, device=out.device)], laws[number], written[rows])
+            out = part if every else out.index_copy(0, torch.as_tensor(rows, device=out.device), part)
+    return out
+
+
+def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray) -> Tensor:
+    if law.allowed is not None:
+        banned = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        banned[torch.as_tensor(law.allowed, device=logits.device)] = False
+        logits = logits.masked_fill(banned, NEVER)
+    if law.min_tokens and law.stop_ids and (early := written < law.min_tokens).any():
+        banned = torch.zeros_like(logits, dtype=torch.bool)
+        banned[:, torch.as_tensor(law.stop_ids, device=logits.device)] = True
+        logits = logits.masked_fill(banned & torch.as_tensor(early, device=logits.device)[:, None], NEVER)
+    if law.temperature == 0:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, NEVER).scatter(1, best, 0.0)
+    logits = logits / law.temperature
+    if law.top_k and law.top_k < logits.shape[1]:
+        smallest = logits.topk(law.top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest, NEVER)
+    if law.top_p < 1.0:
+        ordered, place = logits.detach().sort(dim=-1, descending=True)
+        probability = ordered.softmax(-1)
+        # A token stays while the mass of those before it has not reached top_p: the first always stays.
+        out = probability.cumsum(-1) - probability >= law.top_p
+        logits = logits.masked_fill(torch.zeros_like(out).scatter(1, place, out), NEVER)
+    return logits
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H of softmax(logits) per row; excluded tokens (-inf) count 0."""
+    logp = logits.log_softmax(-1)
+    return -(logp.exp() * logp.masked_fill(logp == NEVER, 0.0)).sum(-1)
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit finaliser (xor-shift, multiply) on int64 lanes; bitwise the same on every device."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & _MASK
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def gumbel(keys: Tensor, positions: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[N, V] Gumbel noise that depends on (key, position, token id) alone. keys [N, 2]: two 32-bit words each.
+
+    Drawing arg max(logits + noise) samples softmax(logits); tied to the key and not to a stream of random numbers, a draw
+    does not depend on batch, order or slot, and rounding noise in the logits almost never changes it.
+    """
+    row = _mix(keys[:, :1] ^ _mix((positions[:, None] * 0x9E3779B9 + 0x632BE5AB) & _MASK))
+    ids = torch.arange(vocab, device=keys.device)[None, :]
+    bits = _mix(_mix((ids * 0x9E3779B9 + row) & _MASK) ^ _mix(row ^ keys[:, 1:]))
+    uniform = (bits.to(torch.float64) + 0.5) / 2.0**32
+    return -torch.log(-torch.log(uniform)).to(dtype)

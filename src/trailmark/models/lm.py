@@ -1,0 +1,141 @@
+"""A causal language model as the rest of the library sees it: hidden states over a layout, logits, and named heads."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trailmark.errors import ModelError
+from trailmark.models.attention import FLEX_BLOCK, NAME, Layout, Slots
+
+
+@dataclass(eq=False)
+class LM:
+    """`model` is a transformers causal LM, possibly wrapped by peft. `sharing` is the richest layout its attention
+    computes exactly: what `models/probe.py` found."""
+
+    model: Any
+    tokenizer: Any
+    name: str
+    revision: str = ""
+    heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)
+    sharing: str = "tree"
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        base = self.base
+        if base.config._attn_implementation != NAME:
+            base.set_attn_implementation(NAME)
+        self._dummy = torch.zeros(1, 1, 1, 1)  # a 4D mask is passed through as it is; our attention reads the layout
+
+    @property
+    def base(self) -> Any:
+        """The causal LM without the peft wrapper (adapters stay in place inside it)."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def adapted(self) -> bool:
+        return hasattr(self.model, "get_base_model")
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.get_input_embeddings().weight.dtype
+
+    @property
+    def width(self) -> int:
+        return self.base.get_input_embeddings().weight.shape[1]
+
+    @property
+    def vocab(self) -> int:
+        return self.base.get_output_embeddings().weight.shape[0]
+
+    @property
+    def context(self) -> int:
+        return int(getattr(self.base.config, "max_position_embeddings", 0) or 1 << 30)
+
+    @property
+    def pad_multiple(self) -> int:
+        return FLEX_BLOCK if self.device.type == "cuda" else 1
+
+    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+        """[B, L] ids -> [B, L, width], each place seeing what the layout allows."""
+        mask = self._dummy.to(ids.device, self.dtype)
+        return self.base.base_model(
+            input_ids=ids, position_ids=pos, attention_mask=mask, tree=layout, use_cache=False
+        ).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer on any [..., width], with the scalings that some families put behind it."""
+        config, head = self.base.config, self.base.get_output_embeddings()
+        out = head(hidden)
+        if scale := getattr(config, "logits_scaling", None):
+            out = out / scale
+        if scale := getattr(config, "logit_scale", None):
+            out = out * scale
+        if cap := getattr(config, "final_logit_softcapping", None):
+            out = cap * torch.tanh(out / cap)
+        return out
+
+    def add_head(self, name: str, outputs: int = 1, zero: bool = True) -> nn.Linear:
+        """A bias-free linear map of hidden states. A value head starts at zero, so V is 0 before any training."""
+        head = nn.Linear(self.width, outputs, bias=False, device=self.device, dtype=self.dtype)
+        if zero:
+            nn.init.zeros_(head.weight)
+        else:
+            nn.init.normal_(head.weight, std=self.width**-0.5)
+        self.heads[name] = head
+        return head
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Everything that takes part in training, by name, tied weights once."""
+        yield from ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
+        yield from ((f"heads.{n}", p) for n, p in self.heads.named_parameters() if p.requires_grad)
+
+    def train(self, mode: bool = True) -> None:
+        self.model.train(mode)
+        self.heads.train(mode)
+
+    def freeze(self) -> LM:
+        for p in [*self.model.parameters(), *self.heads.parameters()]:
+            p.requires_grad_(False)
+        self.train(False)
+        return self
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The base model alone: the reference policy of a LoRA run, without a second copy of the weights."""
+        with self.model.disable_adapter() if self.adapted else contextlib.nullcontext():
+            yield
+
+    def fingerprint(self) -> str:
+        """A hash of every weight and head, for telling whether a frozen model stayed frozen."""
+        digest = hashlib.sha256()
+        for name, tensor in [*self.model.state_dict().items(), *self.heads.state_dict().items()]:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def check_output_layer(self) -> None:
+        """`logits(hidden)` must be what the model itself computes."""
+        ids = torch.arange(8, device=self.device)[None] % self.vocab
+        pos = torch.arange(8, device=self.device)[None]
+        with torch.no_grad():
+            own = self.base(input_ids=ids, position_ids=pos, use_cache=False).logits
+            ours = self.logits(self.hidden(ids, Layout(torch.full_like(ids, 8), pos), pos))
+        scale = max(1.0, float(own.abs().max()))
+        allowed = {torch.float64: 1e-6, torch.float32: 1e-4}.get(self.dtype, 0.1) * scale
+        if not float((own - ours).abs().max()) <= allowed:
+            raise ModelError(
+                f"model '{self.name}' ({type(self.base).__name__}) computes its logits in a way that Trailmark does not "
+                f"know: its own and ours differ by {float((own - ours).abs().max()):.2g}. Use another model family."
+            )

@@ -1,0 +1,205 @@
+"""From a `model:` section to a model: tiny, SmolLM2 from its PyPI package, a local folder, or a name on the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailmark.config import ModelConfig, ModelShape
+from trailmark.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trailmark.models.lm import LM
+
+
+def pick_device(wish: str = "auto") -> str:
+    """cuda, mps, npu or cpu. CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are honoured by the backends themselves."""
+    import torch
+
+    def there(kind: str) -> bool:
+        if kind == "mps":
+            return torch.backends.mps.is_available()
+        if kind == "npu":
+            try:
+                import torch_npu  # noqa: F401  # type: ignore[import-not-found]
+            except ImportError:
+                return False
+        module = getattr(torch, kind, None)
+        return kind == "cpu" or bool(module and module.is_available())
+
+    if wish == "auto":
+        return next(k for k in ("cuda", "npu", "mps", "cpu") if there(k))
+    if not there(wish.split(":")[0]):
+        raise ModelError(f"device '{wish}' is not available on this machine: set model.device to auto or cpu")
+    return wish
+
+
+def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
+    """Load, adapt, move, and find out which layouts are exact for it. `words`: whole tokens of a tiny tokenizer."""
+    import torch
+
+    from trailmark.models.lm import LM
+    from trailmark.models.probe import richest_layout
+
+    device, dtype = pick_device(config.device), getattr(torch, config.dtype)
+    model, tokenizer = _weights(config, device, dtype, words)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # rollouts and updates must see one policy
+    if config.lora:
+        model = _with_lora(model, config)
+    lm = LM(model, tokenizer, config.name, config.revision or "")
+    lm.check_output_layer()
+    lm.sharing, lm.notes = richest_layout(lm)
+    if config.lora and config.lora.dropout > 0:
+        lm.sharing, lm.notes = "rows", (*lm.notes, "model.lora.dropout > 0: prefixes are not shared, dropout has no meaning on a tree")
+    if config.gradient_checkpointing:
+        lm.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.base.enable_input_require_grads()
+    return lm
+
+
+def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequence[str]) -> tuple[Any, Any]:
+    from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
+
+    if config.name == "tiny":
+        tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else tiny_tokenizer(words)
+        shape = config.shape or ModelShape()
+        vocab = shape.vocab or len(tokenizer)
+        if vocab < len(tokenizer):
+            raise ModelError(f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out")
+        return build(_shape_config(shape, vocab, tiny_config), config.seed, dtype, device), tokenizer
+    if config.quant != "none":
+        _check_quant(config, device)
+    path = config.name
+    if path == "smollm2":
+        from trailmark.models.smollm import smollm2_folder
+
+        path = str(smollm2_folder())
+    folder = Path(path)
+    if folder.is_dir() and (folder / "adapter_config.json").is_file():
+        return _adapter(folder, config, device, dtype)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no config.json: this folder is not a model that transformers can load")
+    tokenizer = load_tokenizer(config.tokenizer or path, config.revision)
+    return _pretrained(path, config, device, dtype), tokenizer
+
+
+def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from trailmark.models.attention import NAME
+
+    more: dict[str, Any] = {}
+    if config.quant != "none":
+        from transformers import BitsAndBytesConfig
+
+        eight = config.quant == "int8"
+        more = {"quantization_config": BitsAndBytesConfig(load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_compute_dtype=dtype),
+                "device_map": device}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, revision=config.revision or "main", dtype=dtype, attn_implementation=NAME, **more
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+        raise ModelError(_why(path, problem)) from problem
+    return (model if more else model.to(device)).eval()
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
+        raise ModelError(f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision or "main")
+    except (OSError, ValueError, KeyError) as problem:
+        raise ModelError(_why(path, problem)) from problem
+
+
+def _why(path: str, problem: Exception) -> str:
+    first = str(problem).strip().split("\n")[0][:200]
+    if Path(path).exists():
+        return f"{path}: the model cannot be loaded: {first}"
+    return f"model '{path}' is neither a local folder nor reachable on the hub ({first}). For a dry run without it, describe it in model.shape"
+
+
+def _with_lora(model: Any, config: ModelConfig) -> Any:
+    import torch
+    from peft import LoraConfig as PeftLora
+    from peft import get_peft_model
+
+    lora = config.lora
+    assert lora is not None
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            settings = PeftLora(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets,
+                                task_type="CAUSAL_LM")
+            return get_peft_model(model, settings)
+    except ValueError as problem:
+        raise ModelError(f"model.lora.targets does not fit '{config.name}': {problem}") from problem
+
+
+def _adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A LoRA checkpoint: its base is named in its adapter_config.json."""
+    from peft import PeftModel
+
+    base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown")
+    if not Path(base).is_absolute() and (folder / base).is_dir():
+        base = str(folder / base)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base))
+    model = _pretrained(base, config, device, dtype)
+    try:
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True), tokenizer
+    except (RuntimeError, ValueError, KeyError) as problem:
+        raise ModelError(f"{folder}: this LoRA does not fit its base '{base}': it was made for another model "
+                         f"({str(problem).strip().splitlines()[-1].strip()[:160]})") from problem
+
+
+def _check_quant(config: ModelConfig, device: str) -> None:
+    import importlib.util
+
+    if not device.startswith("cuda"):
+        raise ModelError(f"model.quant={config.quant} needs a CUDA device and this is '{device}': set model.quant to none")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(f"model.quant={config.quant} needs bitsandbytes: pip install 'trailmark[quant]'")
+
+
+def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
+    return tiny_config(family=shape.family, vocab=vocab, layers=shape.layers, width=shape.width, heads=shape.heads,
+                       kv_heads=shape.kv_heads, ffn=shape.ffn, context=shape.context)
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """What `--dry-run` says of a model, without network and without weights: its family and number of parameters."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from trailmark.models.tiny import tiny_config, tiny_tokenizer
+
+    if config.shape or config.name == "tiny":
+        shape = config.shape or ModelShape()
+        shaped = _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+    elif Path(config.name).is_dir():
+        try:
+            shaped = AutoConfig.from_pretrained(config.name, local_files_only=True)
+        except (OSError, ValueError) as problem:
+            raise ModelError(_why(config.name, problem)) from problem
+    elif config.name == "smollm2":
+        shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
+        shaped.tie_word_embeddings = True
+    else:
+        raise ModelError(f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
+                         f"this recipe without it")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shaped)
+    return {"family": shaped.model_type, "parameters": sum(p.numel() for p in model.parameters()), "context": shaped.max_position_embeddings}

@@ -1,0 +1,77 @@
+"""Does this model's attention compute shared prefixes exactly? Two checks, because each catches what the other misses.
+
+1. The gradient of one row's output with respect to tokens that are not on its path is exactly 0 (nothing leaks).
+2. Packed results equal those of the rows alone (nothing else depends on the layout: positions, windows, mixers).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from trailmark.learn.pack import Shape, lay_out
+from trailmark.models.attention import Layout
+from trailmark.models.lm import LM
+from trailmark.types import Sample
+
+
+def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
+    """'' when the layout is exact for this model, otherwise what went wrong."""
+    draw = np.random.default_rng(0)
+    top = min(lm.vocab, 1000)
+    shared = draw.integers(0, top, length // 2)
+    rows = [np.concatenate([shared, draw.integers(0, top, length // 2 + 3 * k)]) for k in range(3)]
+    rows.append(draw.integers(0, top, length))
+    packed = lay_out([Sample(tokens=r) for r in rows], shape, lm.pad_multiple)
+    device = lm.device
+    ids, end, pos = (torch.as_tensor(a, device=device) for a in (packed.ids, packed.end, packed.pos))
+    embed = lm.base.get_input_embeddings()
+    seen: list[torch.Tensor] = []
+
+    def keep(module: object, args: object, out: torch.Tensor) -> torch.Tensor:
+        seen.append(out.detach().requires_grad_())
+        return seen[-1]
+
+    was_training = lm.model.training
+    lm.train(False)
+    hook = embed.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            out = lm.hidden(ids, Layout(end, pos), pos)
+            flat = out.reshape(-1, out.shape[-1])
+            last = int(packed.where[packed.row == 1][-1])
+            (grad,) = torch.autograd.grad(flat[last].float().square().sum(), seen[0])
+    finally:
+        hook.remove()
+    off = np.setdiff1d(np.arange(packed.ids.size), packed.where[packed.row == 1])
+    leak = float(grad.reshape(-1, grad.shape[-1])[torch.as_tensor(off, device=device)].abs().max())
+    with torch.no_grad():
+        got = lm.logits(flat[torch.as_tensor(packed.where, device=device)]).float()
+        want = []
+        for row in rows:
+            one = lay_out([Sample(tokens=row)], "rows", lm.pad_multiple)
+            a, b, c = (torch.as_tensor(x, device=device) for x in (one.ids, one.end, one.pos))
+            want.append(lm.logits(lm.hidden(a, Layout(b, c), c)[0, : len(row)]).float())
+        expected = torch.cat(want)
+    lm.train(was_training)
+    gap = float((got - expected).abs().max())
+    allowed = {torch.float64: 5e-6, torch.float32: 5e-6}.get(lm.dtype, 0.05) * max(1.0, float(expected.abs().max()))
+    if lm.device.type == "cuda":
+        allowed *= 20  # TF32-free float32 kernels of different shapes differ by a few 1e-5 there
+    if leak != 0.0:
+        return f"tokens outside a row's own path change it (gradient {leak:.2g})"
+    if not gap <= allowed:
+        return f"packed and separate rows differ by {gap:.2g} in logits (allowed {allowed:.2g})"
+    return ""
+
+
+def richest_layout(lm: LM) -> tuple[str, tuple[str, ...]]:
+    """The best of tree > flat > rows that is exact for this model, and a note for each that is not."""
+    notes = []
+    shapes: tuple[Shape, ...] = ("tree", "flat")
+    for shape in shapes:
+        wrong = probe(lm, shape)
+        if not wrong:
+            return shape, tuple(notes)
+        notes.append(f"model '{lm.name}': {shape} packing is not exact here and is not used: {wrong}")
+    return "rows", tuple(notes)

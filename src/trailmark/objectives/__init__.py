@@ -1,0 +1,31 @@
+"""Objectives, named by their maths. `get_objective({"kind": "clipped", "beta": 0.04})`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trailmark.errors import RecipeError, nearest
+from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.classify import Classify
+from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.sft import Sft
+from trailmark.objectives.soft_bellman import SoftBellman
+from trailmark.objectives.value import Value
+from trailmark.objectives.weighted_logp import WeightedLogp
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "sft": Sft, "weighted_logp": WeightedLogp, "clipped": Clipped, "value": Value, "classify": Classify,
+    "pairwise": Pairwise, "soft_bellman": SoftBellman,
+}
+
+
+def get_objective(spec: Mapping[str, Any]) -> Objective:
+    kind = str(spec.get("kind", ""))
+    if kind not in OBJECTIVES:
+        raise RecipeError(f"unknown objective '{kind}'.{nearest(kind, OBJECTIVES)}")
+    return OBJECTIVES[kind](**spec)
+
+
+__all__ = ["OBJECTIVES", "Classify", "Clipped", "Objective", "Pairwise", "Sft", "SoftBellman", "Term", "Value", "WeightedLogp", "get_objective"]

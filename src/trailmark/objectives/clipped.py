@@ -1,0 +1,61 @@
+"""The clipped surrogate: PPO with a critic's advantages, GRPO and its relatives with group advantages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from trailmark.learn.forward import Readout, View
+from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.kl import Estimator, kl
+
+
+class Clipped(Objective):
+    """L = sum_t w_t [ -min(r_t A_t, clip(r_t, 1 - low, 1 + high) A_t) + beta KL_t - entropy H_t ] / mass,
+    r_t = exp(logp_t - old_t), all under the sampling law.
+
+    What tells the relatives apart is in the data: GRPO averages tokens in a sequence, then sequences (w = 1/|o|, mass
+    1 per sequence); DAPO and BNPO average over all tokens (w = 1, mass the number of tokens); Dr. GRPO divides by a
+    constant length. `ratio="sequence"` uses one ratio per row, the geometric mean over its trained tokens (GSPO).
+    Streams: advantage, old; ref when beta > 0 (with `kl="exact"` model "ref" is read instead).
+    """
+
+    kind: Literal["clipped"] = "clipped"
+    low: float = 0.2
+    high: float = 0.2
+    beta: float = 0.0
+    kl: Estimator | Literal["exact"] = "k3"
+    entropy: float = 0.0
+    ratio: Literal["token", "sequence"] = "token"
+    ref: str = "ref"
+
+    def readouts(self) -> list[Readout]:
+        out = [Readout("logp")]
+        if self.entropy:
+            out.append(Readout("entropy", "entropy"))
+        if self.beta and self.kl == "exact":
+            out.append(Readout("exact_kl", "kl", to=self.ref))
+        return out
+
+    def terms(self, view: View) -> list[Term]:
+        w, a, logp = view["weight"], view["advantage"], view["logp"]
+        on = (w != 0).to(w.dtype)
+        gap = (logp - view["old"]) * on
+        if self.ratio == "sequence":
+            gap = (view.row_sum(gap) / view.row_sum(on).clamp(min=1))[view.row]
+        r = gap.exp()
+        surrogate = torch.minimum(r * a, r.clamp(1 - self.low, 1 + self.high) * a)
+        outside = ((r > 1 + self.high) & (a > 0)) | ((r < 1 - self.low) & (a < 0))
+        out = [
+            Term("policy", -(w * surrogate).sum()),
+            Term("clip_fraction", (w * outside.to(w.dtype)).sum().detach(), coef=0.0),
+            Term("ratio", (w * r).sum().detach(), coef=0.0),
+            Term("kl_old", (w * (torch.expm1(gap) - gap)).sum().detach(), coef=0.0),
+        ]
+        if self.beta:
+            each = view["exact_kl"] if self.kl == "exact" else kl(self.kl, logp, view["ref"], view["old"]) * on
+            out.append(Term("kl", (w * each).sum(), coef=self.beta))
+        if self.entropy:
+            out.append(Term("entropy", (w * view["entropy"]).sum(), coef=-self.entropy))
+        return out

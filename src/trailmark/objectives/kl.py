@@ -1,0 +1,39 @@
+"""Estimators of KL(p || q) from tokens drawn from p, by name. Value and gradient are different questions.
+
+With d = log q - log p at a drawn token (p is the policy, q the reference), and expectations over tokens drawn from p:
+
+name          value                 E[value]       E[gradient] when used as a loss
+k1            -d                    KL(p || q)     0: as a loss it does nothing on average
+k2            d^2 / 2               biased         the gradient of KL(p || q)
+k3            e^d - 1 - d           KL(p || q)     the gradient of KL(q || p), the other direction
+k3_weighted   r (e^d - 1 - d)       KL(p || q)     the gradient of KL(p || q)
+
+r = p / stop(p_old) is 1 in value on policy; it carries the gradient of the sampling itself, and with p_old the policy that
+drew the tokens it also corrects for drift. The exact KL over the vocabulary is a readout (`kind="kl"`), not an estimator.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from trailmark.errors import RecipeError, nearest
+
+Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
+
+
+def kl(name: Estimator, logp: Tensor, ref: Tensor, old: Tensor | None = None) -> Tensor:
+    """Per-token estimate; `old` is the log-prob the token was drawn with (default: the policy now)."""
+    d = ref - logp
+    if name == "k1":
+        return -d
+    if name == "k2":
+        return d.square() / 2
+    if name == "k3":
+        return torch.expm1(d) - d
+    if name == "k3_weighted":
+        ratio = (logp - (logp.detach() if old is None else old)).exp()
+        return ratio * (torch.expm1(d) - d)
+    raise RecipeError(f"unknown KL estimator '{name}'.{nearest(name, get_args(Estimator))}")

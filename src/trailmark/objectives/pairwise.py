@@ -1,0 +1,62 @@
+"""Preferences between two continuations: DPO, IPO, hinge."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from trailmark.errors import LearnError
+from trailmark.learn.forward import Readout, View
+from trailmark.objectives.base import Objective, Term
+
+
+class Pairwise(Objective):
+    """h = [sum logp - sum ref] of the chosen row - the same of the rejected row, over tokens where `weight` is not 0.
+
+    sigmoid  -(1 - smooth) log sigma(beta h) - smooth log sigma(-beta h)      (DPO; ln 2 at h = 0)
+    hinge    max(0, 1 - beta h)
+    ipo      (h - 1/(2 beta))^2
+    The two rows of a pair share `unit` and have role "chosen" and "rejected"; a pair's mass is 1, on its chosen row.
+    Stream: ref (or `reference_free`).
+    """
+
+    kind: Literal["pairwise"] = "pairwise"
+    loss: Literal["sigmoid", "hinge", "ipo"] = "sigmoid"
+    beta: float = 0.1
+    smooth: float = 0.0
+    reference_free: bool = False
+
+    def readouts(self) -> list[Readout]:
+        return [Readout("logp", law=False)]
+
+    def terms(self, view: View) -> list[Term]:
+        on = (view["weight"] != 0).to(view["weight"].dtype)
+        ref = 0.0 if self.reference_free else view["ref"]
+        reward = view.row_sum((view["logp"] - ref) * on)
+        chosen, rejected = (torch.as_tensor(x, device=reward.device) for x in pairs(view))
+        h = reward[chosen] - reward[rejected]
+        if self.loss == "sigmoid":
+            each = -(1 - self.smooth) * F.logsigmoid(self.beta * h) - self.smooth * F.logsigmoid(-self.beta * h)
+        elif self.loss == "hinge":
+            each = (1 - self.beta * h).relu()
+        else:
+            each = (h - 1 / (2 * self.beta)).square()
+        return [
+            Term("pair", each.sum()),
+            Term("accuracy", (h > 0).to(h.dtype).sum().detach(), coef=0.0),
+            Term("chosen_reward", self.beta * reward[chosen].sum().detach(), coef=0.0),
+            Term("rejected_reward", self.beta * reward[rejected].sum().detach(), coef=0.0),
+        ]
+
+
+def pairs(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of each unit's chosen and rejected sample."""
+    found: dict[str, dict[str, int]] = {}
+    for row, s in enumerate(view.packed.samples):
+        found.setdefault(s.unit, {})[s.role] = row
+    if bad := [u for u, roles in found.items() if set(roles) != {"chosen", "rejected"}]:
+        raise LearnError(f"pair '{bad[0]}' has rows {sorted(found[bad[0]])}: a pair is one 'chosen' and one 'rejected' sample")
+    return np.array([r["chosen"] for r in found.values()]), np.array([r["rejected"] for r in found.values()])

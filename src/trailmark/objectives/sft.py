@@ -1,0 +1,23 @@
+"""Supervised fine-tuning: imitate the tokens that carry weight."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trailmark.learn.forward import Readout, View
+from trailmark.objectives.base import Objective, Term
+
+
+class Sft(Objective):
+    """L = - sum_t w_t log p(token_t | before) / mass. With w = 1 on trained tokens and mass their number it is the mean
+    cross-entropy per token. Under the model's own distribution, whatever law the tokens were once drawn under;
+    `law=True` restricts to each token's law (a label among the listed ones)."""
+
+    kind: Literal["sft"] = "sft"
+    law: bool = False
+
+    def readouts(self) -> list[Readout]:
+        return [Readout("logp", law=self.law)]
+
+    def terms(self, view: View) -> list[Term]:
+        return [Term("nll", -(view["weight"] * view["logp"]).sum())]

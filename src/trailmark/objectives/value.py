@@ -1,0 +1,33 @@
+"""Regression of a value head on returns."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from trailmark.learn.forward import Readout, View
+from trailmark.objectives.base import Objective, Term
+
+
+class Value(Objective):
+    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip` the larger of the
+    error and the error of V clipped to old_value +- clip counts (PPO). Stream: returns; old_value with clip."""
+
+    kind: Literal["value"] = "value"
+    model: str = "critic"
+    head: str = "value"
+    clip: float | None = None
+    scale: float = 1.0
+    weight: str = "value_weight"
+
+    def readouts(self) -> list[Readout]:
+        return [Readout("value", "head", model=self.model, head=self.head, where=self.weight)]
+
+    def terms(self, view: View) -> list[Term]:
+        v, goal = view["value"], view["returns"]
+        error = (v - goal).square()
+        if self.clip is not None:
+            old = view["old_value"]
+            error = torch.maximum(error, (old + (v - old).clamp(-self.clip, self.clip) - goal).square())
+        return [Term("value", (view[self.weight] * error).sum(), weight=self.weight, coef=self.scale)]

@@ -1,0 +1,32 @@
+"""REINFORCE with any credit: EPO's turn weights, Reflect-RL's policy gradient, reward-weighted cloning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trailmark.learn.forward import Readout, View
+from trailmark.objectives.base import Objective, Term
+
+
+class WeightedLogp(Objective):
+    """L = - sum_t w_t A_t log p(token_t) / mass - entropy * sum_t w_t H_t / mass.
+
+    The mean over tokens, turns, trajectories is in w and mass (EPO: w = 1/(T k_t), mass 1 per trajectory). The reference
+    of EPO sums over a micro-batch where ours is a mean, so its learning rate changes with the batch size and ours
+    does not. With A = -(cost to go) this is Reflect-RL's loss.
+    """
+
+    kind: Literal["weighted_logp"] = "weighted_logp"
+    entropy: float = 0.0
+    law: bool = True
+
+    def readouts(self) -> list[Readout]:
+        more = [Readout("entropy", "entropy", law=self.law)] if self.entropy else []
+        return [Readout("logp", law=self.law), *more]
+
+    def terms(self, view: View) -> list[Term]:
+        w = view["weight"]
+        out = [Term("policy", -(w * view["advantage"] * view["logp"]).sum())]
+        if self.entropy:
+            out.append(Term("entropy", (w * view["entropy"]).sum(), coef=-self.entropy))
+        return out

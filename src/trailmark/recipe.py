@@ -1,0 +1,226 @@
+"""Recipes: YAML files that extend each other, `key=value` overrides, and errors that say where.
+
+`load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
+against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
+`kind` changes is replaced too, because its other keys belonged to the old kind.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trailmark.errors import RecipeError, nearest
+from trailmark.marked_yaml import Dumper, Keys, Mark, dotted, parse
+
+MAX_BYTES = 1 << 20
+
+
+class Config(BaseModel):
+    """A section of a recipe: unknown keys are refused, values cannot be changed, defaults are checked too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A merged recipe, not yet checked against a schema."""
+
+    file: str
+    raw: dict[str, Any]
+    marks: Mapping[Keys, Mark] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return self.raw["method"]
+
+
+# --- files and overrides -----------------------------------------------------------------------------------------
+
+
+def _read(path: Path, wanted_by: str = "") -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecipeError(f"{path}: too large for a recipe (more than {MAX_BYTES >> 20} MB).")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        raise RecipeError(f"{wanted_by}{path}: there is no such recipe.{near if 'Did' in near else ''}") from None
+    except UnicodeDecodeError as e:
+        raise RecipeError(f"{path}: not a recipe: byte {e.start} is not UTF-8 text.") from None
+    except (OSError, ValueError) as e:
+        raise RecipeError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}).") from None
+
+
+def _merge(base: Loaded, top: Loaded) -> Loaded:
+    marks = dict(base.marks)
+
+    def merge(a: dict[str, Any], b: dict[str, Any], path: Keys) -> dict[str, Any]:
+        out = dict(a)
+        for key, new in b.items():
+            old, here = a.get(key), (*path, key)
+            both = isinstance(old, dict) and isinstance(new, dict)
+            if both and not ("kind" in old and "kind" in new and old["kind"] != new["kind"]):
+                out[key] = merge(old, new, here)
+            else:
+                for p in [p for p in marks if p[: len(here)] == here]:
+                    del marks[p]
+                out[key] = new
+        return out
+
+    raw = merge(base.raw, top.raw, ())
+    return Loaded(top.file, raw, marks | dict(top.marks))
+
+
+def _load(path: Path, below: tuple[Path, ...] = (), wanted_by: str = "") -> Loaded:
+    if path.resolve() in [p.resolve() for p in below]:
+        raise RecipeError(f"{wanted_by}'extends' goes in a circle: {' -> '.join(map(str, (*below, path)))}.")
+    value, marks = parse(_read(path, wanted_by), str(path))
+    if not isinstance(value, dict):
+        found = "it is empty" if value is None else f"found {_found(value)}"
+        raise RecipeError(f"{path}:1: a recipe is a mapping of keys to values; {found}.")
+    if "extends" not in value:
+        return Loaded(str(path), value, marks)
+    parent, where = value.pop("extends"), marks.pop(("extends",)).where
+    if not isinstance(parent, str):
+        raise RecipeError(f"{where}: key 'extends': expected a file name, found {_found(parent)}.")
+    above = _load(path.parent / parent, (*below, path), f"{where}: key 'extends': ")
+    return _merge(above, Loaded(str(path), value, marks))
+
+
+def _override(text: str) -> Loaded:
+    key, equals, value = text.partition("=")
+    path, name = tuple(key.strip().split(".")), f"override '{text}'"
+    if not equals or not all(path):
+        raise RecipeError(f"{name}: expected key=value, such as learner.optim.lr=1e-4.")
+    if path[0] == "extends":
+        raise RecipeError(f"{name}: 'extends' can only stand in a file.")
+    parsed, inner = parse(value, name, line=False)
+    marks = {(*path, *p): m for p, m in inner.items()} | {path[:i]: Mark(name, value) for i in range(1, len(path) + 1)}
+    for part in reversed(path):
+        parsed = {part: parsed}
+    return Loaded(name, parsed, marks)
+
+
+def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
+    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value)."""
+    loaded, changes = _load(Path(path)), Loaded(str(path), {})
+    for text in overrides:
+        changes = _merge(changes, _override(text))
+    loaded = _merge(loaded, Loaded(str(path), changes.raw, changes.marks))
+    method = loaded.raw.get("method")
+    if not isinstance(method, str):
+        where = loaded.marks.get(("method",), Mark(str(path))).where
+        found = "is missing" if method is None else f"expected text, found {_found(method)}"
+        raise RecipeError(f"{where}: key 'method': {found}; it names what is run, such as 'method: oreo'.")
+    return loaded
+
+
+# --- checking ----------------------------------------------------------------------------------------------------
+
+_EXPECTED = {
+    "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping",
+    "model_type": "a mapping", "model_attributes_type": "a mapping", "none_required": "nothing",
+    "finite_number": "a finite number",
+}  # fmt: skip
+
+
+def _found(value: Any, mark: Mark | None = None) -> str:
+    if value is None or isinstance(value, list | dict):
+        return "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
+    name = {bool: "the boolean", int: "the whole number", float: "the number"}.get(type(value), "the text")
+    shown = mark.spelled if mark and mark.spelled and not isinstance(value, str) else str(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    return f"{name} '{shown}'" if isinstance(value, str) else f"{name} {shown}"
+
+
+def _configs(annotation: Any) -> list[type[Config]]:
+    """The Config classes an annotation may hold, through unions, lists and mappings."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return [annotation] if issubclass(annotation, Config) else []
+    return [c for a in typing.get_args(annotation) for c in _configs(a)]
+
+
+def _is_kind(cls: type[Config], tag: Any) -> bool:
+    options = [f.annotation for f in cls.model_fields.values() if typing.get_origin(f.annotation) is Literal]
+    return any(tag in typing.get_args(o) for o in options)
+
+
+def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[type[Config]]]:
+    """The keys in the data that an error location means (it also names union members), the value there, and the
+    Config classes that hold its last key."""
+    path, value, holders, inside = (), raw, [schema], [schema]
+    for i, part in enumerate(loc):
+        there = (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        )
+        fields = [c.model_fields[part] for c in inside if isinstance(part, str) and part in c.model_fields]
+        if there or (i == len(loc) - 1 and isinstance(value, dict) and fields):
+            path, holders = (*path, part), inside
+            value = value[part] if there else None
+            inside = [c for f in fields for c in _configs(f.annotation)] if fields else inside
+        else:
+            inside = [c for c in inside if _is_kind(c, part)] or inside
+    return path, value, holders
+
+
+def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) -> tuple[str, str]:
+    """What was expected, if a phrase can say it, and what else there is to say."""
+    kind, ctx = error["type"], error.get("ctx", {})
+    quoted = lambda text: re.findall(r"'([^']*)'", text)
+    if kind == "extra_forbidden":
+        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in c.model_fields])}"
+    if kind == "missing":
+        return "", "is missing."
+    if kind == "union_tag_not_found":
+        return "", f"needs a key {ctx['discriminator']} that says which kind it is."
+    if kind == "union_tag_invalid":
+        close = nearest(str(ctx["tag"]), quoted(ctx["expected_tags"]))
+        return "", f"has the unknown {ctx['discriminator']} '{ctx['tag']}'.{close}"
+    if kind == "value_error":
+        return "", f"{ctx['error']}."
+    if kind == "literal_error":
+        hint = nearest(value, quoted(ctx["expected"])) if isinstance(value, str) else ""
+        return f"{ctx['expected']}", hint if "Did" in hint else ""
+    hint = " Put it in quotes." if kind == "string_type" and isinstance(value, bool | int | float) else ""
+    return _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be "), hint
+
+
+def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
+    """Check a recipe against the config class of its method. All problems are told at once, a line each."""
+    loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
+    try:
+        # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
+        return schema.model_validate_json(json.dumps(loaded.raw), strict=True)
+    except ValidationError as e:
+        errors = e.errors(include_url=False)
+    found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}
+    for error in errors:  # a union gives one error for each of its members
+        path, value, holders = _locate(schema, loaded.raw, tuple(error["loc"]))
+        found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders))
+    lines = []
+    for path, (value, said) in found.items():
+        marks = (loaded.marks.get(path[:i]) for i in range(len(path), 0, -1))
+        mark = next(filter(None, marks), Mark(loaded.file))
+        wanted = " or ".join(dict.fromkeys(w for w, _ in said if w))
+        start = f"expected {wanted}, found {_found(value, mark)}." if wanted else ""
+        key = f"key '{dotted(path)}': " if path else ""
+        lines.append(f"{mark.where}: {key}{start}{''.join(dict.fromkeys(s for _, s in said))}")
+    raise RecipeError("\n".join(lines))
+
+
+def dump(config: Config) -> str:
+    """The resolved recipe as YAML, keys in the order of the classes; loads back to an equal config."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

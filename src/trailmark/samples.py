@@ -1,0 +1,129 @@
+"""From episodes to samples: one token sequence per chain of turns, with masks that come from who wrote what.
+
+A mean is data. With T turns of k_t written tokens in an episode:
+
+mean        weight of a token        mass of an episode     the loss is
+token       1                        sum_t k_t              the mean over all tokens of the batch
+sequence    1 / sum_t k_t            1                      the mean over tokens, then over episodes
+turn        1 / (T k_t)              1                      the mean over tokens, then turns, then episodes
+constant    1 / length               1                      the sum over tokens / length, then over episodes
+decision    1 / k_t                  T                      the mean over tokens, then over all turns of the batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from trailmark.errors import LearnError
+from trailmark.types import Episode, Failed, Sample, SamplingLaw, Scored
+
+Mean = Literal["token", "sequence", "turn", "constant", "decision"]
+PerTurn = Mapping[str, Sequence[float | Sequence[float]]]  # episode id -> one entry per turn of the seat
+
+
+def scored(episodes: Sequence[Episode], side: str | None = None) -> tuple[list[Episode], dict[str, int]]:
+    """The episodes whose outcome counts, and how many were left out as invalid or failed."""
+    kept, dropped = [], {"invalid": 0, "failed": 0}
+    for e in episodes:
+        outcome = e.outcome if side is None else e.outcomes[side]
+        if isinstance(outcome, Scored):
+            kept.append(e)
+        else:
+            dropped["failed" if isinstance(outcome, Failed) else "invalid"] += 1
+    return kept, dropped
+
+
+def chains(episode: Episode, seat: str) -> list[list[int]]:
+    """The seat's turns grouped into sequences: each turn after the one it continues."""
+    found: list[list[int]] = []
+    for i, turn in enumerate(episode.turns):
+        if turn.seat != seat:
+            continue
+        for chain in found:
+            if turn.continues is not None and chain[-1] == turn.continues:
+                chain.append(i)
+                break
+        else:
+            found.append([i])
+    return found
+
+
+def build_samples(
+    episodes: Sequence[Episode], seat: str, values: Mapping[str, PerTurn] | None = None, mean: Mean = "token", length: int = 1,
+    weight: str = "weight", max_len: int | None = None,
+) -> list[Sample]:
+    """Samples of one seat. `values` fill streams: a number per turn is spread over the turn's tokens, a sequence gives
+    one number per token. Always there: weight, old (log-prob when drawn, under its law), law, written, turn, step."""
+    out: list[Sample] = []
+    for e in episodes:
+        mine = [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
+        if not mine:
+            continue
+        for name, table in (values or {}).items():
+            if e.id not in table or len(table[e.id]) != len(mine):
+                raise LearnError(f"episode '{e.id}': '{name}' must have one entry for each of the {len(mine)} turns of seat '{seat}'")
+        number = {turn: k for k, turn in enumerate(mine)}
+        sizes = np.array([len(e.turns[i].tokens) for i in mine])
+        per_turn, total = _weights(sizes, mean, length)
+        groups = [[i for i in chain if i in number] for chain in chains(e, seat)]
+        groups = [g for g in groups if g]
+        for chain in groups:
+            sample = _sample(e, chain, number, per_turn, values or {}, weight)
+            share = total * (sizes[[number[i] for i in chain]].sum() / sizes.sum())
+            if max_len is not None and len(sample.tokens) > max_len:
+                raise LearnError(f"episode '{e.id}': a sequence of {len(sample.tokens)} tokens is longer than the model's {max_len}")
+            out.append(Sample(sample.tokens, sample.streams, {weight: float(share)}, sample.laws, e.id, e.group))
+    return out
+
+
+def _weights(sizes: np.ndarray, mean: Mean, length: int) -> tuple[np.ndarray, float]:
+    """Weight of a token in each turn, and the mass of the episode."""
+    ones = np.ones(len(sizes))
+    if mean == "token":
+        return ones, float(sizes.sum())
+    if mean == "sequence":
+        return ones / sizes.sum(), 1.0
+    if mean == "turn":
+        return ones / (len(sizes) * sizes), 1.0
+    if mean == "decision":
+        return ones / sizes, float(len(sizes))
+    return ones / length, 1.0
+
+
+def _sample(e: Episode, chain: list[int], number: dict[int, int], per_turn: np.ndarray, values: Mapping[str, PerTurn],
+            weight: str) -> Sample:
+    tokens = np.array(e.sequence(chain[-1]), np.int64)
+    n = len(tokens)
+    streams: dict[str, np.ndarray] = {
+        weight: np.zeros(n), "old": np.zeros(n), "law": np.full(n, -1, np.int64), "written": np.zeros(n, np.int64),
+        "turn": np.full(n, -1, np.int64), "step": np.full(n, -1, np.int64), **{name: np.zeros(n) for name in values},
+    }
+    laws: dict[SamplingLaw, int] = {}
+    steps = 0
+    for i in chain:
+        turn, k = e.turns[i], number[i]
+        start = len(e.context(i)) + len(turn.forced)
+        span = slice(start, start + len(turn.tokens))
+        streams[weight][span] = per_turn[k]
+        if turn.logq:
+            streams["old"][span] = turn.logq
+        streams["law"][span] = laws.setdefault(turn.law, len(laws))
+        streams["written"][span] = np.arange(len(turn.tokens))
+        streams["turn"][span] = k
+        for a, b in turn.steps or ((0, len(turn.tokens)),):
+            streams["step"][start + a : start + b] = steps
+            steps += 1
+        for name, table in values.items():
+            streams[name][span] = np.asarray(table[e.id][k], float)
+    return Sample(tokens, streams, {}, tuple(laws))
+
+
+def pair(chosen: Sample, rejected: Sample, unit: str) -> list[Sample]:
+    """Two samples as the two sides of one preference; the pair's mass is 1."""
+    return [
+        Sample(chosen.tokens, chosen.streams, {"weight": 1.0}, chosen.laws, chosen.episode, chosen.group, unit, "chosen"),
+        Sample(rejected.tokens, rejected.streams, {"weight": 0.0}, rejected.laws, rejected.episode, rejected.group, unit, "rejected"),
+    ]

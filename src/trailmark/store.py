@@ -1,0 +1,281 @@
+"""Runs on disk: episodes, annotations, metrics, and the directory that holds them.
+
+    RUN/recipe.yaml                    the resolved recipe; written last, so a directory without it is no run
+    RUN/episodes/000012.jsonl          one iteration; one line is one episode
+    RUN/annotations/NAME/000012.jsonl  the same for annotations
+    RUN/metrics.jsonl                  one line a step; nothing in it depends on the clock
+    RUN/timings.jsonl                  what does
+    RUN/checkpoints/
+    RUN/.lock                          held while a process trains here
+
+A file is written under a temporary name, synced and renamed, so a reader sees all of it or none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, RunError
+from trailmark.faults import point
+from trailmark.lines import Row, from_json, object_from_json, object_to_json, to_json
+from trailmark.types import Annotation, Episode
+
+__all__ = [
+    "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
+    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
+]  # fmt: skip
+
+_SEGMENT = re.compile(r"\d+\.jsonl")
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a limit on the "
+         "size of files is reached"}  # fmt: skip
+
+
+def cannot_write(path: Path, e: OSError) -> RunError:
+    why = _FULL.get(e.errno or 0)
+    hint = f"{why}; make room and go on with --resume" if why else (e.strerror or str(e)).lower()
+    return RunError(f"cannot write {path}: {hint}.")
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
+    """Replace `path` by `data` whole, or leave it as it was. `name` is the prefix of its fault points."""
+    path, view = Path(path), memoryview(data)
+    temp = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    point(f"{name}.before")
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            _write_all(fd, view[: len(view) // 2])
+            point(f"{name}.half")
+            _write_all(fd, view[len(view) // 2 :])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        point(f"{name}.synced")
+        os.replace(temp, path)
+        point(f"{name}.renamed")
+        _sync_folder(path.parent)
+    except BaseException as e:
+        temp.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            raise cannot_write(path, e) from e
+        raise
+
+
+# --- segments ----------------------------------------------------------------------------------------------------
+
+
+def segments(folder: str | Path) -> list[Path]:
+    """The segment files of a folder in order; anything else in it (temporaries, notes) is left out."""
+    try:
+        found = [p for p in Path(folder).iterdir() if _SEGMENT.fullmatch(p.name)]
+    except OSError as e:
+        raise DataError(f"cannot be listed ({e.strerror}).", folder) from None
+    return sorted(found, key=lambda p: (int(p.stem), p.name))
+
+
+def write_segment(folder: str | Path, index: int, rows: Iterable[Episode] | Iterable[Annotation]) -> Path:
+    """Write iteration `index` of a folder of episodes or annotations; one that is there is replaced."""
+    path = Path(folder) / f"{index:06d}.jsonl"
+    data = "".join(to_json(row) + "\n" for row in rows).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise cannot_write(path, e) from e
+    atomic_write(path, data, "segment")
+    return path
+
+
+def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
+    """All rows of one segment; `kind` is Episode or Annotation."""
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+    tail = lines.pop()
+    if tail:
+        raise DataError(f"line {len(lines) + 1} is cut off: it does not end with a newline.", path, len(lines) + 1)
+    return [from_json(line, path, i, kind) for i, line in enumerate(lines, 1)]
+
+
+def read_episodes(folder: str | Path) -> Iterator[Episode]:
+    for path in segments(folder):
+        yield from read_segment(path)
+
+
+def read_annotations(folder: str | Path) -> Iterator[Annotation]:
+    for path in segments(folder):
+        yield from read_segment(path, Annotation)
+
+
+def truncate_segments(folder: str | Path, first: int) -> None:
+    """Remove the segments from index `first` on, the last one first."""
+    for path in reversed(segments(folder)):
+        if int(path.stem) >= first:
+            path.unlink()
+    _sync_folder(Path(folder))
+
+
+# --- metrics -----------------------------------------------------------------------------------------------------
+
+
+def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics") -> None:
+    """Append one JSON line by one write. Where it does not fit whole, the file is left as it was."""
+    path = Path(path)
+    data = (object_to_json(row, f"a line of {path.name}") + "\n").encode()
+    point(f"{name}.before")
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            size = os.fstat(fd).st_size
+            if os.write(fd, data) != len(data):
+                os.ftruncate(fd, size)
+                raise OSError(errno.ENOSPC, "short write")
+        finally:
+            os.close(fd)
+    except OSError as e:
+        raise cannot_write(path, e) from e
+    point(f"{name}.after")
+
+
+def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The whole lines of a file and what they say; a last line without newline is still being written."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+    return [(line, object_from_json(line, path, i)) for i, line in enumerate(lines, 1)]
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl` or `timings.jsonl`; of `metrics.jsonl` when `path` is a run directory."""
+    path = Path(path)
+    return [row for _, row in _metric_lines(path / "metrics.jsonl" if path.is_dir() else path)]
+
+
+def truncate_metrics(run: Run, step: int) -> None:
+    """Drop the metrics and timings of all steps after `step`, and a line that was not finished."""
+    for path in (run.metrics_file, run.timings_file):
+        kept = b"".join(line + b"\n" for line, row in _metric_lines(path) if row.get("step", 0) <= step)
+        if path.exists() and path.stat().st_size != len(kept):
+            atomic_write(path, kept, "truncate")
+
+
+# --- the run -----------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run directory. `create` and `open(lock=True)` hold its lock until `close`, the end of `with`, or death."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.recipe_file, self.metrics_file = self.path / "recipe.yaml", self.path / "metrics.jsonl"
+        self.timings_file, self.episodes_dir = self.path / "timings.jsonl", self.path / "episodes"
+        self.checkpoints_dir = self.path / "checkpoints"
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: str | Path, recipe_text: str) -> Run:
+        """Make a new run and lock it. What is there is never touched."""
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            # What a creation that was killed leaves behind is no run yet, and may be used.
+            started = {".lock", "episodes", "checkpoints"}
+            if any(p.name not in started or (p.is_dir() and any(p.iterdir())) for p in run.path.iterdir()):
+                what = "holds a run" if run.recipe_file.exists() else "is not empty"
+                raise RunError(f"{path} {what}: go on with --resume, or choose another directory with out=DIR.")
+            run.episodes_dir.mkdir(exist_ok=True)
+            run.checkpoints_dir.mkdir(exist_ok=True)
+            atomic_write(run.recipe_file, recipe_text.encode(), "recipe")
+        except BaseException as e:
+            run.close()
+            if isinstance(e, OSError):
+                raise cannot_write(run.path, e) from e
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, lock: bool = False) -> Run:
+        """An existing run, to read (no lock) or to go on with (`lock=True`)."""
+        run = cls(path)
+        if not run.recipe_file.is_file():
+            why = "it holds no recipe.yaml" if run.path.is_dir() else "there is no such directory"
+            raise RunError(f"{path} is not a run: {why}.")
+        if lock:
+            run.lock()
+        return run
+
+    def annotations_dir(self, name: str) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+            raise DataError(f"annotation name {name!r} must be letters, digits, '_', '-' or '.'.")
+        return self.path / "annotations" / name
+
+    @property
+    def recipe(self) -> str:
+        return self.recipe_file.read_text("utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any] | None = None) -> None:
+        """Append the numbers of a step; those that depend on the clock go to their own file, so that the metrics of
+        equal runs are equal bytes."""
+        if timings:
+            append_line(self.timings_file, {"step": step, **timings}, "timings")
+        append_line(self.metrics_file, {"step": step, **metrics})
+
+    def sync(self) -> None:
+        """Metrics reach the disk. Call before a checkpoint that claims these steps is renamed into place."""
+        for path in (self.metrics_file, self.timings_file):
+            if path.exists():
+                _sync_folder(path)
+        _sync_folder(self.path)
+
+    def lock(self) -> None:
+        """Refuse a second process that would train here, and sweep temporary files of one that died."""
+        import fcntl
+
+        fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            pid = os.read(fd, 32).decode("ascii", "replace").strip()
+            os.close(fd)
+            if e.errno not in (errno.EAGAIN, errno.EACCES):
+                raise RunError(f"{self.path} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
+            raise RunError(f"{self.path} is in use by process {pid or '?'}: wait for it or stop it first.") from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        self._lock = fd
+        for temp in self.path.rglob(".*.tmp"):
+            temp.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,74 @@
+"""Worlds to act in. `get_task("taxi", mode="pickup")` or `get_task("my_package.my_task:Make")`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trailmark.errors import TaskError, nearest
+from trailmark.tasks.base import TaskSource
+
+_TASKS = {
+    "arith": "trailmark.tasks.arith:Arith",
+    "gym": "trailmark.tasks.gym:Gym",
+    "solved": "trailmark.tasks.solved:Solved",
+    "taxi": "trailmark.tasks.taxi:Taxi",
+}
+
+
+def task_names() -> tuple[str, ...]:
+    """The tasks that come with the library."""
+    return tuple(sorted(_TASKS))
+
+
+def get_task(name: str, **options: Any) -> TaskSource:
+    """A task by its name, or a user's own by `module:callable`, made with `options`. Imports only what it needs."""
+    if ":" not in name and name not in _TASKS:
+        hint = " Your own is written 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
+        raise TaskError(f"There is no task '{name}'.{hint}")
+    factory = load_object(_TASKS.get(name, name), f"task '{name}'")
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # not callable, or one in C that does not say
+        signature = None
+    if signature is not None:
+        _check_options(name, signature, options)
+    try:
+        source = factory(**options)
+    except (TypeError, ValueError, KeyError, ImportError) as e:
+        raise TaskError(f"task '{name}' could not be made: {type(e).__name__}: {e}") from e
+    if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
+        raise TaskError(f"task '{name}' is no TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
+    return source
+
+
+def load_object(path: str, what: str) -> Callable[..., Any]:
+    """The callable at `module:attribute`; a TaskError that names `what` wanted it when there is none."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as e:  # any error of the user's module at import
+        if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
+            raise TaskError(f"{what}: there is no module '{e.name}' to import; is its folder on PYTHONPATH?") from e
+        raise TaskError(f"{what}: importing '{module_name}' failed with {type(e).__name__}: {e}") from e
+    found = getattr(module, attribute, None) if attribute else None
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise TaskError(f"{what}: module '{module_name}' has nothing callable named '{attribute}'."
+                        f"{nearest(attribute, known) if known else ''}")  # fmt: skip
+    return found
+
+
+def _check_options(name: str, signature: inspect.Signature, options: dict[str, Any]) -> None:
+    kinds, parameters = inspect.Parameter, signature.parameters
+    named = {k: p for k, p in parameters.items() if p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)}
+    if not any(p.kind is kinds.VAR_KEYWORD for p in parameters.values()):
+        for key in options:
+            if key not in named:
+                hint = nearest(key, named) if named else " It takes none."
+                raise TaskError(f"task '{name}' has no option '{key}'.{hint}")
+    for key, p in named.items():
+        if p.default is kinds.empty and key not in options:
+            raise TaskError(f"task '{name}' needs the option '{key}'.")

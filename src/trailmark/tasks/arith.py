@@ -1,0 +1,227 @@
+"""Arithmetic in several steps: unlimited, seeded, short enough for a tiny model, each with a worked solution.
+
+    7+5-3=?                    a question (level 2)
+    7+5=12                     its worked solution: one operation a line,
+    12-3=9                     a line is a step of reasoning,
+    #### 9                     and the last line is the answer
+
+All numbers, between steps too, are natural ones. Levels (operations, digits of the numbers):
+
+    1  one + or -, one digit            4  four operations with brackets, two digits
+    2  two of + and -, one digit        5  five variables, each from the one before, two digits
+    3  three of + - *, two digits       (one factor of * is always 2 to 9; * binds first)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from trailmark.errors import TaskError, nearest
+from trailmark.tasks.base import Observation, Step
+from trailmark.types import Invalid, Scored, Task
+
+Expr = int | tuple[str, "Expr", "Expr"]
+DIGITS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
+SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
+ANSWER = re.compile(r"#### ([+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9}))[ \t\r]*")
+
+
+def parse_answer(text: str) -> int | None:
+    """The number of the last line that begins with `####`, or None.
+
+    That line must be `#### `, an optional sign, and digits, with commas only between groups of three; nothing else but
+    blanks at its end. A malformed last one is not replaced by an earlier good one; lines after it do not matter.
+    """
+    lines = [line for line in text.split("\n") if line.startswith("####")]
+    match = ANSWER.fullmatch(lines[-1]) if lines else None
+    return int(match[1].replace(",", "")) if match else None
+
+
+def step_spans(text: str) -> list[tuple[int, int]]:
+    """The steps of a solution as [start, end) spans of characters that tile `text`: a line with its newline is a step,
+    and blank lines belong to the step before them (or, at the very top, to the first)."""
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+        end = at + len(line)
+        if spans and (not line.strip() or not text[slice(*spans[-1])].strip()):
+            spans[-1] = (spans[-1][0], end)
+        else:
+            spans.append((at, end))
+        at = end
+    return spans
+
+
+def split_of(question: str) -> str:
+    """The split a question belongs to, by its hash: 80 % train, 10 % val, 10 % test, disjoint by construction."""
+    bucket = int.from_bytes(hashlib.sha256(question.encode()).digest()[:4], "big") % 100
+    return next(name for name, buckets in SPLITS.items() if bucket in buckets)
+
+
+def _value(e: Expr) -> int:
+    if isinstance(e, int):
+        return e
+    a, b = _value(e[1]), _value(e[2])
+    return a + b if e[0] == "+" else a - b if e[0] == "-" else a * b
+
+
+def _show(e: Expr, brackets: bool, inner: bool = False) -> str:
+    """With brackets around every inner operation, or none (which is right for a chain)."""
+    if isinstance(e, int):
+        return str(e)
+    text = _show(e[1], brackets, True) + e[0] + _show(e[2], brackets, True)
+    return f"({text})" if brackets and inner else text
+
+
+def _work(e: Expr, lines: list[str]) -> int:
+    """Reduce the innermost operations first, left before right, writing each as a line."""
+    if isinstance(e, int):
+        return e
+    a, b = _work(e[1], lines), _work(e[2], lines)
+    lines.append(f"{a}{e[0]}{b}={_value((e[0], a, b))}")
+    return _value((e[0], a, b))
+
+
+def _chain(rng: random.Random, ops: int, digits: int, times: bool) -> Expr:
+    """Terms added and subtracted from left to right, some of them products."""
+
+    def term() -> tuple[Expr, int]:
+        n = _number(rng, digits)
+        return (("*", n, _factor(rng)), 1) if times and left and rng.random() < 0.5 else (n, 0)
+
+    left = ops
+    e, used = term()
+    left -= used
+    while left:
+        left -= 1
+        t, used = term()
+        left -= used
+        e = ("-" if rng.random() < 0.5 and _value(e) >= _value(t) else "+", e, t)
+    return e
+
+
+def _tree(rng: random.Random, ops: int, digits: int) -> Expr:
+    if not ops:
+        return _number(rng, digits)
+    op = rng.choice("+-*")
+    if op == "*":
+        a, b = _tree(rng, ops - 1, digits), _factor(rng)
+        return (op, a, b) if rng.random() < 0.5 else (op, b, a)
+    k = rng.randrange(ops)
+    a, b = _tree(rng, k, digits), _tree(rng, ops - 1 - k, digits)
+    return (op, b, a) if op == "-" and _value(a) < _value(b) else (op, a, b)
+
+
+def _number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+
+
+def _factor(rng: random.Random) -> int:
+    return rng.randrange(2, 10)
+
+
+def _variables(rng: random.Random, count: int, digits: int) -> tuple[str, list[str], int]:
+    """Assignments a=.., b=.., each one operation on the variable before and a number or an earlier variable."""
+    names, values, lines = "abcdefgh", [_number(rng, digits)], []
+    question = [f"a={values[0]}"]
+    for i in range(1, count + 1):
+        other = rng.randrange(i) if i > 1 and rng.random() < 0.4 else None
+        b = _number(rng, digits) if other is None else values[other]
+        op = rng.choice("+-*")
+        if op == "*":
+            other, b = None, _factor(rng)
+        a, x, y = values[-1], names[i - 1], str(b) if other is None else names[other]
+        if op == "-" and a < b:
+            a, b, x, y = b, a, y, x
+        values.append(_value((op, a, b)))
+        question.append(f"{names[i]}={x}{op}{y}")
+        lines.append(f"{names[i]}={a}{op}{b}={values[-1]}")
+    return ",".join(question) + f",{names[count]}=?", lines, values[-1]
+
+
+def make_question(rng: random.Random, level: int, digits: int | None = None) -> tuple[str, list[str], int]:
+    """(question, worked lines, answer) of one problem."""
+    size = digits or DIGITS[level]
+    if level == 5:
+        return _variables(rng, 5, size)
+    e = _tree(rng, 4, size) if level == 4 else _chain(rng, level, size, times=level == 3)
+    lines: list[str] = []
+    answer = _work(e, lines)
+    return _show(e, brackets=level == 4) + "=?", lines, answer
+
+
+class ArithWorld:
+    """One turn: the action is the whole text of the answer."""
+
+    def __init__(self, invalid_unparsed: bool = False):
+        self.invalid_unparsed, self.answer = invalid_unparsed, None
+
+    def reset(self, task: Task) -> Observation:
+        try:
+            question, self.answer = str(task.data["question"]), int(task.data["answer"])
+        except (KeyError, TypeError, ValueError):
+            raise TaskError(f"task '{task.id}' needs data 'question' and a whole number 'answer'.") from None
+        return Observation(question + "\n")
+
+    def step(self, action: str) -> Step:
+        if self.answer is None:
+            raise TaskError("this question is answered; call reset before the next step.")
+        parsed, right = parse_answer(action), self.answer
+        self.answer = None
+        reward = float(parsed == right)
+        outcome = Scored(reward, parsed == right)
+        if parsed is None and self.invalid_unparsed:
+            outcome = Invalid("no line '#### number' to read the answer from")
+        return Step(Observation(""), reward, True, False, outcome, {"parsed": parsed})
+
+
+class Arith:
+    """The task source.
+
+    level             1 to 5, or several of them to mix evenly
+    digits            of the numbers, instead of the level's own
+    invalid_unparsed  an answer that cannot be read is Invalid (left out of averages) instead of a zero
+
+    `tasks` has no end; `n=None` gives 1000. Questions of one call differ where there are enough (one-digit level 1 has
+    155 in all). The answer's steps are in meta["gold"], its last line `#### N`.
+    """
+
+    name = "arith"
+    markov = True
+
+    def __init__(self, level: int | Sequence[int] = 1, digits: int | None = None, invalid_unparsed: bool = False):
+        self.levels = (level,) if isinstance(level, int) else tuple(level)
+        if not self.levels or any(k not in DIGITS for k in self.levels):
+            raise TaskError(f"arith has the levels 1 to 5, not {level!r}.")
+        if digits is not None and not 1 <= digits <= 9:
+            raise TaskError(f"arith makes numbers of 1 to 9 digits, not {digits}.")
+        self.digits, self.invalid_unparsed = digits, invalid_unparsed
+
+    def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
+        if split not in SPLITS:
+            raise TaskError(f"arith has no split '{split}'.{nearest(split, SPLITS)}")
+        rng, seen = random.Random(f"arith {split} {seed}"), set()
+        return [self._task(rng, split, seed, i, seen) for i in range(1000 if n is None else n)]
+
+    def _task(self, rng: random.Random, split: str, seed: int, i: int, seen: set[str]) -> Task:
+        level, tries = self.levels[i % len(self.levels)], 0
+        while True:
+            question, lines, answer = make_question(rng, level, self.digits)
+            tries += 1
+            if split_of(question) == split and (question not in seen or tries > 300):
+                break
+        seen.add(question)
+        data: dict[str, Any] = {"question": question, "answer": answer, "level": level}
+        gold = "\n".join([*lines, f"#### {answer}"])
+        return Task(f"arith-{'+'.join(map(str, self.levels))}-{split}-{seed}-{i}", seed, data, {"gold": gold})
+
+    def make(self) -> ArithWorld:
+        return ArithWorld(self.invalid_unparsed)
+
+    def example_actions(self, task: Task) -> list[str]:
+        """A right answer, a wrong one, and one that cannot be read."""
+        return [task.meta["gold"], f"#### {task.data['answer'] + 1}", "I do not know"]

@@ -1,0 +1,67 @@
+"""What a task is: a named source of starts, and a world that plays one start.
+
+A world is used through `reset` and `step` only. `terminated` (the world ended) is kept apart from `truncated` (a limit
+was reached). A world is deterministic given its task: the same actions after `reset(task)` give the same steps, so any
+moment of a stored episode can be re-entered by replaying its actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from trailmark.types import Outcome, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an actor is shown. `state` is the situation; `menu` lists the actions, one per label, when they are listed.
+    Kept as two fields so that nobody ever has to find the list again inside the text."""
+
+    state: str
+    menu: str = ""
+    labels: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()  # the plain meaning of each label, for people and teachers
+
+    @property
+    def text(self) -> str:
+        return self.state + self.menu
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    outcome: Outcome | None = None  # set exactly when the episode is over
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@runtime_checkable
+class World(Protocol):
+    """Plays one task at a time. An instance belongs to one episode at a time."""
+
+    def reset(self, task: Task) -> Observation: ...
+
+    def step(self, action: str) -> Step: ...
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """A named task. `markov`: each observation says all there is to know, so every turn starts a new sequence;
+    otherwise observations are messages of one growing conversation."""
+
+    name: str
+    markov: bool
+
+    def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> Sequence[Task]:
+        """`n` starts of a split (None: all of them, where there is an end), the same for the same seed."""
+        ...
+
+    def make(self) -> World: ...

@@ -1,0 +1,236 @@
+"""What any task must pass: a checker that plays a few episodes and writes one sentence per broken promise.
+
+    report = check_task(get_task("my_package.my_task:Make"))
+    assert report.ok, report
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trailmark.errors import TaskError
+from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.types import Failed, Invalid, Scored, Task
+
+STRANGE = "\x00 no such action"  # an unlisted action, which a model may well write
+SOME_TEXT = ("", "0", "a", "yes", "#### 1", "look around\nthen stop")
+
+
+@dataclass
+class Report:
+    """`problems`: one sentence each, empty when all is well. `counts`: what was looked at."""
+
+    problems: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: {"tasks": 0, "episodes": 0, "steps": 0, "ended": 0})
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        seen = ", ".join(f"{n} {what}" for what, n in self.counts.items())
+        return "\n".join([f"{'ok' if self.ok else f'{len(self.problems)} problems'} ({seen})", *self.problems])
+
+
+class _Crash(Exception):
+    """A world raised what it must not; already reported."""
+
+
+@dataclass(frozen=True)
+class _Play:
+    actions: list[str]
+    seen: list[Any]  # the first observation, then every step
+    over: bool
+
+
+def check_task(
+    source: TaskSource, episodes: int = 5, seed: int = 0, split: str = "train", max_steps: int = 200
+) -> Report:
+    """Play `episodes` starts of `split` with random legal actions and check what `tasks/base.py` promises.
+
+    Actions are the listed labels; without labels, what `source.example_actions(task)` (or the world's own
+    `example_actions()`) offers; else a few strings. Each kind of problem is reported once, for the first task that
+    shows it. A play longer than `max_steps` is left unfinished, which is no problem.
+    """
+    return _Checker(source, seed, max_steps).run(episodes, split)
+
+
+class _Checker:
+    def __init__(self, source: TaskSource, seed: int, max_steps: int):
+        self.source, self.seed, self.max_steps = source, seed, max_steps
+        self.report = Report()
+        self.kinds: set[str] = set()
+
+    def problem(self, kind: str, sentence: str) -> None:
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            self.report.problems.append(sentence)
+
+    def guard(self, what: str, call: Callable[[], Any], allowed: type[Exception] | tuple[()] = ()) -> Any:
+        """The call's result, or the exception it raised when that is `allowed`. Watches the global random states."""
+        before = random.getstate(), _numpy_state()
+        try:
+            return call()
+        except Exception as e:
+            if isinstance(e, allowed):
+                return e
+            self.problem(what.split(" of task")[0].rstrip("0123456789"), f"{what} raised {type(e).__name__}: {e}.")
+            raise _Crash from e
+        finally:
+            for module, was, now in zip(("random", "numpy.random"), before, (random.getstate(), _numpy_state())):
+                if was != now:
+                    self.problem(module, f"{what} used the global generator of '{module}'; seed one by the task.")
+
+    def run(self, episodes: int, split: str) -> Report:
+        name, markov = getattr(self.source, "name", None), getattr(self.source, "markov", None)
+        if not isinstance(name, str) or not name:
+            self.problem("name", f"The source's 'name' must be a non-empty string, not {name!r}.")
+        if not isinstance(markov, bool):
+            self.problem("markov", f"The source's 'markov' must be True or False, not {markov!r}.")
+        try:
+            tasks = self.tasks(split, episodes)
+        except _Crash:
+            return self.report
+        for i, task in enumerate(tasks):
+            try:
+                self.task(task, tasks[i - 1])
+            except _Crash:
+                continue
+        return self.report
+
+    def tasks(self, split: str, n: int) -> list[Task]:
+        tasks, again = (
+            list(self.guard(f"tasks({split!r}, n={n}, seed={self.seed})",
+                            lambda: self.source.tasks(split, n=n, seed=self.seed))) for _ in range(2)
+        )  # fmt: skip
+        self.report.counts["tasks"] = len(tasks)
+        if not tasks or not all(isinstance(t, Task) for t in tasks):
+            self.problem("no tasks", f"tasks({split!r}, n={n}) must give at least one Task, and only Tasks.")
+            raise _Crash
+        if len(tasks) > n:
+            self.problem("too many", f"tasks({split!r}, n={n}) gave {len(tasks)} tasks, more than asked for.")
+        if tasks != again:
+            self.problem("tasks differ", f"tasks({split!r}) gave different tasks for the same seed {self.seed}.")
+        if len({t.id for t in tasks}) < len(tasks):
+            self.problem("ids", "Two tasks have the same id.")
+        for t in tasks:
+            for part, value in (("data", t.data), ("meta", t.meta)):
+                if not _json_safe(value):
+                    self.problem(part, f"'{part}' of task '{t.id}' does not come back the same through JSON.")
+        return tasks
+
+    def world(self) -> World:
+        return self.guard("make()", self.source.make)
+
+    def task(self, task: Task, other: Task) -> None:
+        first, of = self.world(), f"of task '{task.id}'"
+        played = self.play(first, task)
+        if played.over:
+            self.report.counts["ended"] += 1
+            after = self.guard(f"step after the end {of}", lambda: first.step(played.actions[-1]), TaskError)
+            if not isinstance(after, TaskError):
+                self.problem("after", f"A step after the end {of} must raise TaskError, but was answered.")
+        for name, world in (("a fresh", self.world()), ("the same", first)):
+            again = self.play(world, task, played.actions)
+            if again.seen != played.seen:
+                at = next((i for i, (a, b) in enumerate(zip(again.seen, played.seen)) if a != b), "the end")
+                self.problem(f"replay {name}", f"The same actions on {name} world gave other steps {of}, from {at} on.")
+        self.interleave(task, other, played)
+        strange = self.world()
+        self.see(self.guard(f"reset {of}", lambda: strange.reset(task)), of)
+        answer = self.guard(f"step on an unknown action {of}", lambda: strange.step(STRANGE), TaskError)
+        if not isinstance(answer, TaskError):
+            self.step(answer, of)
+
+    def play(self, world: World, task: Task, actions: list[str] | None = None) -> _Play:
+        """Play `actions` again, or new random ones."""
+        of, rng = f"of task '{task.id}'", random.Random(f"{self.seed} {task.id}")
+        observation = self.guard(f"reset {of}", lambda: world.reset(task))
+        self.see(observation, of)
+        self.report.counts["episodes"] += 1
+        seen, done, over = [observation], [], False
+        while not over and len(done) < (self.max_steps if actions is None else len(actions)):
+            act = self.choose(world, task, observation, rng) if actions is None else actions[len(done)]
+            step = self.guard(f"step {len(done) + 1} {of} on action {act!r}", lambda a=act: world.step(a))
+            self.step(step, of)
+            self.report.counts["steps"] += 1
+            seen.append(step)
+            done.append(act)
+            observation, over = step.observation, step.over
+        return _Play(done, seen, over)
+
+    def choose(self, world: World, task: Task, observation: Observation, rng: random.Random) -> str:
+        if observation.labels:
+            return rng.choice(observation.labels)
+        of_source, of_world = (getattr(x, "example_actions", None) for x in (self.source, world))
+        if of_source is not None:
+            return rng.choice(list(self.guard("example_actions", lambda: of_source(task))))
+        return rng.choice(list(self.guard("example_actions", of_world)) if of_world is not None else SOME_TEXT)
+
+    def interleave(self, task: Task, other: Task, played: _Play) -> None:
+        """Replay `task` while a second world plays `other` between every two steps."""
+        a, b, rng, of = self.world(), self.world(), random.Random(self.seed), f"of task '{task.id}'"
+        seen, over = [self.guard(f"reset {of}", lambda: a.reset(task))], True
+        theirs = Observation("")
+        for act in played.actions:
+            if over:
+                theirs, over = self.guard(f"reset of task '{other.id}'", lambda: b.reset(other)), False
+            else:
+                move = self.choose(b, other, theirs, rng)
+                step = self.guard(f"step of task '{other.id}' on action {move!r}", lambda m=move: b.step(m))
+                theirs, over = step.observation, step.over
+            seen.append(self.guard(f"step {of} on action {act!r}", lambda x=act: a.step(x)))
+        if seen != played.seen:
+            self.problem("interleave", f"Another world played in between changed the steps {of}: they share state.")
+
+    def see(self, o: Any, of: str) -> None:
+        if not isinstance(o, Observation):
+            self.problem("observation", f"An observation {of} is {type(o).__name__}, not Observation.")
+            raise _Crash
+        if not all(isinstance(x, str) for x in (o.state, o.menu, *o.labels, *o.actions)):
+            self.problem("text", f"State, menu, labels and actions {of} must be strings.")
+        elif len(set(o.labels)) < len(o.labels) or "" in o.labels:
+            self.problem("labels", f"The labels {o.labels} {of} must be different and not empty.")
+        elif o.actions and len(o.actions) != len(o.labels):
+            self.problem("actions", f"There are {len(o.labels)} labels but {len(o.actions)} actions {of}.")
+        elif o.menu and (missing := [x for x in o.labels if x not in o.menu]):
+            self.problem("menu", f"Label {missing[0]!r} {of} does not occur in the menu.")
+
+    def step(self, s: Any, of: str) -> None:
+        if not isinstance(s, Step):
+            self.problem("step", f"A step {of} is {type(s).__name__}, not Step.")
+            raise _Crash
+        self.see(s.observation, of)
+        if not _finite(s.reward):
+            self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float.")
+        if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
+            self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
+        if s.over and not isinstance(s.outcome, (Scored, Invalid, Failed)):
+            self.problem("outcome", f"The last step {of} has no outcome: it needs Scored, Invalid or Failed.")
+        if not s.over and s.outcome is not None:
+            self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")
+        if isinstance(s.outcome, Scored) and not _finite(s.outcome.reward):
+            self.problem("score", f"The outcome's reward {s.outcome.reward!r} {of} is not a finite float.")
+
+
+def _finite(x: Any) -> bool:
+    return isinstance(x, (float, int)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _json_safe(value: Mapping[str, Any]) -> bool:
+    try:
+        return json.loads(json.dumps(dict(value), allow_nan=False)) == dict(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _numpy_state() -> tuple[bytes, int]:
+    state: Any = np.random.get_state()
+    return state[1].tobytes(), state[2]

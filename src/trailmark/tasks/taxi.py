@@ -1,0 +1,278 @@
+"""DangerousTaxi: fetch a passenger on a 5x5 map where a move that changes nothing is fatal.
+
+The dynamics are those of the classic Taxi problem, kept here as an exact table of 500 states x 6 actions. On top of it:
+
+    every reward is divided by 20: a move -0.05, delivering +1, a fatal no-op -0.5;
+    a no-op (into a wall, a pick-up or drop-off that does nothing, a label that does not exist) ends the play;
+    mode "pickup"  ends when the passenger is first aboard, which pays +1;
+    mode "dropoff" starts with the passenger aboard, where the shortest way to them ends, and ends at the delivery;
+    mode "full"    pays +1 for the first pick-up only and ends at the delivery; its best return is 2 - 0.05 (n - 2).
+
+Setting the passenger down at a wrong corner is legal. Success is reaching the mode's goal; for horizons up to 20 that
+is the same as return > 0, > 0 and > 1. `first_bump_fatal=False` reproduces a published implementation, which
+overlooks a no-op on the very first action (the play goes on, at the classic price) and reads success off those
+thresholds.
+A fatal no-op is `terminated`, the horizon is `truncated`; never both.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Literal, get_args
+
+from trailmark.errors import TaskError, nearest
+from trailmark.tasks.base import Observation, Step
+from trailmark.types import Scored, Task
+
+Mode = Literal["pickup", "dropoff", "full"]
+History = Literal["none", "actions", "maps"]
+
+ACTIONS = ("south", "north", "east", "west", "pick up", "drop off")
+LABELS = tuple("012345")
+CORNERS = ((0, 0), (0, 4), (4, 0), (4, 3))  # R, G, Y, B: (row, column)
+ABOARD = 4  # the passenger's place when in the taxi
+WALLS = ("+---------+", "| : | : : |", "| : | : : |", "| : : : : |", "| | : | : |", "| | : | : |", "+---------+")
+MENU = "Choose one action:\n" + "".join(f"{k}. {a}\n" for k, a in zip(LABELS, ACTIONS))
+RULES = """\
+You drive a taxi on a 5x5 map. Fetch the passenger, then set them down at the destination.
+"|" and "-" are walls, ":" can be passed. D destination, P passenger, T empty taxi, O taxi at the passenger's place,
+X taxi with the passenger. Pick up where the passenger waits; drop off at a corner.
+You have {horizon} actions. A move costs 0.05. {bonus}
+An action that changes nothing (into a wall, a useless pick up or drop off) {fatal}ends the game and costs 0.5.
+
+"""
+BONUS = {
+    "pickup": "Picking up the passenger pays 1 and ends the game.",
+    "dropoff": "Delivering the passenger pays 1 and ends the game.",
+    "full": "The first pick up pays 1; delivering pays 1 and ends the game.",
+}
+
+
+def encode(row: int, col: int, passenger: int, destination: int) -> int:
+    """The state's number, ((row * 5 + col) * 5 + passenger) * 4 + destination; passenger 0-3 a corner, 4 aboard."""
+    return ((row * 5 + col) * 5 + passenger) * 4 + destination
+
+
+def decode(state: int) -> tuple[int, int, int, int]:
+    """(row, column, passenger, destination) of a state's number."""
+    return state // 100, state // 20 % 5, state // 4 % 5, state % 4
+
+
+def starts() -> tuple[int, ...]:
+    """The 300 starts in order: taxi anywhere, passenger at a corner that is not the destination."""
+    return tuple(s for s in range(500) if decode(s)[2] < ABOARD and decode(s)[2] != decode(s)[3])
+
+
+@cache
+def dynamics() -> tuple[tuple[tuple[int, int, bool], ...], ...]:
+    """The classic table: `dynamics()[state][action]` is (next state, reward -1 / -10 / 20, delivered)."""
+    return tuple(tuple(_classic(s, a) for a in range(6)) for s in range(500))
+
+
+def _classic(state: int, action: int) -> tuple[int, int, bool]:
+    row, col, passenger, destination = decode(state)
+    if action < 2:
+        row = min(row + 1, 4) if action == 0 else max(row - 1, 0)
+    elif action < 4:
+        side = 1 if action == 2 else -1
+        if WALLS[row + 1][2 * col + 1 + side] == ":":
+            col += side
+    elif action == 4:
+        if passenger == ABOARD or CORNERS[passenger] != (row, col):
+            return state, -10, False
+        passenger = ABOARD
+    else:
+        if passenger != ABOARD or (row, col) not in CORNERS:
+            return state, -10, False
+        passenger = CORNERS.index((row, col))
+        if passenger == destination:
+            return encode(row, col, passenger, destination), 20, True
+    return encode(row, col, passenger, destination), -1, False
+
+
+@cache
+def lengths(mode: Mode) -> tuple[int, ...]:
+    """Fewest actions from each state to the goal of `mode`: aboard ("pickup") or delivered, by searching backwards from
+    it. 0 where the goal is met: with passenger aboard, or lying at the destination."""
+    table = dynamics()
+    met = [decode(s)[2] == (ABOARD if mode == "pickup" else decode(s)[3]) for s in range(500)]
+    before: list[list[int]] = [[] for _ in range(500)]
+    for s in range(500):
+        for t, _, _ in table[s]:
+            if not met[s]:
+                before[t].append(s)
+    far = [0 if m else -1 for m in met]
+    queue = [s for s in range(500) if met[s]]
+    for t in queue:  # grows while it is walked: breadth first
+        for s in before[t]:
+            if far[s] < 0:
+                far[s] = far[t] + 1
+                queue.append(s)
+    return tuple(far)
+
+
+def optimal_length(state: int, mode: Mode = "full") -> int:
+    """Fewest actions from `state` to the goal of `mode`."""
+    return lengths(mode)[state]
+
+
+def optimal_actions(state: int, mode: Mode = "full") -> tuple[int, ...]:
+    """Every action that begins a shortest way to the goal, smallest number first; none where the goal is met."""
+    far = lengths(mode)
+    return tuple(a for a, (t, _, _) in enumerate(dynamics()[state]) if t != state and far[t] == far[state] - 1)
+
+
+def optimal_action(state: int, mode: Mode = "full") -> int | None:
+    """The first of `optimal_actions`, so that following it gives the alphabetically first shortest way. None (and not
+    0, which is "south") where the goal is met."""
+    return next(iter(optimal_actions(state, mode)), None)
+
+
+def start_of(state: int, mode: Mode) -> int:
+    """Where a play of `mode` begins: for "dropoff", in the state in which a shortest pick-up ends."""
+    _, _, passenger, destination = decode(state)
+    return encode(*CORNERS[passenger], ABOARD, destination) if mode == "dropoff" and passenger < ABOARD else state
+
+
+@cache
+def draw(state: int) -> str:
+    """The map in 7 lines. Marks in the order D, P, then the taxi (T, O or X); a later one hides an earlier one."""
+    row, col, passenger, destination = decode(state)
+    grid = [list(line) for line in WALLS]
+    marks = [(CORNERS[destination], "D")]
+    if passenger < ABOARD:
+        marks += [(CORNERS[passenger], "P"), ((row, col), "O" if CORNERS[passenger] == (row, col) else "T")]
+    else:
+        marks += [((row, col), "X")]
+    for (r, c), mark in marks:
+        grid[r + 1][2 * c + 1] = mark
+    return "".join("".join(line) + "\n" for line in grid)
+
+
+class TaxiWorld:
+    """One taxi. `state`, `mode` and `steps` may be read by teachers."""
+
+    def __init__(self, source: Taxi):
+        self.source = source
+        self.table = dynamics()
+        self.state, self.mode, self.over = 0, source.mode, True
+
+    def reset(self, task: Task) -> Observation:
+        try:
+            state, mode = int(task.data["state"]), task.data.get("mode", self.source.mode)
+        except (KeyError, TypeError, ValueError):
+            raise TaskError(f"task '{task.id}' needs data 'state', the number of a start.") from None
+        if mode not in BONUS or not 0 <= state < 500 or decode(state)[2] == decode(state)[3]:
+            raise TaskError(f"task '{task.id}' has state {state} and mode '{mode}', from which nothing can be played.")
+        if mode == "pickup" and decode(state)[2] == ABOARD:
+            raise TaskError(f"task '{task.id}' starts with the passenger aboard, so nothing is left of mode 'pickup'.")
+        self.mode: Mode = mode
+        self.state = start_of(state, mode)
+        self.steps, self.total, self.over = 0, 0, False  # `total` in twentieths, so that it is exact
+        self.paid = mode == "dropoff" or decode(state)[2] == ABOARD
+        self.names: list[str] = []
+        self.maps = [draw(self.state)]
+        return self._see()
+
+    def step(self, action: str) -> Step:
+        if self.over:
+            raise TaskError("this taxi play is over; call reset before the next step.")
+        act = LABELS.index(action) if action in LABELS else -1
+        after, reward, goal = self.table[self.state][act] if act >= 0 else (self.state, -10, False)
+        first = self.steps == 0 and not self.source.first_bump_fatal
+        fatal = after == self.state and not first
+        if fatal:
+            reward = -10
+        elif act == 4 and after != self.state and not self.paid:
+            reward, self.paid, goal = 20, True, self.mode == "pickup"
+        self.state = after
+        self.steps += 1
+        self.total += reward
+        terminated = goal or fatal
+        truncated = not terminated and self.steps >= self.source.horizon
+        self.over = terminated or truncated
+        if self.source.history != "none":
+            self.names.append(ACTIONS[act] if act >= 0 else "nothing")
+            self.maps.append(draw(after))
+        if not self.over:
+            return Step(self._see(), reward / 20, False, False)
+        enough = self.source.first_bump_fatal or self.total > (20 if self.mode == "full" else 0)
+        outcome = Scored(self.total / 20, goal and enough)
+        return Step(self._see(), reward / 20, terminated, truncated, outcome, {"fatal": fatal, "steps": self.steps})
+
+    def _see(self) -> Observation:
+        source = self.source
+        if source.history == "none":
+            return source.look(self.state, self.mode)
+        now = source.header(self.mode)
+        if source.history == "actions":
+            now += "Actions so far: " + (", ".join(self.names) or "none") + "\n"
+        elif self.names:
+            now += "Map at the start:\n" + self.maps[0]
+            now += "".join(f"Action: {a}\n{m}" for a, m in zip(self.names[:-1], self.maps[1:]))
+            now += f"Action: {self.names[-1]}\n"
+        return Observation(now + "Map now:\n" + self.maps[-1], MENU if source.menu else "", LABELS, ACTIONS)
+
+
+class Taxi:
+    """The task source.
+
+    mode      "pickup", "dropoff" or "full"; a task's own data["mode"] goes before it
+    horizon   a play is cut off after so many actions; 15 leaves 242 of the 300 full starts solvable, 18 all
+    rules     begin each observation with the rules (they say that a no-op is fatal)
+    history   "none": only the map; "actions": names of the actions so far; "maps": the first map, then each action
+              and the map after it
+    menu      list the six actions; without it prompts are shorter, and the labels stay "0".."5"
+
+    Splits: "all" is the 300 starts in order. "train" and "test" draw uniformly from those same 300 with replacement, by
+    seed and split (`n=None`: 300 draws); a start may occur in both, as there are only 300.
+    """
+
+    name = "taxi"
+    markov = True
+
+    def __init__(
+        self,
+        mode: Mode = "full",
+        horizon: int = 15,
+        rules: bool = False,
+        history: History = "actions",
+        menu: bool = True,
+        first_bump_fatal: bool = True,
+    ):
+        if mode not in BONUS:
+            raise TaskError(f"taxi has no mode '{mode}'.{nearest(str(mode), BONUS)}")
+        if history not in get_args(History):
+            raise TaskError(f"taxi has no history '{history}'.{nearest(str(history), get_args(History))}")
+        if horizon < 1:
+            raise TaskError(f"taxi needs a horizon of at least 1, not {horizon}.")
+        self.mode: Mode = mode
+        self.history: History = history
+        self.horizon, self.rules, self.menu, self.first_bump_fatal = horizon, rules, menu, first_bump_fatal
+        self._seen: dict[tuple[int, Mode], Observation] = {}
+
+    def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
+        if split == "all":
+            picks, stem = list(starts())[:n], f"taxi-{self.mode}-all"
+        elif split in ("train", "test"):
+            rng = random.Random(f"taxi {split} {seed}")
+            picks, stem = rng.choices(starts(), k=300 if n is None else n), f"taxi-{self.mode}-{split}-{seed}"
+        else:
+            raise TaskError(f"taxi has no split '{split}'.{nearest(split, ('all', 'train', 'test'))}")
+        return [Task(f"{stem}-{i}", seed, {"state": s, "mode": self.mode}) for i, s in enumerate(picks)]
+
+    def make(self) -> TaxiWorld:
+        return TaxiWorld(self)
+
+    def header(self, mode: Mode) -> str:
+        fatal = "" if self.first_bump_fatal else "after the first action "
+        return RULES.format(horizon=self.horizon, bonus=BONUS[mode], fatal=fatal) if self.rules else ""
+
+    def look(self, state: int, mode: Mode) -> Observation:
+        """The observation without history: one object per state, made once."""
+        seen = self._seen.get((state, mode))
+        if seen is None:
+            seen = Observation(self.header(mode) + draw(state), MENU if self.menu else "", LABELS, ACTIONS)
+            self._seen[state, mode] = seen
+        return seen

@@ -1,0 +1,190 @@
+"""The types everything else is a function over. No torch here.
+
+    Task      one start of a world
+    Turn      one decision by one seat: exact tokens in, exact tokens out, and the law they were drawn under
+    Episode   one play of one task
+    Annotation  a named number on a token, step, turn or episode, kept beside the episode
+    Sample    one token sequence ready to train on, with per-token streams and its denominators
+
+Conventions. A stream entry at index t belongs to token t: `logp[t]` is the log-probability of token t given tokens
+before it, `value[t]` is V of the state in which token t was chosen. Token 0 has no state before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One start: `data` is what the world needs to begin (JSON), `meta` what travels along (gold text, baseline)."""
+
+    id: str
+    seed: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingLaw:
+    """How the next token is drawn from a model's logits, in this order: keep `allowed` ids, ban `stop_ids` while fewer
+    than `min_tokens` are written, divide by `temperature` (0: arg max), keep the `top_k` largest (0: all), keep the
+    smallest set of largest tokens whose mass reaches `top_p`. The learner applies the same law to its own logits."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    allowed: Tokens | None = None
+    min_tokens: int = 0
+    stop_ids: Tokens = ()
+
+    @property
+    def plain(self) -> bool:
+        """True when the law is the model's own distribution."""
+        return (
+            self.temperature == 1.0 and self.top_p >= 1.0 and not self.top_k and self.allowed is None
+            and not self.min_tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One decision by one seat.
+
+    The context it saw is the whole sequence of turn `continues` (its context, forced and written tokens) followed by
+    `prompt`; with `continues=None` the sequence starts here and `prompt` is all of it. `forced` tokens were put in its
+    mouth and are never trained on; `tokens` are what it wrote.
+    """
+
+    seat: str
+    prompt: Tokens
+    tokens: Tokens
+    logp: tuple[float, ...] = ()  # under the model itself
+    logq: tuple[float, ...] = ()  # under `law`: what the token was drawn from
+    law: SamplingLaw = SamplingLaw()
+    forced: Tokens = ()
+    continues: int | None = None
+    steps: tuple[tuple[int, int], ...] = ()  # reasoning steps as [start, end) spans of `tokens`
+    stop: Literal["stop", "length", ""] = ""
+    text: str = ""  # what it wrote, for people and for other seats
+    action: str | None = None  # what the world was told after this turn; None: the world was not asked
+    reward: float = 0.0  # what the world answered
+    version: int = 0  # of the weights that wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    reward: float
+    success: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """The play ended, but its result must not be believed (no parsable answer where one is demanded, leaked gold)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A crash of a world, an engine or a judge. Never a zero; never in an average."""
+
+    error: str
+
+
+Outcome = Scored | Invalid | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Who sat in a seat."""
+
+    kind: Literal["trained", "frozen", "remote", "scripted", "person"]
+    model: str = ""
+    revision: str = ""
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Where a branch left its origin: before token `token` of turn `turn`."""
+
+    episode: str
+    turn: int
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    id: str
+    task: Task
+    group: str  # episodes of one group share a start
+    turns: tuple[Turn, ...]
+    outcomes: Mapping[str, Outcome]  # one per side
+    terminated: bool = False  # the world ended
+    truncated: bool = False  # we stopped looking
+    players: Mapping[str, Player] = field(default_factory=dict)
+    parent: Parent | None = None
+    seed: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of the only, or first named, side."""
+        return next(iter(self.outcomes.values()))
+
+    def context(self, turn: int) -> Tokens:
+        """All tokens that turn `turn` saw before its forced and written ones."""
+        t = self.turns[turn]
+        before = () if t.continues is None else self.sequence(t.continues)
+        return before + t.prompt
+
+    def sequence(self, turn: int) -> Tokens:
+        """The context of a turn, what was forced on it and what it wrote."""
+        t = self.turns[turn]
+        return self.context(turn) + t.forced + t.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """`values` holds one number per token or step of turn `turn`, or a single number for a turn or episode."""
+
+    episode: str
+    name: str
+    level: Literal["token", "step", "turn", "episode"]
+    values: tuple[float, ...]
+    turn: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One token sequence ready to train on.
+
+    `streams` are per-token arrays of the sequence's length. A component of a loss named c is
+    sum over tokens of weight_c[t] * f_c[t], divided by the sum of mass[c] over the *whole* batch; so every
+    mean over tokens, turns, trajectories is written in the data before the first backward pass.
+    `law[t]` is an index into `laws` (-1: the model's own distribution). `unit` and `role` tie rows that an objective
+    needs together (`role` "chosen"/"rejected" of one pair).
+    """
+
+    tokens: np.ndarray
+    streams: Mapping[str, np.ndarray] = field(default_factory=dict)
+    mass: Mapping[str, float] = field(default_factory=dict)
+    laws: tuple[SamplingLaw, ...] = ()
+    episode: str = ""
+    group: str = ""
+    unit: str = ""
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        for name, s in self.streams.items():
+            if s.shape[:1] != (n,):
+                raise ValueError(f"stream '{name}' of sample {self.episode or self.unit!r} has shape {s.shape}, not ({n},)")

@@ -1,0 +1,24 @@
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def make_lm():
+    """Tiny models by family, wrapped and ready: make_lm("gpt2", dtype=torch.float64)."""
+    from trailmark.models.lm import LM
+    from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
+
+    def make(family="gpt2", dtype=torch.float32, seed=0, pad_is_eos=True, window=None, **shape):
+        tokenizer = tiny_tokenizer(pad_is_eos=pad_is_eos)
+        shape.setdefault("kv_heads", None if family == "gpt2" else 2)
+        config = tiny_config(family, vocab=len(tokenizer), window=window, **shape)
+        return LM(build(config, seed, dtype), tokenizer, f"tiny-{family}")
+
+    return make
