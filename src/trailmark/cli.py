@@ -65,8 +65,8 @@ def _options(
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe in YAML.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to set.")] = None,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe in YAML.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe, check it, and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in `out` stopped.")] = False,
 ) -> None:
@@ -105,8 +105,8 @@ def _continue(out: str, text: str) -> Any:
 
 @app.command()
 def diff(
-    a: Annotated[Path, typer.Argument(help="A run directory.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run directory.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
 ) -> None:
     """Say whether two runs are the same, bit for bit, and where they part."""
     from trailmark.diff import diff_runs
@@ -118,7 +118,7 @@ def diff(
 
 @app.command()
 def tasks(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[[check] NAME [KEY=VALUE]...]")] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[check] NAME KEY=VALUE")] = None,
 ) -> None:
     """List the tasks, show one with a first start, or check that one keeps the protocol (`tasks check NAME`)."""
     from trailmark.marked_yaml import parse

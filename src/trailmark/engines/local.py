@@ -128,9 +128,15 @@ class LocalEngine:
     def _prefill(self) -> None:
         """Compute every distinct waiting prompt once and draw the first token of all its samples."""
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
-        while self._waiting:
-            request, future = self._waiting.popleft()
-            prompts.setdefault(tuple(request.prompt), []).append((request, future))
+        later: deque[tuple[Request, asyncio.Future]] = deque()
+        admitted = len(self._ready)
+        for request, future in self._waiting:
+            if request.prompt in prompts or admitted < 2 * self.slots:  # kept keys and values take memory
+                prompts.setdefault(request.prompt, []).append((request, future))
+                admitted += request.n if request.max_tokens > 1 else 0
+            else:
+                later.append((request, future))
+        self._waiting = later
         by_bucket: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
             by_bucket.setdefault(-(-len(prompt) // BUCKET) * BUCKET, []).append(prompt)

@@ -1,0 +1,54 @@
+"""Methods by name: each a `Config` and a `run`. `sft` and `online` are here; `my_package.my_module` may be anybody's."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+from trailmark.config import RunConfig
+from trailmark.errors import RecipeError, nearest
+from trailmark.store import Run
+
+METHODS = {"sft": "trailmark.methods.sft", "online": "trailmark.methods.online"}
+
+
+class MethodModule(Protocol):
+    Config: type[RunConfig]
+
+    def run(self, config: Any, run: Run, resume: bool = False) -> dict[str, float]: ...
+
+
+def get_method(name: str) -> Any:
+    """The module (or, for "package.module:Name", the object) of a method."""
+    if name in METHODS:
+        return importlib.import_module(METHODS[name])
+    if "." not in name and ":" not in name:
+        raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} A method of your own is named package.module")
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        found = getattr(found, attribute) if attribute else found
+    except (ImportError, AttributeError) as problem:
+        raise RecipeError(f"method '{name}' cannot be imported: {problem}") from problem
+    if not hasattr(found, "Config") or not hasattr(found, "run"):
+        raise RecipeError(f"method '{name}' must have a Config (a RunConfig) and run(config, run, resume)")
+    return found
+
+
+def check(config: RunConfig) -> list[str]:
+    """What `--dry-run` can say about a recipe without network or weights."""
+    from trailmark.models.load import describe
+    from trailmark.tasks import get_task
+
+    about = describe(config.model)
+    lines = [f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"]
+    task = getattr(config, "task", None)
+    if task is not None:
+        source = get_task(task.name, **task.options)
+        lines.append(f"task: {task.name}, first start '{source.tasks('train', 1)[0].id}'")
+    data = getattr(config, "data", None)
+    if data is not None:
+        from trailmark.formats.messages import count_rows
+
+        lines.append(f"data: {data}, {count_rows(data)} rows")
+    return lines

@@ -1,0 +1,104 @@
+"""The outer loop of every method: step, evaluate, log, checkpoint, stop early, resume as if nothing had happened.
+
+A method is an object with `updates(step)`, which collects or reads data and yields `Update`s; whatever it must remember
+goes through `state()` and `load()`. The loop knows nothing else about it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from trailmark.config import RunConfig
+from trailmark.learn import checkpoint
+from trailmark.learn.learner import Learner, Update
+from trailmark.progress import Progress
+from trailmark.store import Run, truncate_metrics, truncate_segments
+
+
+class Method(Protocol):
+    learner: Learner
+
+    def updates(self, step: int) -> Iterator[Update]: ...
+
+    def metrics(self) -> Mapping[str, float]:
+        """What the step just made is worth reporting beside the losses."""
+        ...
+
+    def evaluate(self, step: int) -> Mapping[str, float]: ...
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Plain:
+    """What a method has when it says nothing: no metrics of its own, no evaluation, nothing to remember."""
+
+    def metrics(self) -> Mapping[str, float]:
+        return {}
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        return {}
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        return None
+
+
+def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
+    """Run `config.steps` steps, or go on from the newest checkpoint."""
+    start, best, bad, stopped = 0, [], 0, False  # best: [metric, step] of kept checkpoints, best first
+    checkpoint.sweep(run.checkpoints_dir)
+    if resume and (found := checkpoint.listed(run.checkpoints_dir)):
+        state = checkpoint.restore(found[-1], method.learner)
+        start, best, bad, stopped = state["step"], state["best"], state["without_better"], state["stopped"]
+        method.load(state["method"])
+        keep(run, config, best)
+    if resume:
+        truncate_metrics(run, start)
+        truncate_segments(run.episodes_dir, start + 1)
+        if start >= config.steps or stopped:
+            print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
+            return {}
+    last: dict[str, float] = {}
+    with Progress(config.steps, start, config.name) as progress:
+        for step in range(start + 1, config.steps + 1):
+            began = time.perf_counter()
+            metrics: dict[str, float] = {}
+            for update in method.updates(step):
+                metrics |= method.learner.update(update)
+            metrics |= method.metrics()
+            trained = time.perf_counter() - began
+            stop = False
+            if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
+                metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
+            value = metrics.get(config.checkpoint.metric)
+            if value is not None:
+                sign = 1 if config.checkpoint.mode == "max" else -1
+                better = not best or sign * value > sign * best[0][0]
+                bad = 0 if better else bad + 1
+                stop = config.eval.patience is not None and bad >= config.eval.patience
+                best = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))[: max(1, config.checkpoint.keep_best)]
+            last = metrics
+            run.log(step, metrics, {"seconds": time.perf_counter() - began, "train_seconds": trained})
+            progress.update(step, metrics)
+            due = config.checkpoint.every and step % config.checkpoint.every == 0
+            if due or stop or step == config.steps or (value is not None and best[0][1] == step and config.checkpoint.keep_best):
+                run.sync()
+                state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": stop}
+                checkpoint.save(run.checkpoints_dir, step, method.learner, state)
+                keep(run, config, best)
+            if stop:
+                break
+    return last
+
+
+def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
+    """Prune to the newest and the best checkpoints."""
+    named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
+    checkpoint.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)

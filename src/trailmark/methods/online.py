@@ -1,0 +1,131 @@
+"""Online reinforcement learning on any task, with the credit and the objective of your choice: REINFORCE, RLOO, GRPO and
+relatives. The plain method that the five papers' methods are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt, field_validator
+
+from trailmark.config import Config as Section
+from trailmark.config import EngineConfig, RunConfig, SamplingConfig
+from trailmark.credit import discounted, group_relative, leave_one_out
+from trailmark.engines.local import LocalEngine
+from trailmark.errors import RecipeError
+from trailmark.learn.forward import Readout
+from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Plain, train
+from trailmark.models.load import load_model
+from trailmark.models.lm import LM
+from trailmark.objectives import OBJECTIVES, Objective, get_objective
+from trailmark.rollout.play import Seat, play
+from trailmark.samples import Mean, build_samples, scored
+from trailmark.store import Run, write_segment
+from trailmark.tasks import get_task
+from trailmark.types import Episode, SamplingLaw, Scored
+
+
+class TaskConfig(Section):
+    name: str = Field("taxi", description="a registered task, or package.module:Make")
+    options: dict[str, Any] = Field({}, description="keywords of the task")
+
+
+class Config(RunConfig):
+    task: TaskConfig = Field(TaskConfig(), description="the world")
+    starts: PositiveInt = Field(8, description="tasks drawn in one step")
+    n: PositiveInt = Field(8, description="episodes of each task: one group")
+    sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    credit: Literal["returns", "group", "leave_one_out"] = Field("group", description="who earned the reward")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
+    mean: Mean = Field("token", description="how tokens, turns and episodes are averaged")
+    objective: dict[str, Any] = Field({"kind": "clipped"}, description="kind and its settings")
+    passes: PositiveInt = Field(1, description="passes over the episodes of a step")
+    minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
+    old: Literal["learner", "sampler"] = Field("learner", description="whose log-probs the ratio starts from")
+
+    @field_validator("objective")
+    @classmethod
+    def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
+        if v.get("kind") not in ("clipped", "weighted_logp"):
+            raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
+        try:
+            return get_objective(v).model_dump()
+        except RecipeError as e:
+            raise ValueError(str(e)) from e
+
+
+class OnlineMethod(Plain):
+    def __init__(self, config: Config, run: Run):
+        self.config, self.run = config, run
+        self.source = get_task(config.task.name, **config.task.options)
+        policy = load_model(config.model)
+        self.objective: Objective = get_objective(config.objective)
+        models = {"policy": policy}
+        self.ref = ""
+        if getattr(self.objective, "beta", 0):
+            self.ref = "policy/base" if policy.adapted else "ref"
+            if not policy.adapted:
+                models["ref"] = load_model(config.model).freeze()
+            self.objective = self.objective.model_copy(update={"ref": self.ref})
+        updates = config.steps * config.passes * config.minibatches
+        self.learner = Learner(models, config.learner, total=updates)
+        self.engine = LocalEngine(policy, config.engine.slots, config.engine.max_len, config.engine.fixed)
+        self._metrics: dict[str, float] = {}
+
+    def seat(self) -> Seat:
+        s = self.config.sampling
+        law = SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
+        return Seat("policy", self.engine, law, s.max_tokens, tuple(s.stop), "trained")
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        self.engine.publish(step - 1)
+        tasks = self.source.tasks("train", c.starts, seed=c.seed * 1_000_003 + step)
+        episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
+        write_segment(self.run.episodes_dir, step, episodes)
+        good, dropped = scored(episodes)
+        self._metrics = {**summary(good), **dropped}
+        if not good:
+            return
+        samples = build_samples(good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens)
+        fills = {"old": Readout("")} if c.old == "learner" else {}
+        if self.ref and getattr(self.objective, "kl", "") != "exact":
+            fills["ref"] = Readout("", model=self.ref)
+        if fills:
+            samples = self.learner.fill(samples, **fills)
+        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._metrics
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        tasks = self.source.tasks(self.config.eval.split, self.config.eval.n, seed=self.config.seed)
+        self.engine.publish(step)
+        good, dropped = scored(play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:"))
+        return {**summary(good), **dropped}
+
+
+def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:
+    """One number per turn of the policy: discounted return to go, or the episode's reward against its group."""
+    if credit == "returns":
+        return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], gamma)) for e in episodes}
+    rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]
+    groups = [e.group for e in episodes]
+    each = group_relative(rewards, groups) if credit == "group" else leave_one_out(rewards, groups)
+    return {e.id: [float(a)] * sum(t.seat == "policy" for t in e.turns) for e, a in zip(episodes, each)}
+
+
+def summary(episodes: Sequence[Episode]) -> dict[str, float]:
+    if not episodes:
+        return {}
+    outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
+    wins = [o.success for o in outcomes if o.success is not None]
+    out = {"reward": float(np.mean([o.reward for o in outcomes])), "turns": float(np.mean([len(e.turns) for e in episodes]))}
+    return {**out, "success": float(np.mean(wins))} if wins else out
+
+
+def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    return train(OnlineMethod(config, run), config, run, resume)

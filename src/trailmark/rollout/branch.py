@@ -1,0 +1,46 @@
+"""Re-enter any step of a stored episode and continue: with another seat, temperature or seed, any number of times.
+
+Monte-Carlo values of intermediate states, search, and a person's debugging are all this one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from trailmark.errors import TaskError
+from trailmark.rollout.play import Protocol, Seat, Start, play_all
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode, Parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """Before token `token` of turn `turn` of an episode."""
+
+    episode: Episode
+    turn: int
+    token: int = 0
+
+
+def branch(source: TaskSource, points: Sequence[Point], seats: Sequence[Seat], protocol: Protocol | None = None, n: int = 1, seed: int = 0,
+           at_once: int = 256) -> list[list[Episode]]:
+    """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
+    are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
+    starts = [s for p in points for s in _starts(p, n, seed)]
+    episodes = asyncio.run(play_all(source, starts, seats, protocol, at_once))
+    return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
+
+
+def _starts(point: Point, n: int, seed: int) -> list[Start]:
+    e = point.episode
+    if not 0 <= point.turn < len(e.turns):
+        raise TaskError(f"episode '{e.id}' has turns 0 to {len(e.turns) - 1}: it cannot be entered at turn {point.turn}")
+    turn = e.turns[point.turn]
+    if not 0 <= point.token <= len(turn.tokens):
+        raise TaskError(f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}")
+    parent = Parent(e.id, point.turn, point.token)
+    name = f"{e.id}>{point.turn}.{point.token}"
+    forced = turn.forced + turn.tokens[: point.token]
+    return [Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, e.players) for k in range(n)]
