@@ -1,11 +1,14 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
 
+import trailmark
 from trailmark import __version__, methods
 from trailmark.cli import app
 from trailmark.config import RunConfig
@@ -46,7 +49,9 @@ def demo(monkeypatch, tmp_path):
 
 
 def real(*words: str, cwd=None) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "trailmark", *words], capture_output=True, text=True, cwd=cwd)
+    env = {**os.environ, "PYTHONPATH": str(Path(trailmark.__file__).parents[1])}
+    command = [sys.executable, "-m", "trailmark", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
 
 
 def test_help_is_light():

@@ -122,7 +122,12 @@ def test_bad_files_are_sentences(runs, tmp_path):
     with pytest.raises(RunError, match=r"nowhere is not a run: there is no such directory"):
         diff_runs(runs[0], tmp_path / "nowhere")
     (runs[1] / "checkpoints/2/model.safetensors").write_bytes(b"\xff" * 20)
-    with pytest.raises(DataError, match=r"model.safetensors: not a safetensors file \(its header is cut off\)"):
+    with pytest.raises(DataError, match=r"model.safetensors: cannot be compared .*\(its header is cut off\)"):
+        diff_runs(*runs)
+    (runs[1] / "metrics.jsonl").write_text("{\n")
+    with pytest.raises(
+        DataError, match=r"metrics.jsonl: cannot be compared with .*metrics.jsonl: one of them is damaged"
+    ):
         diff_runs(*runs)
 
 

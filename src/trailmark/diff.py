@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.file}: {self.what}"
+
+
+def _only(second: bool) -> str:
+    return f"only in the {'second' if second else 'first'} run"
 
 
 def _short(value: Any) -> str:
@@ -49,40 +54,35 @@ def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
 
 def _lines(a: Path, b: Path) -> str:
     """Where two files of JSON lines part: the line, the episode or step it is about, and the key."""
-    xs, ys = a.read_bytes().split(b"\n"), b.read_bytes().split(b"\n")
-    for i, (x, y) in enumerate(zip(xs, ys, strict=False), 1):
+    for i, (x, y) in enumerate(zip_longest(a.read_bytes().split(b"\n"), b.read_bytes().split(b"\n")), 1):
         if x != y:
             if not x or not y:
-                return f"line {i}: only in the {'second' if not x else 'first'} run"
-            try:
-                u, v = json.loads(x), json.loads(y)
-            except ValueError:
-                return f"line {i}: the bytes differ, and they are not JSON"
+                return f"line {i}: {_only(not x)}"
+            u, v = json.loads(x), json.loads(y)
             about = next((f" ({k} {u[k]})" for k in ("id", "episode", "step") if k in u), "")
             return f"line {i}{about}: {next(_changes(u, v), 'equal values in other words')}"
-    return f"{len(xs)} and {len(ys)} lines"
+    return "the bytes differ"
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file (8 bytes of length, then JSON) and where its data starts."""
-    try:
-        with path.open("rb") as f:
-            size = int.from_bytes(f.read(8), "little")
-            if size > path.stat().st_size:
-                raise ValueError("its header is cut off")
-            return json.loads(f.read(size)), 8 + size
-    except (OSError, ValueError) as e:
-        raise DataError(f"not a safetensors file ({e}).", path) from None
+    """The tensors of a safetensors file (8 bytes of length, then JSON, then data) and where the data starts."""
+    with path.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError("its header is cut off")
+        header = json.loads(f.read(size))
+    return {
+        k: header[k] for k in sorted(header.keys() - {"__metadata__"}, key=lambda k: header[k]["data_offsets"])
+    }, 8 + size
 
 
 def _tensors(a: Path, b: Path) -> str:
-    """The first tensor that differs, in the order of the first file."""
+    """The first tensor that differs, in the order of the first file. By bytes: numpy has no bfloat16."""
     (heads, start), (others, other_start) = _header(a), _header(b)
-    names = sorted((n for n in heads if n != "__metadata__"), key=lambda n: heads[n]["data_offsets"])
     with a.open("rb") as f, b.open("rb") as g:
-        for name in dict.fromkeys([*names, *(n for n in others if n != "__metadata__")]):
+        for name in dict.fromkeys([*heads, *others]):
             if name not in heads or name not in others:
-                return f"tensor '{name}': only in the {'second' if name not in heads else 'first'} run"
+                return f"tensor '{name}': {_only(name not in heads)}"
             x, y = heads[name], others[name]
             if (x["dtype"], x["shape"]) != (y["dtype"], y["shape"]):
                 return f"tensor '{name}': {x['dtype']} {x['shape']} and {y['dtype']} {y['shape']}"
@@ -93,7 +93,7 @@ def _tensors(a: Path, b: Path) -> str:
             if p != q:
                 byte = next((i for i, (c, d) in enumerate(zip(p, q)) if c != d), min(len(p), len(q)))
                 return f"tensor '{name}': element {byte * math.prod(x['shape']) // size} of {x['shape']} differs"
-    return "tensors are equal, the header differs"
+    return "the tensors are equal, the header differs"
 
 
 def _same(a: Path, b: Path) -> bool:
@@ -107,24 +107,25 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _file(a: Path, b: Path) -> str | None:
-    if _same(a, b):
-        return None
-    if a.suffix == ".jsonl":
-        return _lines(a, b)
-    if a.suffix == ".safetensors":
-        return _tensors(a, b)
-    if a.suffix == ".json":
-        try:
+    """What differs first between two files, as their kind allows to say."""
+    try:
+        if _same(a, b):
+            return None
+        if a.suffix == ".jsonl":
+            return _lines(a, b)
+        if a.suffix == ".safetensors":
+            return _tensors(a, b)
+        if a.suffix == ".json":
             return next(_changes(json.loads(a.read_bytes()), json.loads(b.read_bytes())), "equal values in other words")
-        except ValueError:
-            return "the bytes differ, and they are not JSON"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise DataError(f"cannot be compared with {b}: one of them is damaged ({e}).", a) from None
     return f"the bytes differ ({a.stat().st_size} and {b.stat().st_size} of them)"
 
 
 def diff_recipes(a: str, b: str, ignored: Collection[str] = IGNORED) -> list[str]:
     """A sentence for each key that differs between two resolved recipes."""
-    x, y = (parse(text, "recipe.yaml")[0] or {} for text in (a, b))
-    keep = lambda recipe: {k: v for k, v in recipe.items() if k not in ignored}
+    x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
+    keep = lambda recipe: {k: v for k, v in recipe.items() if k not in ignored} if isinstance(recipe, dict) else recipe
     return list(_changes(keep(x), keep(y)))
 
 
@@ -140,7 +141,7 @@ def diff_runs(a: str | Path, b: str | Path) -> list[Difference]:
         for name in sorted(names):
             x, y = one / name, two / name
             if not x.is_file() or not y.is_file():
-                found.append(Difference(str(name), f"only in the {'second' if not x.is_file() else 'first'} run"))
+                found.append(Difference(str(name), _only(not x.is_file())))
             elif what := _file(x, y):
                 found.append(Difference(str(name), what))
     return found

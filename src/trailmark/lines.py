@@ -119,8 +119,9 @@ def _codec(tp: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         def items(v: Any, each: Callable[[Any], Any]) -> list[Any]:
             if not isinstance(v, list | tuple) or (size is not None and len(v) != size):
                 raise _Bad(f"must be a list{'' if size is None else f' of {size}'}, not {repr(v)[:60]}")
-            if args[0] in (int, float) and set(map(type, v)) <= {args[0]} and all(map(math.isfinite, v)):
-                return list(v)  # the common case, at the speed of C
+            plain = args[0] in (int, float) and set(map(type, v)) <= {args[0]}  # the common case, at the speed of C
+            if plain and (args[0] is int or all(map(math.isfinite, v))):
+                return list(v)
             return [_at(i, each, x) for i, x in enumerate(v)]
 
         return (lambda v: items(v, w)), (lambda v: tuple(items(v, r)))
@@ -221,8 +222,8 @@ def _encode(write: Callable[[Any], Any], value: Any, what: str) -> str:
     except _Bad as bad:
         key = ".".join(map(str, bad.path))
         raise DataError(f"{bad.message} ({what} was not written).", key=key) from None
-    except RecursionError:
-        raise DataError(f"{what} is nested too deeply to be written.") from None
+    except (RecursionError, ValueError) as e:  # a whole number of thousands of digits is a ValueError
+        raise DataError(f"{what} cannot be written: {e}.") from None
 
 
 def to_json(row: Episode | Annotation) -> str:

@@ -34,15 +34,24 @@ class _Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
+    """No anchors, and quotes around whatever would not be read back as the same text."""
+
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        odd = re.search("[\x85\u2028\u2029]", data)  # line breaks to YAML, which folds them
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if odd else None)
+
+
+Dumper.add_representer(str, Dumper.represent_str)
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] in ("null", "bool", "timestamp", "merge")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _cls in (_Loader, Dumper):  # the dumper quotes whatever either reading would not take for text
+for _cls in (_Loader, Dumper):  # the dumper keeps the old rules too, for other readers of YAML 1.1
     _cls.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(f"(?:{_INT})$"), list("-+0123456789"))
     _cls.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(rf"(?:{_FLOAT}|[-+]?\.(?:inf|nan))$", re.I), list("-+.0123456789")

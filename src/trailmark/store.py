@@ -234,7 +234,10 @@ class Run:
 
     @property
     def recipe(self) -> str:
-        return self.recipe_file.read_text("utf-8")
+        try:
+            return self.recipe_file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise RunError(f"{self.recipe_file} cannot be read ({e}).") from None
 
     def log(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any] | None = None) -> None:
         """Append the numbers of a step; those that depend on the clock go to their own file, so that the metrics of

@@ -26,17 +26,29 @@ BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 
 
 @dataclass(eq=False)
+class _Parts:
+    """The n samples of one request, delivered when the last is there."""
+
+    future: asyncio.Future
+    done: list[Completion | None]
+
+    def deliver(self, sample: int, completion: Completion) -> None:
+        self.done[sample] = completion
+        if all(d is not None for d in self.done) and not self.future.done():
+            self.future.set_result(self.done)
+
+
+@dataclass(eq=False)
 class _Live:
     """One sample on its way."""
 
     request: Request
     sample: int
     keys: tuple[int, int]
-    future: asyncio.Future
+    parts: _Parts
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
-    text: str = ""
 
 
 class LocalEngine:
@@ -52,6 +64,7 @@ class LocalEngine:
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
         self._pump_task: asyncio.Task | None = None
+        self._open: set[asyncio.Future] = set()
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
 
@@ -65,8 +78,12 @@ class LocalEngine:
             raise EngineError(
                 f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or raise engine.max_len"
             )
+        if not 0 <= min(request.prompt) <= max(request.prompt) < self.lm.vocab:
+            raise EngineError(f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?")
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
         if self._pump_task is None or self._pump_task.done():
             self._pump_task = asyncio.create_task(self._pump())
         return await future
@@ -115,12 +132,11 @@ class LocalEngine:
     def _fail(self, problem: Exception) -> None:
         error = EngineError(f"engine '{self.name}' failed: {type(problem).__name__}: {problem}")
         error.__cause__ = problem
-        futures = [f for _, f in self._waiting] + [r.live.future for r in self._ready]
-        futures += [live.future for live in self._rows if live]
         self._waiting.clear()
         self._ready.clear()
         self._rows = [None] * self.slots
-        for future in futures:
+        self._index[:] = self._last[:] = 0
+        for future in list(self._open):
             if not future.done():
                 future.set_exception(error)
 
@@ -164,10 +180,9 @@ class LocalEngine:
         source: list[int] = []
         for r, asked in enumerate(askers):
             for request, future in asked:
-                done: list[Completion | None] = [None] * request.n
-                waiting = _Gather(future, done)
+                parts = _Parts(future, [None] * request.n)
                 for k in range(request.n):
-                    lives.append(_Live(request, k, draw_key(request.seed, request.key, k), waiting))  # type: ignore[arg-type]
+                    lives.append(_Live(request, k, draw_key(request.seed, request.key, k), parts))
                     source.append(r)
         self._draw_many(logits, lives, source)
         for live, r in zip(lives, source):
@@ -254,7 +269,7 @@ class LocalEngine:
         if stop is None:
             return False
         completion = Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
-        live.future.deliver(live.sample, completion)  # type: ignore[attr-defined]
+        live.parts.deliver(live.sample, completion)
         return True
 
 
@@ -264,21 +279,3 @@ class _Ready:
     kept: dict[int, tuple[torch.Tensor, torch.Tensor]]
     source: int
     length: int
-
-
-class _Gather:
-    """The n samples of one request, delivered when the last is there."""
-
-    def __init__(self, future: asyncio.Future, done: list[Completion | None]):
-        self.future, self.parts = future, done
-
-    def deliver(self, sample: int, completion: Completion) -> None:
-        self.parts[sample] = completion
-        if all(p is not None for p in self.parts) and not self.future.done():
-            self.future.set_result(self.parts)
-
-    def done(self) -> bool:
-        return self.future.done()
-
-    def set_exception(self, error: Exception) -> None:
-        self.future.set_exception(error)

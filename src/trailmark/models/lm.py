@@ -29,6 +29,9 @@ class LM:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # our own progress says what a person wants to know
         base = self.base
         if base.config._attn_implementation != NAME:
             base.set_attn_implementation(NAME)

@@ -1,0 +1,131 @@
+"""float32, one thread, fixed slots: bitwise over slot, neighbours and arrival order. float64: the same tokens at any batch size,
+log-probs to 1e-9. Greedy is what `model.generate` writes."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from trailmark.engines.base import EngineError, Request, run
+from trailmark.engines.local import LocalEngine
+from trailmark.types import SamplingLaw
+
+FAMILIES = ["gpt2", "llama", "qwen2", "mistral", "gemma", "gemma2"]
+
+
+def requests(seed=0, lengths=(3, 17, 33, 40, 5, 31, 32, 64), n=2, max_tokens=24, vocab=250):
+    draw = np.random.default_rng(seed)
+    laws = [SamplingLaw(), SamplingLaw(temperature=0.7, top_p=0.9), SamplingLaw(top_k=5), SamplingLaw(allowed=(5, 6, 7, 8))]
+    return [
+        Request(tuple(int(t) for t in draw.integers(0, vocab, k)), laws[i % len(laws)], n, max_tokens - 2 * i, key=f"r{i}", seed=seed)
+        for i, k in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bitwise_over_slot_neighbours_and_arrival(make_lm, family):
+    lm = make_lm(family, window=16 if family in ("mistral", "gemma2") else None)
+    asked = requests()
+    together = run(LocalEngine(lm, slots=8, max_len=128), asked)
+    backwards = run(LocalEngine(lm, slots=8, max_len=128), asked[::-1])[::-1]
+    alone = [run(LocalEngine(lm, slots=8, max_len=128), [r])[0] for r in asked]
+    reused = LocalEngine(lm, slots=8, max_len=128)
+    run(reused, requests(seed=9))
+    again = run(reused, asked)
+    assert together == backwards == alone == again  # tokens, texts and both log-probs, bit for bit
+
+
+def test_late_arrivals_change_nothing(make_lm):
+    lm = make_lm("llama")
+    asked = requests()
+    engine = LocalEngine(lm, slots=4, max_len=128)
+
+    async def trickle():
+        async def later(k, r):
+            for _ in range(3 * k):
+                await asyncio.sleep(0)
+            return await engine.sample(r)
+
+        return list(await asyncio.gather(*(later(k, r) for k, r in enumerate(asked))))
+
+    assert asyncio.run(trickle()) == run(LocalEngine(lm, slots=4, max_len=128), asked)
+
+
+@pytest.mark.parametrize(("family", "tol"), [("gpt2", 1e-9), ("llama", 1e-6)])
+def test_any_batch_size_in_float64(make_lm, family, tol):
+    """Llama's norms compute in float32 whatever the weights are, which bounds what float64 can show there."""
+    lm = make_lm(family, dtype=torch.float64)
+    asked = requests(n=3)
+    want = run(LocalEngine(lm, slots=8, max_len=128), asked)
+    for slots, fixed, rows in [(1, True, 1), (3, True, 2), (64, True, 8), (5, False, 3), (16, False, 16)]:
+        got = run(LocalEngine(lm, slots=slots, max_len=128, fixed=fixed, prefill_rows=rows), asked)
+        for a, b in zip(sum(want, []), sum(got, [])):
+            assert a.tokens == b.tokens and a.text == b.text and a.stop == b.stop
+            assert np.allclose(a.logp, b.logp, rtol=0, atol=tol) and np.allclose(a.logq, b.logq, rtol=0, atol=tol)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_what_generate_writes(make_lm, family):
+    lm = make_lm(family, window=16 if family in ("mistral", "gemma2") else None)
+    asked = [Request(r.prompt, SamplingLaw(temperature=0), 1, 24) for r in requests()]
+    for request, (mine,) in zip(asked, run(LocalEngine(lm, slots=4, max_len=128), asked)):
+        ids = torch.tensor([request.prompt])
+        theirs = lm.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0)
+        assert list(mine.tokens) == theirs[0, len(request.prompt):].tolist()
+        assert all(q == 0.0 for q in mine.logq)
+
+
+def test_one_prefill_per_distinct_prompt(make_lm):
+    engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=128)
+    run(engine, [Request((1, 2, 3), n=9, max_tokens=4, key=str(k)) for k in range(5)] + [Request((4, 5), max_tokens=4)])
+    assert engine.prefills == 2 and engine.decoded == 46 * 4
+    keys = [c.tokens for c in sum(run(engine, [Request((1, 2, 3), n=20, max_tokens=4)]), [])]
+    assert len(set(keys)) == 20  # samples of one request are drawn apart
+
+
+def test_scores_are_what_was_drawn(make_lm):
+    lm = make_lm("gpt2", dtype=torch.float64)
+    engine = LocalEngine(lm, slots=4, max_len=128)
+    for request, done in zip(requests(), run(engine, requests())):
+        for c in done:
+            scored = engine.score_rows([request.prompt + c.tokens], [len(request.prompt)])[0]
+            assert scored == pytest.approx(list(c.logp), abs=1e-12)
+            if request.law.plain:
+                assert c.logp == c.logq
+            if request.law.allowed:
+                assert set(c.tokens) <= set(request.law.allowed)
+
+
+def test_stopping(make_lm):
+    lm = make_lm("gpt2")
+    engine, tok = LocalEngine(lm, slots=4, max_len=64), lm.tokenizer
+    free = run(engine, [Request((1, 2, 3), max_tokens=40, key="k")])[0][0]
+    third = free.tokens[2]
+    first = free.tokens.index(third)
+    by_id = run(engine, [Request((1, 2, 3), max_tokens=40, key="k", stop_ids=(third,))])[0][0]
+    assert by_id.tokens == free.tokens[: first + 1] and by_id.stop == "stop"  # the stopping token is kept among the tokens
+    assert by_id.text == tok.decode(free.tokens[:first])
+    held = run(engine, [Request((1, 2, 3), SamplingLaw(min_tokens=9, stop_ids=(third,)), 1, 40, (third,), key="k")])[0][0]
+    assert len(held.tokens) >= 10 - (held.stop == "length") and third not in held.tokens[:9]
+    letters = SamplingLaw(allowed=tuple(tok.encode("ab")))
+    text = run(engine, [Request((1,), letters, 1, 40, key="t")])[0][0].text
+    cut = run(engine, [Request((1,), letters, 1, 40, (), ("ba",), key="t")])[0][0]
+    assert cut.text == text[: text.index("ba")] and tok.decode(cut.tokens) == cut.text + "ba" and cut.stop == "stop"
+    full = run(engine, [Request(tuple(range(60)), max_tokens=40)])[0][0]
+    assert len(full.tokens) == 4 and full.stop == "length"
+
+
+def test_requests_that_cannot_be_served(make_lm):
+    engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=16)
+    with pytest.raises(EngineError, match="17 tokens and 'tiny-gpt2' holds 16"):
+        run(engine, [Request(tuple(range(17)))])
+    with pytest.raises(EngineError, match="empty prompt"):
+        run(engine, [Request(())])
+    with pytest.raises(EngineError, match="token 100000"):
+        run(engine, [Request((100_000,))])
+    broken, engine._prefill_part = engine._prefill_part, lambda *a: 1 / 0
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        run(engine, [Request((1, 2)), Request((3,))])
+    engine._prefill_part = broken
+    assert run(engine, [Request((1, 2), max_tokens=2)])[0][0].stop == "length"  # it lives on
