@@ -17,7 +17,16 @@ from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, Player, Sample, SamplingLaw, Scored, Task, Turn
 
 VOCAB = 8
-SPLITS = [(1, "rows"), (12, "rows"), (10_000, "rows"), (10_000, "left"), (1, "tree"), (10_000, "tree"), (14, "flat"), (10_000, "flat")]
+SPLITS = [
+    (1, "rows"),
+    (12, "rows"),
+    (10_000, "rows"),
+    (10_000, "left"),
+    (1, "tree"),
+    (10_000, "tree"),
+    (14, "flat"),
+    (10_000, "flat"),
+]
 
 
 def learner(lm, budget, layout, **models):
@@ -34,7 +43,9 @@ def gradient(lm, samples, objective, budget, layout, **models):
 
 
 def episode(name, turns, reward=1.0, group="g"):
-    return Episode(name, Task(name), group, tuple(turns), {"self": Scored(reward)}, True, False, {"policy": Player("trained")})
+    return Episode(
+        name, Task(name), group, tuple(turns), {"self": Scored(reward)}, True, False, {"policy": Player("trained")}
+    )
 
 
 def every_split(lm, samples, objective, term, want, tol=1e-12, **models):
@@ -72,13 +83,17 @@ def test_vrcli_group_and_k3():
     law = SamplingLaw(temperature=0.7)
     plans = [(1,), (2, 3), (4, 5, 6), (7, 7)]
     episodes = [
-        episode(f"e{k}", [Turn("policy", prompt=(5, 5, 5), tokens=p, logq=(-math.log(VOCAB),) * len(p), law=law)], reward=r)
+        episode(
+            f"e{k}", [Turn("policy", prompt=(5, 5, 5), tokens=p, logq=(-math.log(VOCAB),) * len(p), law=law)], reward=r
+        )
         for k, (p, r) in enumerate(zip(plans, [0, 0.5, 0.9, 1.0]))
     ]
     advantages = group_relative([e.outcome.reward for e in episodes], [e.group for e in episodes])
     assert advantages == pytest.approx([-1.3198, -0.2200, 0.6599, 0.8799], abs=1e-4)
     lm = TabularLM([(5, 5, 5)], VOCAB)
-    samples = build_samples(episodes, "policy", {"advantage": {e.id: [a] for e, a in zip(episodes, advantages)}}, mean="sequence")
+    samples = build_samples(
+        episodes, "policy", {"advantage": {e.id: [a] for e, a in zip(episodes, advantages)}}, mean="sequence"
+    )
     with_ref = [Sample(s.tokens, {**s.streams, "ref": s.streams["old"] - 0.5}, s.mass, s.laws) for s in samples]
     grads = every_split(lm, with_ref, Clipped(beta=1.0), "kl", 0.10653, tol=1e-5)
     terms, _ = gradient(lm, with_ref, Clipped(beta=1e-6), 10_000, "tree")
@@ -130,19 +145,26 @@ def test_oreo_residual_zero_at_the_optimum():
         for s in v:
             head.weight[0, critic.row[(9, *s)]] = v[s]
     episodes = [episode(f"{a}{b}", [Turn("policy", (9,), (a, b))], r) for (a, b), r in leaves.items()]
-    values = {"ref": {e.id: [np.log(ref[list(e.turns[0].tokens)])] for e in episodes},
-              "reward": {e.id: [e.outcome.reward] for e in episodes}}
+    values = {
+        "ref": {e.id: [np.log(ref[list(e.turns[0].tokens)])] for e in episodes},
+        "reward": {e.id: [e.outcome.reward] for e in episodes},
+    }
     samples = build_samples(episodes, "policy", values, mean="sequence")
     for budget, layout in SPLITS:
         both = learner(policy, budget, layout, critic=critic)
         full = both.fill(samples, policy_logp=Readout("", law=False), value=Readout("", "head", model="critic"))
         _, g = gradient(policy, full, SoftBellman(beta=beta), budget, layout)
         assert both.gradient(full, SoftBellman(beta=beta))["policy"] == pytest.approx(0, abs=1e-25)
-        assert both.gradient([Sample(s.tokens, {k: x for k, x in s.streams.items() if k != "value"}, s.mass) for s in full],
-                             SoftBellman(part="value", beta=beta))["value"] == pytest.approx(0, abs=1e-25)
+        assert both.gradient(
+            [Sample(s.tokens, {k: x for k, x in s.streams.items() if k != "value"}, s.mass) for s in full],
+            SoftBellman(part="value", beta=beta),
+        )["value"] == pytest.approx(0, abs=1e-25)
         assert g["logits"].abs().max() < 1e-13
     # Away from the optimum the loss is the hand-computed square: V raised by 0.1 in every state.
-    off = [Sample(s.tokens, {**s.streams, "value": s.streams["value"] + 0.1 * (s.streams["weight"] != 0)}, s.mass) for s in full]
+    off = [
+        Sample(s.tokens, {**s.streams, "value": s.streams["value"] + 0.1 * (s.streams["weight"] != 0)}, s.mass)
+        for s in full
+    ]
     every_split(policy, off, SoftBellman(beta=beta), "policy", 0.01, tol=1e-12)
 
 
@@ -157,7 +179,11 @@ def test_reflect_bandit_gradient():
     with torch.no_grad():
         lm.model.logits[0] = torch.as_tensor(logits)
     episodes = [
-        episode(f"e{n}", [Turn("reflector", (0,), (1, 1)), Turn("policy", (0, 1), (int(a),), law=law, action=str(a), reward=-c)], -c)
+        episode(
+            f"e{n}",
+            [Turn("reflector", (0,), (1, 1)), Turn("policy", (0, 1), (int(a),), law=law, action=str(a), reward=-c)],
+            -c,
+        )
         for n, (a, c) in enumerate(zip(actions, costs))
     ]
     samples = build_samples(episodes, "policy", {"advantage": {e.id: [e.outcome.reward] for e in episodes}})
@@ -186,5 +212,7 @@ def test_a_sixth_method_touches_no_core_file():
             return [Term("focal", -(view["weight"] * (1 - p) ** self.gamma * view["logp"]).sum())]
 
     lm = TabularLM([], VOCAB)
-    samples = build_samples([episode("x", [Turn("policy", (1,), (2, 3))]), episode("y", [Turn("policy", (1,), (4,))])], "policy")
+    samples = build_samples(
+        [episode("x", [Turn("policy", (1,), (2, 3))]), episode("y", [Turn("policy", (1,), (4,))])], "policy"
+    )
     every_split(lm, samples, Focal(), "focal", (7 / 8) ** 2 * math.log(8))

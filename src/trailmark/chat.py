@@ -121,8 +121,10 @@ class _Template:
         elif prompt.startswith(head) and isinstance(content, str) and content.startswith(opened):
             body = content.removeprefix(opened)  # the prompt opens a thought that the template drops from the record
         else:
-            raise DataError(f"message {i}: the chat template prompts with {prompt[-40:]!r}, but does not show the "
-                            "assistant's message behind that: what would the model have written?")
+            raise DataError(
+                f"message {i}: the chat template prompts with {prompt[-40:]!r}, but does not show the "
+                "assistant's message behind that: what would the model have written?"
+            )
         return _Turn(i, prompt, prompt + body + lead + end, end)
 
     def encode(self, text: str, after: str = "") -> list[int]:
@@ -170,8 +172,12 @@ def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own"
     for before, (at, prompt) in zip(turns, prompts):
         if not prompt.startswith(before.full):
             k = next((k for k, (a, b) in enumerate(zip(prompt, before.full)) if a != b), len(prompt))
-            return Extension(False, at, f"the prompt of message {at} has {prompt[k : k + 40]!r} where the model saw or "
-                                        f"wrote {before.full[k : k + 40]!r} up to message {before.message}")
+            return Extension(
+                False,
+                at,
+                f"the prompt of message {at} has {prompt[k : k + 40]!r} where the model saw or "
+                f"wrote {before.full[k : k + 40]!r} up to message {before.message}",
+            )
     return Extension(True)
 
 
@@ -199,9 +205,9 @@ def end_of_turn(tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any
 class Conversation:
     """A conversation while it is played: an append-only buffer of what one model has seen and written.
 
-        c.add({"role": "user", "content": "..."})
-        new, continues = c.prompt()            # append `new` to what the model has seen, or start afresh with it
-        c.wrote(tokens, text)                  # its own tokens, kept verbatim at the end of `c.tokens`
+    c.add({"role": "user", "content": "..."})
+    new, continues = c.prompt()            # append `new` to what the model has seen, or start afresh with it
+    c.wrote(tokens, text)                  # its own tokens, kept verbatim at the end of `c.tokens`
     """
 
     def __init__(self, tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any):

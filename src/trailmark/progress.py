@@ -22,7 +22,13 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Rich
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+            )
             self._bar = Rich(*columns, console=Console(stderr=True))
             self._bar.start()
             self._id = self._bar.add_task(self.name, total=self.total, completed=self.done, numbers="")

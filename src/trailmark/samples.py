@@ -52,8 +52,13 @@ def chains(episode: Episode, seat: str) -> list[list[int]]:
 
 
 def build_samples(
-    episodes: Sequence[Episode], seat: str, values: Mapping[str, PerTurn] | None = None, mean: Mean = "token", length: int = 1,
-    weight: str = "weight", max_len: int | None = None,
+    episodes: Sequence[Episode],
+    seat: str,
+    values: Mapping[str, PerTurn] | None = None,
+    mean: Mean = "token",
+    length: int = 1,
+    weight: str = "weight",
+    max_len: int | None = None,
 ) -> list[Sample]:
     """Samples of one seat. `values` fill streams: a number per turn is spread over the turn's tokens, a sequence gives
     one number per token. Always there: weight, old (log-prob when drawn, under its law), law, written, turn, step."""
@@ -64,7 +69,9 @@ def build_samples(
             continue
         for name, table in (values or {}).items():
             if e.id not in table or len(table[e.id]) != len(mine):
-                raise LearnError(f"episode '{e.id}': '{name}' must have one entry for each of the {len(mine)} turns of seat '{seat}'")
+                raise LearnError(
+                    f"episode '{e.id}': '{name}' must have one entry for each of the {len(mine)} turns of seat '{seat}'"
+                )
         number = {turn: k for k, turn in enumerate(mine)}
         sizes = np.array([len(e.turns[i].tokens) for i in mine])
         per_turn, total = _weights(sizes, mean, length)
@@ -74,7 +81,9 @@ def build_samples(
             sample = _sample(e, chain, number, per_turn, values or {}, weight)
             share = total * (sizes[[number[i] for i in chain]].sum() / sizes.sum())
             if max_len is not None and len(sample.tokens) > max_len:
-                raise LearnError(f"episode '{e.id}': a sequence of {len(sample.tokens)} tokens is longer than the model's {max_len}")
+                raise LearnError(
+                    f"episode '{e.id}': a sequence of {len(sample.tokens)} tokens is longer than the model's {max_len}"
+                )
             out.append(Sample(sample.tokens, sample.streams, {weight: float(share)}, sample.laws, e.id, e.group))
     return out
 
@@ -93,13 +102,24 @@ def _weights(sizes: np.ndarray, mean: Mean, length: int) -> tuple[np.ndarray, fl
     return ones / length, 1.0
 
 
-def _sample(e: Episode, chain: list[int], number: dict[int, int], per_turn: np.ndarray, values: Mapping[str, PerTurn],
-            weight: str) -> Sample:
+def _sample(
+    e: Episode,
+    chain: list[int],
+    number: dict[int, int],
+    per_turn: np.ndarray,
+    values: Mapping[str, PerTurn],
+    weight: str,
+) -> Sample:
     tokens = np.array(e.sequence(chain[-1]), np.int64)
     n = len(tokens)
     streams: dict[str, np.ndarray] = {
-        weight: np.zeros(n), "old": np.zeros(n), "law": np.full(n, -1, np.int64), "written": np.zeros(n, np.int64),
-        "turn": np.full(n, -1, np.int64), "step": np.full(n, -1, np.int64), **{name: np.zeros(n) for name in values},
+        weight: np.zeros(n),
+        "old": np.zeros(n),
+        "law": np.full(n, -1, np.int64),
+        "written": np.zeros(n, np.int64),
+        "turn": np.full(n, -1, np.int64),
+        "step": np.full(n, -1, np.int64),
+        **{name: np.zeros(n) for name in values},
     }
     laws: dict[SamplingLaw, int] = {}
     steps = 0
@@ -124,6 +144,17 @@ def _sample(e: Episode, chain: list[int], number: dict[int, int], per_turn: np.n
 def pair(chosen: Sample, rejected: Sample, unit: str) -> list[Sample]:
     """Two samples as the two sides of one preference; the pair's mass is 1."""
     return [
-        Sample(chosen.tokens, chosen.streams, {"weight": 1.0}, chosen.laws, chosen.episode, chosen.group, unit, "chosen"),
-        Sample(rejected.tokens, rejected.streams, {"weight": 0.0}, rejected.laws, rejected.episode, rejected.group, unit, "rejected"),
+        Sample(
+            chosen.tokens, chosen.streams, {"weight": 1.0}, chosen.laws, chosen.episode, chosen.group, unit, "chosen"
+        ),
+        Sample(
+            rejected.tokens,
+            rejected.streams,
+            {"weight": 0.0},
+            rejected.laws,
+            rejected.episode,
+            rejected.group,
+            unit,
+            "rejected",
+        ),
     ]

@@ -48,7 +48,10 @@ class SamplingLaw:
     def plain(self) -> bool:
         """True when the law is the model's own distribution."""
         return (
-            self.temperature == 1.0 and self.top_p >= 1.0 and not self.top_k and self.allowed is None
+            self.temperature == 1.0
+            and self.top_p >= 1.0
+            and not self.top_k
+            and self.allowed is None
             and not self.min_tokens
         )
 
@@ -187,4 +190,6 @@ class Sample:
         n = len(self.tokens)
         for name, s in self.streams.items():
             if s.shape[:1] != (n,):
-                raise ValueError(f"stream '{name}' of sample {self.episode or self.unit!r} has shape {s.shape}, not ({n},)")
+                raise ValueError(
+                    f"stream '{name}' of sample {self.episode or self.unit!r} has shape {s.shape}, not ({n},)"
+                )

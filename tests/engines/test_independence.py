@@ -16,9 +16,21 @@ FAMILIES = ["gpt2", "llama", "qwen2", "mistral", "gemma", "gemma2"]
 
 def requests(seed=0, lengths=(3, 17, 33, 40, 5, 31, 32, 64), n=2, max_tokens=24, vocab=250):
     draw = np.random.default_rng(seed)
-    laws = [SamplingLaw(), SamplingLaw(temperature=0.7, top_p=0.9), SamplingLaw(top_k=5), SamplingLaw(allowed=(5, 6, 7, 8))]
+    laws = [
+        SamplingLaw(),
+        SamplingLaw(temperature=0.7, top_p=0.9),
+        SamplingLaw(top_k=5),
+        SamplingLaw(allowed=(5, 6, 7, 8)),
+    ]
     return [
-        Request(tuple(int(t) for t in draw.integers(0, vocab, k)), laws[i % len(laws)], n, max_tokens - 2 * i, key=f"r{i}", seed=seed)
+        Request(
+            tuple(int(t) for t in draw.integers(0, vocab, k)),
+            laws[i % len(laws)],
+            n,
+            max_tokens - 2 * i,
+            key=f"r{i}",
+            seed=seed,
+        )
         for i, k in enumerate(lengths)
     ]
 
@@ -71,8 +83,10 @@ def test_greedy_is_what_generate_writes(make_lm, family):
     asked = [Request(r.prompt, SamplingLaw(temperature=0), 1, 24) for r in requests()]
     for request, (mine,) in zip(asked, run(LocalEngine(lm, slots=4, max_len=128), asked)):
         ids = torch.tensor([request.prompt])
-        theirs = lm.model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0)
-        assert list(mine.tokens) == theirs[0, len(request.prompt):].tolist()
+        theirs = lm.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        assert list(mine.tokens) == theirs[0, len(request.prompt) :].tolist()
         assert all(q == 0.0 for q in mine.logq)
 
 
@@ -104,9 +118,13 @@ def test_stopping(make_lm):
     third = free.tokens[2]
     first = free.tokens.index(third)
     by_id = run(engine, [Request((1, 2, 3), max_tokens=40, key="k", stop_ids=(third,))])[0][0]
-    assert by_id.tokens == free.tokens[: first + 1] and by_id.stop == "stop"  # the stopping token is kept among the tokens
+    assert (
+        by_id.tokens == free.tokens[: first + 1] and by_id.stop == "stop"
+    )  # the stopping token is kept among the tokens
     assert by_id.text == tok.decode(free.tokens[:first])
-    held = run(engine, [Request((1, 2, 3), SamplingLaw(min_tokens=9, stop_ids=(third,)), 1, 40, (third,), key="k")])[0][0]
+    held = run(engine, [Request((1, 2, 3), SamplingLaw(min_tokens=9, stop_ids=(third,)), 1, 40, (third,), key="k")])[0][
+        0
+    ]
     assert len(held.tokens) >= 10 - (held.stop == "length") and third not in held.tokens[:9]
     letters = SamplingLaw(allowed=tuple(tok.encode("ab")))
     text = run(engine, [Request((1,), letters, 1, 40, key="t")])[0][0].text

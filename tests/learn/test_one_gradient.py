@@ -25,8 +25,11 @@ class Two(Objective):
     def terms(self, view):
         w, v = view["weight"], view["value_weight"]
         policy = -(w * view["advantage"] * view["logp"]).sum()
-        return [Term("policy", policy), Term("entropy", (w * view["entropy"]).sum(), coef=-0.01),
-                Term("value", (v * (view["value"] - view["advantage"]) ** 2).sum(), weight="value_weight", coef=0.5)]
+        return [
+            Term("policy", policy),
+            Term("entropy", (w * view["entropy"]).sum(), coef=-0.01),
+            Term("value", (v * (view["value"] - view["advantage"]) ** 2).sum(), weight="value_weight", coef=0.5),
+        ]
 
 
 def batch(seed=0, vocab=250, rows=11):
@@ -39,15 +42,25 @@ def batch(seed=0, vocab=250, rows=11):
         prompt, n = prompts[k % 3], int(draw.integers(2, 14))
         tokens = np.concatenate([prompt, draw.choice(np.arange(0, 250, 5), n)])
         law = np.full(len(tokens), -1)
-        law[len(prompt):] = k % 3 - 1
+        law[len(prompt) :] = k % 3 - 1
         weight, states, advantage = np.zeros((3, len(tokens)))
-        weight[len(prompt):] = 1 / n
-        states[len(prompt)::2] = 1
-        advantage[len(prompt):] = draw.normal(size=n)
-        out.append(Sample(tokens, {"weight": weight, "value_weight": states, "advantage": advantage, "law": law},
-                          {"weight": 1.0, "value_weight": float(states.sum())}, laws))
+        weight[len(prompt) :] = 1 / n
+        states[len(prompt) :: 2] = 1
+        advantage[len(prompt) :] = draw.normal(size=n)
+        out.append(
+            Sample(
+                tokens,
+                {"weight": weight, "value_weight": states, "advantage": advantage, "law": law},
+                {"weight": 1.0, "value_weight": float(states.sum())},
+                laws,
+            )
+        )
     short = out[0].tokens[:-1]
-    out.append(Sample(short, {n: s[: len(short)] for n, s in out[0].streams.items()}, {"weight": 0.5, "value_weight": 1.0}, laws))
+    out.append(
+        Sample(
+            short, {n: s[: len(short)] for n, s in out[0].streams.items()}, {"weight": 0.5, "value_weight": 1.0}, laws
+        )
+    )
     return [*out, out[4]]
 
 
@@ -59,7 +72,9 @@ def gradient(lm, samples, budget, layout):
     return terms, {n: p.grad.clone() for n, p in lm.parameters()}
 
 
-@pytest.mark.parametrize(("family", "tol"), [("gpt2", 1e-10), ("llama", 1e-6), ("mistral", 1e-6), ("qwen2", 1e-6), ("gemma", 1e-6)])
+@pytest.mark.parametrize(
+    ("family", "tol"), [("gpt2", 1e-10), ("llama", 1e-6), ("mistral", 1e-6), ("qwen2", 1e-6), ("gemma", 1e-6)]
+)
 def test_one_gradient(make_lm, family, tol):
     lm = make_lm(family, dtype=torch.float64, window=5 if family == "mistral" else None)
     lm.add_head("value", zero=False)
@@ -107,7 +122,10 @@ def test_units_stay_together_and_budget_holds():
     assert sorted(len(p.samples) for p in parts) == [2, 4, 4] and all(p.computed <= 20 for p in parts)
     for p in parts:
         assert all(sum(s.unit == t.unit for t in p.samples) == 2 for s in p.samples)
-    left, right = lay_out(samples[:2] + [Sample(np.arange(9))], "left"), lay_out(samples[:2] + [Sample(np.arange(9))], "rows")
+    left, right = (
+        lay_out(samples[:2] + [Sample(np.arange(9))], "left"),
+        lay_out(samples[:2] + [Sample(np.arange(9))], "rows"),
+    )
     assert left.ids[0].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4] and right.ids[0].tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0]
 
 

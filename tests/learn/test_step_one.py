@@ -38,7 +38,13 @@ class TalkWorld:
         self.left -= 1
         over = self.left == 0
         labels = ("1", "2", "3") if self.left == 1 else ()
-        return Step(Observation(f"You said {len(action)} letters.", labels=labels), 1.0, over, False, Scored(1.0) if over else None)
+        return Step(
+            Observation(f"You said {len(action)} letters.", labels=labels),
+            1.0,
+            over,
+            False,
+            Scored(1.0) if over else None,
+        )
 
 
 def collect(lm, law=SamplingLaw(temperature=0.9, top_p=0.95), chat=True):
@@ -48,7 +54,9 @@ def collect(lm, law=SamplingLaw(temperature=0.9, top_p=0.95), chat=True):
     async def talk(desk: Desk):
         while not desk.over:
             seen = desk.observation
-            turn = await desk.ask("policy", messages=[{"role": "user", "content": seen.text}], allowed=seen.labels or None)
+            turn = await desk.ask(
+                "policy", messages=[{"role": "user", "content": seen.text}], allowed=seen.labels or None
+            )
             desk.act(turn.text)
 
     starts = start_all(source.tasks(n=7), n=2)
@@ -74,8 +82,15 @@ def test_ratio_is_exactly_one(make_lm, family, layout):
     assert all((s.streams["now"] == s.streams["old"]).all() for s in seen)
 
 
-@pytest.mark.parametrize(("family", "dtype", "tol"), [
-    ("gpt2", torch.float64, 1e-9), ("gpt2", torch.float32, 5e-5), ("llama", torch.float32, 5e-5), ("mistral", torch.float32, 5e-5)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "tol"),
+    [
+        ("gpt2", torch.float64, 1e-9),
+        ("gpt2", torch.float32, 5e-5),
+        ("llama", torch.float32, 5e-5),
+        ("mistral", torch.float32, 5e-5),
+    ],
+)
 def test_sampler_equals_learner(make_lm, family, dtype, tol):
     """Ragged multi-turn conversations, pad = eos, label-restricted turns, forced tokens, temperature and top-p."""
     lm = make_lm(family, dtype=dtype, pad_is_eos=True)

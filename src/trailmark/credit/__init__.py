@@ -6,6 +6,13 @@ from .returns import discounted, max_abs_normalise
 from .shaping import kl_shaped, place, whiten
 
 __all__ = [
-    "discounted", "gae", "gae_on_clock", "group_relative", "kl_shaped", "leave_one_out", "max_abs_normalise", "place",
+    "discounted",
+    "gae",
+    "gae_on_clock",
+    "group_relative",
+    "kl_shaped",
+    "leave_one_out",
+    "max_abs_normalise",
+    "place",
     "whiten",
 ]

@@ -31,7 +31,11 @@ def gae(
 
 
 def gae_on_clock(
-    reward_stream: ArrayLike, value_stream: ArrayLike, clock_id: ArrayLike, gamma: float, lam: float,
+    reward_stream: ArrayLike,
+    value_stream: ArrayLike,
+    clock_id: ArrayLike,
+    gamma: float,
+    lam: float,
     bootstrap: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """`gae` on token streams, where time moves once per tick: `clock_id[t]` is the decision token t belongs to.

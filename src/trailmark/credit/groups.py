@@ -41,8 +41,12 @@ class _Groups:
 
 
 def group_relative(
-    rewards: ArrayLike, groups: Sequence | np.ndarray, scale: Literal["std", "none"] = "std", eps: float = 1e-9,
-    guard: float = 1e-6, clip: float | None = None,
+    rewards: ArrayLike,
+    groups: Sequence | np.ndarray,
+    scale: Literal["std", "none"] = "std",
+    eps: float = 1e-9,
+    guard: float = 1e-6,
+    clip: float | None = None,
 ) -> np.ndarray:
     """GRPO: A_i = (R_i - mean_g) / (std_g + eps) with the unbiased std (n - 1), or R_i - mean_g with scale "none".
 

@@ -79,7 +79,9 @@ class LocalEngine:
                 f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or raise engine.max_len"
             )
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.lm.vocab:
-            raise EngineError(f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?")
+            raise EngineError(
+                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?"
+            )
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._open.add(future)
@@ -106,7 +108,9 @@ class LocalEngine:
         for tokens, start in zip(rows, starts):
             ids = torch.as_tensor(tokens, device=self.lm.device)[None]
             pos = torch.arange(ids.shape[1], device=self.lm.device)[None]
-            hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[0, max(start, 1) - 1 : -1]
+            hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[
+                0, max(start, 1) - 1 : -1
+            ]
             logp = []
             for chunk, target in zip(hidden.split(512), ids[0, max(start, 1) :].split(512)):
                 logp.append(working(self.lm.logits(chunk)).log_softmax(-1).gather(1, target[:, None])[:, 0])
@@ -162,7 +166,9 @@ class LocalEngine:
                 part = group[first : first + self.prefill_rows]
                 self._prefill_part(part, width, [prompts[p] for p in part])
 
-    def _prefill_part(self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]) -> None:
+    def _prefill_part(
+        self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]
+    ) -> None:
         rows = self.prefill_rows if self.fixed else len(part)
         ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
         end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()

@@ -47,5 +47,10 @@ def _row(line: str, path: str | Path, number: int) -> list[dict[str, str]]:
     for key in ("prompt", "response"):
         if not isinstance(row.get(key), str):
             missing = nearest(key, row) if row else ""
-            raise DataError(f"is missing (a row is {{'messages': [...]}} or {{'prompt': …, 'response': …}}).{missing}", path, number, key)
+            raise DataError(
+                f"is missing (a row is {{'messages': [...]}} or {{'prompt': …, 'response': …}}).{missing}",
+                path,
+                number,
+                key,
+            )
     return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]

@@ -39,9 +39,17 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         for name, optimiser in learner.optimisers.items():
             save_model(learner.models[name], scratch / name, folder.parent / f"base-{name}")
             point("checkpoint.weights")
-            save_file({k: t.detach().cpu().contiguous() for k, t in optimiser.tensors().items()}, scratch / f"optimiser-{name}.safetensors")
+            save_file(
+                {k: t.detach().cpu().contiguous() for k, t in optimiser.tensors().items()},
+                scratch / f"optimiser-{name}.safetensors",
+            )
             point("checkpoint.optimiser")
-        whole = {"step": step, "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()}, "random": random_state(), **state}
+        whole = {
+            "step": step,
+            "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()},
+            "random": random_state(),
+            **state,
+        }
         (scratch / "state.json").write_text(json.dumps(whole, indent=1, sort_keys=True, allow_nan=False))
         point("checkpoint.state")
         for path in [*scratch.rglob("*"), scratch]:
@@ -56,8 +64,12 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         raise cannot_write(final, problem) from problem
     except Exception as problem:
         shutil.rmtree(scratch, ignore_errors=True)
-        if "I/O" in str(problem) or "os error" in str(problem).lower():  # safetensors reports a full disk in its own words
-            raise RunError(f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume.") from problem
+        if (
+            "I/O" in str(problem) or "os error" in str(problem).lower()
+        ):  # safetensors reports a full disk in its own words
+            raise RunError(
+                f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume."
+            ) from problem
         raise
     return final
 
@@ -69,7 +81,9 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
             if not base_folder.exists():  # a base that was made here is kept once, so that the adapter can be loaded
                 scratch = base_folder.with_name(f".{base_folder.name}.partial")
                 shutil.rmtree(scratch, ignore_errors=True)
-                with_plain_names = {k.replace(".base_layer", ""): v for k, v in lm.base.state_dict().items() if "lora_" not in k}
+                with_plain_names = {
+                    k.replace(".base_layer", ""): v for k, v in lm.base.state_dict().items() if "lora_" not in k
+                }
                 lm.base.save_pretrained(scratch, state_dict=with_plain_names)
                 lm.tokenizer.save_pretrained(scratch)
                 scratch.rename(base_folder)
@@ -77,7 +91,9 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
     lm.model.save_pretrained(folder)
     lm.tokenizer.save_pretrained(folder)
     if len(lm.heads):
-        save_file({k: t.detach().cpu().contiguous() for k, t in lm.heads.state_dict().items()}, folder / "heads.safetensors")
+        save_file(
+            {k: t.detach().cpu().contiguous() for k, t in lm.heads.state_dict().items()}, folder / "heads.safetensors"
+        )
 
 
 def load_weights(lm: LM, folder: Path) -> None:
@@ -130,6 +146,13 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(path)
 
 
+def seed_all(seed: int) -> None:
+    """Nothing of ours draws from the global generators, but what a user's task or model draws is then repeatable too."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def random_state() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     kind, keys, pos, has_gauss, cached = np.random.get_state()
@@ -137,7 +160,9 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(internal), gauss],
         "numpy": [kind, keys.tolist(), int(pos), int(has_gauss), float(cached)],  # type: ignore[union-attr]
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [s.numpy().tobytes().hex() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "cuda": [s.numpy().tobytes().hex() for s in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_available()
+        else [],
     }
 
 

@@ -62,7 +62,9 @@ class View:
     def __getitem__(self, name: str) -> Tensor:
         found = self.read if name in self.read else self.streams
         if name not in found:
-            raise LearnError(f"the objective needs '{name}', which the samples do not have (streams: {', '.join(sorted(self.streams))})")
+            raise LearnError(
+                f"the objective needs '{name}', which the samples do not have (streams: {', '.join(sorted(self.streams))})"
+            )
         return found[name]
 
     def row_sum(self, x: Tensor) -> Tensor:
@@ -90,8 +92,12 @@ def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], 
     read: dict[str, Tensor] = {}
     for (model, where, at), group in _grouped(readouts).items():
         if where not in packed.streams:
-            raise LearnError(f"readout '{group[0].name}' is wanted where '{where}' is not 0, but the samples have no such stream")
-        m = np.nonzero(packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after")))[0]
+            raise LearnError(
+                f"readout '{group[0].name}' is wanted where '{where}' is not 0, but the samples have no such stream"
+            )
+        m = np.nonzero(
+            packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after"))
+        )[0]
         place = packed.where[m] if at == "after" else packed.where[m - 1]
         target = packed.ids.reshape(-1)[packed.where[m]]
         with _as(models, model) as lm, torch.set_grad_enabled(model in with_grad), _autocast(lm, amp):
@@ -104,8 +110,17 @@ def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], 
     return View(packed, streams, read, torch.as_tensor(packed.row, device=device))
 
 
-def _read(lm: LM, models: Mapping[str, LM], hidden: dict[str, Tensor], model: str, group: list[Readout], packed: Packed,
-          m: np.ndarray, place: np.ndarray, target: np.ndarray) -> list[Tensor]:
+def _read(
+    lm: LM,
+    models: Mapping[str, LM],
+    hidden: dict[str, Tensor],
+    model: str,
+    group: list[Readout],
+    packed: Packed,
+    m: np.ndarray,
+    place: np.ndarray,
+    target: np.ndarray,
+) -> list[Tensor]:
     device = lm.device
     states = hidden[model].index_select(0, torch.as_tensor(place, device=device))
     out: dict[str, list[Tensor]] = {r.name: [] for r in group}
@@ -114,7 +129,9 @@ def _read(lm: LM, models: Mapping[str, LM], hidden: dict[str, Tensor], model: st
         if r.kind == "head":
             value = lm.heads[r.head](states)
             out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
-    others = {r.to: hidden[r.to].index_select(0, torch.as_tensor(place, device=device)) for r in tokens if r.kind == "kl"}
+    others = {
+        r.to: hidden[r.to].index_select(0, torch.as_tensor(place, device=device)) for r in tokens if r.kind == "kl"
+    }
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
     goal = torch.as_tensor(target, device=device)

@@ -35,7 +35,13 @@ class Update:
 class Learner:
     """Models by name, and an optimiser for each that is trained."""
 
-    def __init__(self, models: dict[str, LM], config: LearnerConfig, trains: Mapping[str, OptimConfig] | None = None, total: int = 1):
+    def __init__(
+        self,
+        models: dict[str, LM],
+        config: LearnerConfig,
+        trains: Mapping[str, OptimConfig] | None = None,
+        total: int = 1,
+    ):
         self.models, self.config = models, config
         wanted = {"policy": config.optim} if trains is None else trains
         self.optimisers = {name: Optimiser(models[name], optim, total, config.ema) for name, optim in wanted.items()}
@@ -79,12 +85,16 @@ class Learner:
             for term in objective.terms(seen):
                 whole = mass.get(term.weight, 0.0)
                 if whole <= 0:
-                    raise LearnError(f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}")
+                    raise LearnError(
+                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
+                    )
                 share = term.sum / whole
                 totals[term.name] = totals.get(term.name, 0.0) + float(share.detach())
                 if not math.isfinite(totals[term.name]):
-                    raise LearnError(f"term '{term.name}' of {objective.kind} is {totals[term.name]}: nothing was changed; look at the samples "
-                                     f"of episode '{packed.samples[0].episode}' and its neighbours")
+                    raise LearnError(
+                        f"term '{term.name}' of {objective.kind} is {totals[term.name]}: nothing was changed; look at the samples "
+                        f"of episode '{packed.samples[0].episode}' and its neighbours"
+                    )
                 if term.coef:
                     loss = loss + term.coef * share
                     totals["loss"] = totals.get("loss", 0.0) + term.coef * float(share.detach())
@@ -118,7 +128,9 @@ def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
         units.setdefault(s.unit or f"\0{n}", []).append(s)
     listed = list(units.values())
     parts = max(1, min(parts, len(listed)))
-    return [[s for u in listed[k * len(listed) // parts : (k + 1) * len(listed) // parts] for s in u] for k in range(parts)]
+    return [
+        [s for u in listed[k * len(listed) // parts : (k + 1) * len(listed) // parts] for s in u] for k in range(parts)
+    ]
 
 
 def choose_shape(wish: Shape, lm: LM, samples: Sequence[Sample]) -> Shape:

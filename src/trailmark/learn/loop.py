@@ -54,6 +54,7 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     """Run `config.steps` steps, or go on from the newest checkpoint."""
     start, best, bad, stopped = 0, [], 0, False  # best: [metric, step] of kept checkpoints, best first
     checkpoint.sweep(run.checkpoints_dir)
+    checkpoint.seed_all(config.seed)
     if resume and (found := checkpoint.listed(run.checkpoints_dir)):
         state = checkpoint.restore(found[-1], method.learner)
         start, best, bad, stopped = state["step"], state["best"], state["without_better"], state["stopped"]
@@ -83,12 +84,19 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
                 better = not best or sign * value > sign * best[0][0]
                 bad = 0 if better else bad + 1
                 stop = config.eval.patience is not None and bad >= config.eval.patience
-                best = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))[: max(1, config.checkpoint.keep_best)]
+                best = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))[
+                    : max(1, config.checkpoint.keep_best)
+                ]
             last = metrics
             run.log(step, metrics, {"seconds": time.perf_counter() - began, "train_seconds": trained})
             progress.update(step, metrics)
             due = config.checkpoint.every and step % config.checkpoint.every == 0
-            if due or stop or step == config.steps or (value is not None and best[0][1] == step and config.checkpoint.keep_best):
+            if (
+                due
+                or stop
+                or step == config.steps
+                or (value is not None and best[0][1] == step and config.checkpoint.keep_best)
+            ):
                 run.sync()
                 state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": stop}
                 checkpoint.save(run.checkpoints_dir, step, method.learner, state)

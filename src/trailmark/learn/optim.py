@@ -58,8 +58,10 @@ class Optimiser:
         size = float(norm)
         if not math.isfinite(size):
             self.adam.zero_grad(set_to_none=True)
-            raise LearnError(f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or look at the data; "
-                             "the last checkpoint is intact")
+            raise LearnError(
+                f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or look at the data; "
+                "the last checkpoint is intact"
+            )
         if self.config.clip is not None and size > self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.config.clip, norm)
         factor = rate(self.config, self.steps, self.total)

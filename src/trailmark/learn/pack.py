@@ -95,8 +95,15 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1)
     streams = {name: _stream(samples, name) for name in sorted({n for s in samples for n in s.streams} - {"law"})}
     streams["law"] = law
     return Packed(
-        ids, end, pos, np.concatenate(places), np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
-        np.concatenate([np.arange(len(r)) for r in rows]), streams, laws, tuple(samples),
+        ids,
+        end,
+        pos,
+        np.concatenate(places),
+        np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
+        np.concatenate([np.arange(len(r)) for r in rows]),
+        streams,
+        laws,
+        tuple(samples),
     )
 
 
@@ -157,6 +164,9 @@ def _laws(samples: Sequence[Sample]) -> tuple[tuple[SamplingLaw, ...], np.ndarra
 
 def _stream(samples: Sequence[Sample], name: str) -> np.ndarray:
     like = next(s.streams[name] for s in samples if name in s.streams)
-    return np.concatenate([
-        s.streams[name] if name in s.streams else np.zeros((len(s.tokens), *like.shape[1:]), like.dtype) for s in samples
-    ])
+    return np.concatenate(
+        [
+            s.streams[name] if name in s.streams else np.zeros((len(s.tokens), *like.shape[1:]), like.dtype)
+            for s in samples
+        ]
+    )

@@ -23,7 +23,9 @@ def get_method(name: str) -> Any:
     if name in METHODS:
         return importlib.import_module(METHODS[name])
     if "." not in name and ":" not in name:
-        raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} A method of your own is named package.module")
+        raise RecipeError(
+            f"unknown method '{name}'.{nearest(name, METHODS)} A method of your own is named package.module"
+        )
     module, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -41,7 +43,9 @@ def check(config: RunConfig) -> list[str]:
     from trailmark.tasks import get_task
 
     about = describe(config.model)
-    lines = [f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"]
+    lines = [
+        f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
+    ]
     task = getattr(config, "task", None)
     if task is not None:
         source = get_task(task.name, **task.options)

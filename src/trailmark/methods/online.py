@@ -18,7 +18,6 @@ from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.models.load import load_model
-from trailmark.models.lm import LM
 from trailmark.objectives import OBJECTIVES, Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.samples import Mean, build_samples, scored
@@ -90,7 +89,9 @@ class OnlineMethod(Plain):
         self._metrics = {**summary(good), **dropped}
         if not good:
             return
-        samples = build_samples(good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens)
+        samples = build_samples(
+            good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens
+        )
         fills = {"old": Readout("")} if c.old == "learner" else {}
         if self.ref and getattr(self.objective, "kl", "") != "exact":
             fills["ref"] = Readout("", model=self.ref)
@@ -123,7 +124,10 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
         return {}
     outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
     wins = [o.success for o in outcomes if o.success is not None]
-    out = {"reward": float(np.mean([o.reward for o in outcomes])), "turns": float(np.mean([len(e.turns) for e in episodes]))}
+    out = {
+        "reward": float(np.mean([o.reward for o in outcomes])),
+        "turns": float(np.mean([len(e.turns) for e in episodes])),
+    }
     return {**out, "success": float(np.mean(wins))} if wins else out
 
 

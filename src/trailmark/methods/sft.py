@@ -35,7 +35,9 @@ class SftMethod(Plain):
         lm = load_model(config.model)
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         self.samples = conversation_samples(lm.tokenizer, config.data, config.chat, lm.context)
-        self.held_out = conversation_samples(lm.tokenizer, config.eval_data, config.chat, lm.context) if config.eval_data else []
+        self.held_out = (
+            conversation_samples(lm.tokenizer, config.eval_data, config.chat, lm.context) if config.eval_data else []
+        )
 
     def updates(self, step: int) -> Iterator[Update]:
         rows = batch_rows(len(self.samples), self.config.batch, step, self.config.seed)
@@ -60,8 +62,19 @@ def conversation_samples(tokenizer: object, path: str, use_chat: bool, context: 
             for span in seq.spans:
                 weight[span.start : span.end] = 1.0
             if len(seq.tokens) > context:
-                raise DataError(f"has {len(seq.tokens)} tokens, and the model's context is {context}: shorten it or leave it out", path, number)
-            row.append(Sample(np.array(seq.tokens), {"weight": weight}, {"weight": float(weight.sum())}, episode=f"{path}:{number}"))
+                raise DataError(
+                    f"has {len(seq.tokens)} tokens, and the model's context is {context}: shorten it or leave it out",
+                    path,
+                    number,
+                )
+            row.append(
+                Sample(
+                    np.array(seq.tokens),
+                    {"weight": weight},
+                    {"weight": float(weight.sum())},
+                    episode=f"{path}:{number}",
+                )
+            )
         out.append(row)
     return out
 

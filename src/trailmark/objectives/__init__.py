@@ -16,8 +16,13 @@ from trailmark.objectives.value import Value
 from trailmark.objectives.weighted_logp import WeightedLogp
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    "sft": Sft, "weighted_logp": WeightedLogp, "clipped": Clipped, "value": Value, "classify": Classify,
-    "pairwise": Pairwise, "soft_bellman": SoftBellman,
+    "sft": Sft,
+    "weighted_logp": WeightedLogp,
+    "clipped": Clipped,
+    "value": Value,
+    "classify": Classify,
+    "pairwise": Pairwise,
+    "soft_bellman": SoftBellman,
 }
 
 
@@ -28,4 +33,16 @@ def get_objective(spec: Mapping[str, Any]) -> Objective:
     return OBJECTIVES[kind](**spec)
 
 
-__all__ = ["OBJECTIVES", "Classify", "Clipped", "Objective", "Pairwise", "Sft", "SoftBellman", "Term", "Value", "WeightedLogp", "get_objective"]
+__all__ = [
+    "OBJECTIVES",
+    "Classify",
+    "Clipped",
+    "Objective",
+    "Pairwise",
+    "Sft",
+    "SoftBellman",
+    "Term",
+    "Value",
+    "WeightedLogp",
+    "get_objective",
+]

@@ -58,5 +58,7 @@ def pairs(view: View) -> tuple[np.ndarray, np.ndarray]:
     for row, s in enumerate(view.packed.samples):
         found.setdefault(s.unit, {})[s.role] = row
     if bad := [u for u, roles in found.items() if set(roles) != {"chosen", "rejected"}]:
-        raise LearnError(f"pair '{bad[0]}' has rows {sorted(found[bad[0]])}: a pair is one 'chosen' and one 'rejected' sample")
+        raise LearnError(
+            f"pair '{bad[0]}' has rows {sorted(found[bad[0]])}: a pair is one 'chosen' and one 'rejected' sample"
+        )
     return np.array([r["chosen"] for r in found.values()]), np.array([r["rejected"] for r in found.values()])

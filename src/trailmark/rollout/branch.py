@@ -24,8 +24,15 @@ class Point:
     token: int = 0
 
 
-def branch(source: TaskSource, points: Sequence[Point], seats: Sequence[Seat], protocol: Protocol | None = None, n: int = 1, seed: int = 0,
-           at_once: int = 256) -> list[list[Episode]]:
+def branch(
+    source: TaskSource,
+    points: Sequence[Point],
+    seats: Sequence[Seat],
+    protocol: Protocol | None = None,
+    n: int = 1,
+    seed: int = 0,
+    at_once: int = 256,
+) -> list[list[Episode]]:
     """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
     are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
     starts = [s for p in points for s in _starts(p, n, seed)]
@@ -36,11 +43,17 @@ def branch(source: TaskSource, points: Sequence[Point], seats: Sequence[Seat], p
 def _starts(point: Point, n: int, seed: int) -> list[Start]:
     e = point.episode
     if not 0 <= point.turn < len(e.turns):
-        raise TaskError(f"episode '{e.id}' has turns 0 to {len(e.turns) - 1}: it cannot be entered at turn {point.turn}")
+        raise TaskError(
+            f"episode '{e.id}' has turns 0 to {len(e.turns) - 1}: it cannot be entered at turn {point.turn}"
+        )
     turn = e.turns[point.turn]
     if not 0 <= point.token <= len(turn.tokens):
-        raise TaskError(f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}")
+        raise TaskError(
+            f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}"
+        )
     parent = Parent(e.id, point.turn, point.token)
     name = f"{e.id}>{point.turn}.{point.token}"
     forced = turn.forced + turn.tokens[: point.token]
-    return [Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, e.players) for k in range(n)]
+    return [
+        Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, e.players) for k in range(n)
+    ]

@@ -33,7 +33,9 @@ class Seat:
     kind: Literal["trained", "frozen", "remote", "scripted", "person"] = "frozen"
 
     def player(self) -> Player:
-        return Player(self.kind, self.engine.name, getattr(getattr(self.engine, "lm", None), "revision", ""), self.engine.version)
+        return Player(
+            self.kind, self.engine.name, getattr(getattr(self.engine, "lm", None), "revision", ""), self.engine.version
+        )
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,15 @@ class Desk:
     def over(self) -> bool:
         return self.step is not None and self.step.over
 
-    async def ask(self, seat: str, text: str | None = None, messages: Sequence[Mapping[str, str]] | None = None,
-                  allowed: Sequence[str] | None = None, max_tokens: int | None = None, law: SamplingLaw | None = None) -> Turn:
+    async def ask(
+        self,
+        seat: str,
+        text: str | None = None,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        allowed: Sequence[str] | None = None,
+        max_tokens: int | None = None,
+        law: SamplingLaw | None = None,
+    ) -> Turn:
         """Let a seat decide. With `text` the turn starts a new sequence that is exactly this text; with `messages` the seat's
         conversation grows by them. `allowed` restricts the answer to one of these labels, each a single token."""
         player = self.seats[seat]
@@ -86,12 +95,32 @@ class Desk:
         law = dataclasses.replace(law, stop_ids=stops if law.min_tokens else ())
         forced, self._forced = self._forced, ()
         context = self._context(continues) + prompt + forced
-        (done,) = await engine.sample(Request(
-            context, law, 1, budget, stops, player.stop_strings, self.start.seed, f"{self.start.id}\0{len(self.turns)}",
-        ))
+        (done,) = await engine.sample(
+            Request(
+                context,
+                law,
+                1,
+                budget,
+                stops,
+                player.stop_strings,
+                self.start.seed,
+                f"{self.start.id}\0{len(self.turns)}",
+            )
+        )
         said = engine.tokenizer.decode(forced) + done.text if forced else done.text
-        turn = Turn(seat, prompt, done.tokens, done.logp, done.logq, law, forced, continues, stop=done.stop, text=said,
-                    version=engine.version)
+        turn = Turn(
+            seat,
+            prompt,
+            done.tokens,
+            done.logp,
+            done.logq,
+            law,
+            forced,
+            continues,
+            stop=done.stop,
+            text=said,
+            version=engine.version,
+        )
         return self._note(turn)
 
     def act(self, action: str) -> Step:
@@ -105,12 +134,17 @@ class Desk:
         """Say where the reasoning steps of the last turn lie among its tokens."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], steps=tuple(spans))
 
-    def _prompt(self, seat: str, engine: Engine, text: str | None, messages: Sequence[Mapping[str, str]] | None) -> tuple[Tokens, int | None]:
+    def _prompt(
+        self, seat: str, engine: Engine, text: str | None, messages: Sequence[Mapping[str, str]] | None
+    ) -> tuple[Tokens, int | None]:
         if (text is None) == (messages is None):
             raise TaskError(f"seat '{seat}' must be asked with either text or messages")
         if text is not None:
             return tuple(engine.tokenizer.encode(text, add_special_tokens=False)), None
-        talk, last = self._talk.get(seat) or (Conversation(engine.tokenizer, template=_template(engine.tokenizer)), None)
+        talk, last = self._talk.get(seat) or (
+            Conversation(engine.tokenizer, template=_template(engine.tokenizer)),
+            None,
+        )
         talk.add(*messages or ())
         tokens, extends = talk.prompt()
         self._talk[seat] = (talk, last)
@@ -126,8 +160,10 @@ class Desk:
         """Re-entering a stored episode: its turns come back as they were, provided the world still asks the same."""
         turn = self._replay.pop(0)
         if turn.seat != seat or turn.prompt != prompt:
-            raise TaskError(f"episode '{self.start.parent and self.start.parent.episode}' cannot be re-entered: at turn {len(self.turns)} "
-                            f"seat '{seat}' is now shown something else than was stored")
+            raise TaskError(
+                f"episode '{self.start.parent and self.start.parent.episode}' cannot be re-entered: at turn {len(self.turns)} "
+                f"seat '{seat}' is now shown something else than was stored"
+            )
         return self._note(dataclasses.replace(turn, action=None, reward=0.0))
 
     def _note(self, turn: Turn) -> Turn:
@@ -141,8 +177,18 @@ class Desk:
     def episode(self, outcome: Outcome, side: str) -> Episode:
         s = self.start
         players = {**s.players, **{n: seat.player() for n, seat in self.seats.items()}}
-        return Episode(s.id, s.task, s.group, tuple(self.turns), {side: outcome}, bool(self.step and self.step.terminated),
-                       bool(self.step and self.step.truncated), players, s.parent, s.seed)
+        return Episode(
+            s.id,
+            s.task,
+            s.group,
+            tuple(self.turns),
+            {side: outcome},
+            bool(self.step and self.step.terminated),
+            bool(self.step and self.step.truncated),
+            players,
+            s.parent,
+            s.seed,
+        )
 
 
 Protocol = Callable[[Desk], Awaitable[None]]
@@ -164,8 +210,14 @@ def solo(seat: str = "policy", markov: bool = True, chat: bool = False, suffix: 
     return play_one
 
 
-async def play_all(source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat], protocol: Protocol | None = None,
-                   at_once: int = 256, side: str = "self") -> list[Episode]:
+async def play_all(
+    source: TaskSource,
+    starts: Sequence[Start],
+    seats: Sequence[Seat],
+    protocol: Protocol | None = None,
+    at_once: int = 256,
+    side: str = "self",
+) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode."""
     table = {s.name: s for s in seats}
     protocol = protocol or solo(seats[0].name, source.markov)
@@ -187,14 +239,24 @@ async def play_all(source: TaskSource, starts: Sequence[Start], seats: Sequence[
             except Exception as problem:  # a world may raise anything; it must not take the others with it
                 outcome = Failed(f"{type(problem).__name__}: {problem}")
             if desk is None:
-                return Episode(start.id, start.task, start.group, (), {side: outcome}, parent=start.parent, seed=start.seed)
+                return Episode(
+                    start.id, start.task, start.group, (), {side: outcome}, parent=start.parent, seed=start.seed
+                )
             return desk.episode(outcome, side)
 
     return list(await asyncio.gather(*(one(s) for s in starts)))
 
 
-def play(source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], protocol: Protocol | None = None, n: int = 1, seed: int = 0,
-         prefix: str = "", at_once: int = 256) -> list[Episode]:
+def play(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    seats: Sequence[Seat],
+    protocol: Protocol | None = None,
+    n: int = 1,
+    seed: int = 0,
+    prefix: str = "",
+    at_once: int = 256,
+) -> list[Episode]:
     """`n` episodes of every task; those of one task form a group."""
     return asyncio.run(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
 
@@ -209,7 +271,9 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
     for label in labels:
         found = tokenizer.encode(label, add_special_tokens=False)
         if len(found) != 1:
-            raise TaskError(f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or add it as a token")
+            raise TaskError(
+                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or add it as a token"
+            )
         ids.append(int(found[0]))
     if len(set(ids)) != len(ids):
         raise TaskError("two labels are the same token in this tokenizer")

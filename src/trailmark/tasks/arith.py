@@ -158,7 +158,8 @@ class ArithWorld:
     """One turn: the action is the whole text of the answer."""
 
     def __init__(self, invalid_unparsed: bool = False):
-        self.invalid_unparsed, self.answer = invalid_unparsed, None
+        self.invalid_unparsed = invalid_unparsed
+        self.answer: int | None = None
 
     def reset(self, task: Task) -> Observation:
         try:

@@ -1,7 +1,7 @@
 """What any task must pass: a checker that plays a few episodes and writes one sentence per broken promise.
 
-    report = check_task(get_task("my_package.my_task:Make"))
-    assert report.ok, report
+report = check_task(get_task("my_package.my_task:Make"))
+assert report.ok, report
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def solve_soft(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """V* [S], Q* [S, A] and pi* [S, A] of  max_pi E[sum_t r_t - beta log(pi(a_t|s_t) / ref(a_t|s_t))]:
 
-        Q*(s, a) = r(s, a) + V*(s'),   V*(s) = beta log sum_a ref(a|s) exp(Q*(s, a) / beta),
-        pi*(a|s) = ref(a|s) exp((Q*(s, a) - V*(s)) / beta).
+    Q*(s, a) = r(s, a) + V*(s'),   V*(s) = beta log sum_a ref(a|s) exp(Q*(s, a) / beta),
+    pi*(a|s) = ref(a|s) exp((Q*(s, a) - V*(s)) / beta).
     """
     states, _ = _shapes(next, reward, ref)
     assert beta > 0, f"beta must be positive, not {beta}"
@@ -87,7 +87,7 @@ def evaluate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """V^pi [S] and Q^pi [S, A] of a tabular policy; V^pi(0) is its expected return.
 
-        Q(s, a) = r(s, a) + V(s'),   V(s) = sum_a pi(a|s) (Q(s, a) - beta log(pi(a|s) / ref(a|s)))
+    Q(s, a) = r(s, a) + V(s'),   V(s) = sum_a pi(a|s) (Q(s, a) - beta log(pi(a|s) / ref(a|s)))
     """
     states, _ = _shapes(next, reward, pi, *(() if ref is None else (ref,)))
     cost = np.zeros(next.shape)

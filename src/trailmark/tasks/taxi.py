@@ -139,7 +139,7 @@ def start_of(state: int, mode: Mode) -> int:
 def draw(state: int) -> str:
     """The map in 7 lines. Marks in the order D, P, then the taxi (T, O or X); a later one hides an earlier one."""
     row, col, passenger, destination = decode(state)
-    grid = [list(line) for line in WALLS]
+    grid: list[list[str]] = [list(line) for line in WALLS]
     marks = [(CORNERS[destination], "D")]
     if passenger < ABOARD:
         marks += [(CORNERS[passenger], "P"), ((row, col), "O" if CORNERS[passenger] == (row, col) else "T")]

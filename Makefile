@@ -1,0 +1,40 @@
+# Everything runs from a bare checkout: only Python 3.11+ and make are needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: test lint install test-kill test-peer test-slow test-data clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trailmark needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+test-kill: install
+	$(BIN)/python -m pytest -m kill -n 2
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+test-data: install
+	$(BIN)/python -m pytest -m data
+
+test-peer: install
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[peer]'
+	$(BIN)/python -m pytest -m peer
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
