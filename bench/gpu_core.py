@@ -103,7 +103,7 @@ def engine(lm: LM) -> dict:
     draw = np.random.default_rng(1)
     laws = [SamplingLaw(), SamplingLaw(temperature=0.7, top_p=0.9), SamplingLaw(allowed=tuple(range(20)))]
     asked = [Request(tuple(int(t) for t in draw.integers(0, 250, 5 + 9 * k)), laws[k % 3], 3, 32, key=str(k)) for k in range(9)]
-    made = lambda: LocalEngine(lm, slots=16, max_len=256)  # noqa: E731
+    made = lambda: LocalEngine(lm, slots=16, max_len=256)
     together = run(made(), asked)
     alone = [run(made(), [r])[0] for r in asked]
     backwards = run(made(), asked[::-1])[::-1]

@@ -126,6 +126,10 @@ def _sample(
     for i in chain:
         turn, k = e.turns[i], number[i]
         start = len(e.context(i)) + len(turn.forced)
+        if start == 0:
+            raise LearnError(
+                f"episode '{e.id}': turn {i} was written from nothing; a first token has no probability given what came before: give it a prompt (a BOS, say)"
+            )
         span = slice(start, start + len(turn.tokens))
         streams[weight][span] = per_turn[k]
         if turn.logq:

@@ -123,8 +123,8 @@ def test_gae_of_a_play_that_was_cut_needs_the_value_it_stopped_at(p):
 
 
 def laid_out(ticks, rewards, values, sizes, draw):
-    """Decisions as tokens: `sizes[k]` written ones each, with observations of random length before every turn. Values of
-    tokens inside a decision and of observations are noise that must not matter; rewards lie anywhere in the decision."""
+    """Decisions as tokens: `sizes[k]` written ones each, with observations of random length before every turn. Values
+    inside a decision and on observations are noise that must not matter; rewards lie anywhere in the decision."""
     r, v, ids = [], [], []
     for k, size in zip(ticks, sizes):
         for _ in range(draw.integers(0, 4)):
@@ -141,8 +141,8 @@ def laid_out(ticks, rewards, values, sizes, draw):
 @LAMBDA
 @pytest.mark.parametrize("clock", ["tokens", "steps", "turns"])
 def test_clocks_with_observations_in_between(p, lam, clock):
-    """A decision of one token (clock of tokens) or of several (steps, turns), observations in between: the same numbers as
-    `gae` on the decisions, on all tokens of a decision, and so the advantage in the mean."""
+    """A decision of one token (clock of tokens) or of several (steps, turns), observations in between: the same numbers
+    as `gae` on the decisions, on all tokens of a decision, and so the advantage in the mean."""
     draw = np.random.default_rng(5)
     gamma = 0.9
     _, pi = policy(p, 2)
@@ -221,7 +221,7 @@ def exact_gradient(p, z, h=1e-6):
 
 
 def table_of(p, z, seen):
-    """A table whose row for the tokens seen before a letter holds that state's logits; ids: letters, then observations."""
+    """A table whose row for the tokens seen before a letter holds that state's logits. Ids: letters, observations."""
     letters = p.next.shape[1]
     lm = TabularLM([seen[s] for s in range(len(z))], letters + 2)
     with torch.no_grad():
@@ -238,7 +238,9 @@ def as_turns(p, actions):
     turns, s = [], 0
     for k, a in enumerate(actions):
         prompt = (letters,) if k == 0 else (letters + 1,) * (1 + k % 2)
-        turns.append(Turn("policy", prompt, (a,), law=law, continues=k - 1 if k else None, reward=float(p.reward[s, a])))
+        turns.append(
+            Turn("policy", prompt, (a,), law=law, continues=k - 1 if k else None, reward=float(p.reward[s, a]))
+        )
         s = int(p.next[s, a])
     return tuple(turns)
 
@@ -284,7 +286,11 @@ def test_reinforce_has_the_gradient_of_expected_return(p, credit):
         episodes.append(e)
         weights.append(weight)
         whole = [e.outcome.reward] * len(actions)
-        credits.append({"to go": discounted(rewards, 1.0), "whole": whole, "advantage": gae(rewards, v[states], 1.0, 0.7)[0]}[credit])
+        credits.append(
+            {"to go": discounted(rewards, 1.0), "whole": whole, "advantage": gae(rewards, v[states], 1.0, 0.7)[0]}[
+                credit
+            ]
+        )
     got = gradient_of(p, z, episodes, weights, credits)
     want = exact_gradient(p, z)
     np.testing.assert_allclose(got, want, atol=1e-9)
@@ -302,15 +308,17 @@ def test_discounted_turn_returns_are_another_gradient():
 
 
 GROUPS = {
-    "bandit, 3": (bandit(4, seed=6), 3), "bandit, 2": (bandit(5, seed=7), 2), "tree, 2": (tree(2, 3, seed=1, inner=True), 2),
+    "bandit, 3": (bandit(4, seed=6), 3),
+    "bandit, 2": (bandit(5, seed=7), 2),
+    "tree, 2": (tree(2, 3, seed=1, inner=True), 2),
     "early, 2": (tree(3, 2, seed=4, inner=True, early=True), 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("credit", ["leave_one_out", "group_relative"])
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_group_of_n(name, credit):
-    """All groups of n independent plays, each with its probability; the estimate of a group is the mean of A_i grad log p_i.
+    """All groups of n independent plays, each with its probability; a group's estimate is the mean of A_i grad log p_i.
     Leave-one-out gives the exact gradient; the group's own mean as baseline gives (n - 1) / n of it."""
     p, n = GROUPS[name]
     z, pi = policy(p, 5)

@@ -1,4 +1,4 @@
-"""The sampling law by brute force, and the noise that draws from it: exact where it can be, chi-square where it must be.
+"""The sampling law by brute force, and the noise that draws from it: exact where it can be, else chi-square.
 
 Every draw here is a function of fixed keys, so a p-value is a constant and cannot flake."""
 
@@ -75,11 +75,13 @@ def test_every_combination_by_brute_force(temperature):
 
 
 def test_nucleus_is_the_smallest_set_by_enumeration():
-    """Of all subsets with mass at least top_p the kept one is among the smallest, and has the largest mass of that size."""
+    """Of all subsets with mass at least top_p the kept one is a smallest, and of those the one with the most mass."""
     law = SamplingLaw(top_p=0.7)
     for z in LOGITS[:8]:
         p = np.exp(z) / np.exp(z).sum()
-        sets = [s for n in range(1, VOCAB + 1) for s in itertools.combinations(range(VOCAB), n) if p[list(s)].sum() >= 0.7]
+        sets = [
+            s for n in range(1, VOCAB + 1) for s in itertools.combinations(range(VOCAB), n) if p[list(s)].sum() >= 0.7
+        ]
         size = min(map(len, sets))
         best = max((s for s in sets if len(s) == size), key=lambda s: p[list(s)].sum())
         assert np.nonzero(distribution(z, law)[0])[0].tolist() == list(best)
@@ -139,7 +141,12 @@ def test_greedy():
 
 def test_rows_under_different_laws():
     """Each row gets its own law, -1 none; the input is left as it was."""
-    laws = [SamplingLaw(), SamplingLaw(temperature=0.5), SamplingLaw(allowed=(2, 3)), SamplingLaw(min_tokens=2, stop_ids=(0,))]
+    laws = [
+        SamplingLaw(),
+        SamplingLaw(temperature=0.5),
+        SamplingLaw(allowed=(2, 3)),
+        SamplingLaw(min_tokens=2, stop_ids=(0,)),
+    ]
     index, written = rng.integers(-1, 4, 40), rng.integers(0, 4, 40)
     given = torch.tensor(LOGITS)
     got = law_logits(given, laws, index, written)
@@ -235,7 +242,8 @@ def test_the_samples_and_positions_of_a_request_are_independent():
     keys = [torch.tensor([draw_key(0, f"task/{k}", n) for k in range(20_000)]) for n in (0, 1)]
     zero = torch.zeros(20_000, dtype=torch.int64)
     first, second, later = (
-        (logits + gumbel(k, zero + t, len(P), torch.float64)).argmax(1).numpy() for k, t in ((keys[0], 0), (keys[1], 0), (keys[0], 1))
+        (logits + gumbel(k, zero + t, len(P), torch.float64)).argmax(1).numpy()
+        for k, t in ((keys[0], 0), (keys[1], 0), (keys[0], 1))
     )
     for other in (second, later):
         table = np.zeros((len(P), len(P)))
@@ -253,7 +261,13 @@ def test_noise_is_gumbel_and_uncorrelated(way):
     assert chi2.sf(float(((bins - u.size / 128) ** 2 / (u.size / 128)).sum()), 127) > 1e-3
     assert g.mean().item() == pytest.approx(np.euler_gamma, abs=4 * math.pi / math.sqrt(6 * u.size))
     c = u - 0.5
-    for a, b in ((c[:, :-1], c[:, 1:]), (c[:-1], c[1:]), (c[:, :-2], c[:, 2:]), (c[:-1, :-1], c[1:, 1:]), (c[:-1, 1:], c[1:, :-1])):
+    for a, b in (
+        (c[:, :-1], c[:, 1:]),
+        (c[:-1], c[1:]),
+        (c[:, :-2], c[:, 2:]),
+        (c[:-1, :-1], c[1:, 1:]),
+        (c[:-1, 1:], c[1:, :-1]),
+    ):
         assert abs(float((a * b).mean()) * 12) < 4 / math.sqrt(a.size)  # the variance of a uniform is 1/12
 
 

@@ -83,7 +83,8 @@ def test_off_policy_only_the_weighted_one_is_right():
     assert value == pytest.approx(exact(p, q), abs=1e-14)
     np.testing.assert_allclose(g, gradients(Z, U)[0], atol=1e-14)
     plain = {
-        "k1": float((o * np.log(p / q)).sum()), "k2": float((o * np.log(p / q) ** 2).sum() / 2),
+        "k1": float((o * np.log(p / q)).sum()),
+        "k2": float((o * np.log(p / q) ** 2).sum() / 2),
         "k3": float((o * (q / p - 1 - np.log(q / p))).sum()),
     }
     for name, want in plain.items():

@@ -91,6 +91,18 @@ def test_clipped_entropy_and_penalty_are_terms_of_their_own():
     assert [r.name for r in Clipped(entropy=0.01, beta=0.3, kl="exact").readouts()] == ["logp", "entropy", "exact_kl"]
 
 
+def test_reports_are_means_and_losses_are_divided_by_the_mass():
+    """Four tokens of weight 1/10, mass 1 a row: the reported ratio is the mean ratio, the loss is the sum / 2."""
+    logp = math.log(1 / 4)  # uniform over four
+    old = np.array([0, logp, logp - math.log(2)])
+    streams = {"weight": np.array([0, 0.1, 0.1]), "advantage": np.ones(3), "old": old}
+    samples = [Sample(np.zeros(3, int), streams, {"weight": 1.0}) for _ in range(2)]
+    got = Learner({"policy": TabularLM([], 4)}, LearnerConfig()).gradient(samples, Clipped(high=0.5))
+    assert got["ratio"] == pytest.approx(1.5, abs=1e-14) and got["clip_fraction"] == pytest.approx(0.5, abs=1e-15)
+    assert got["kl_old"] == pytest.approx((1 - math.log(2)) / 2, abs=1e-14)
+    assert got["policy"] == pytest.approx(-0.1 * (1 + 1.5), abs=1e-14)
+
+
 # --- weighted_logp ------------------------------------------------------------------------------------------------
 
 VOCAB = 5
@@ -103,7 +115,7 @@ def random_samples(seed=4):
     for n in (3, 4, 5):
         law = draw.integers(-1, 2, n)
         tokens = np.where(law == 1, draw.choice([0, 1, 3], n), draw.integers(0, VOCAB, n))
-        weight = draw.random(n) * (draw.random(n) < 0.8)
+        weight = draw.random(n) * (draw.random(n) < 0.8) * (np.arange(n) > 0)
         streams = {"weight": weight, "advantage": draw.normal(size=n), "law": law}
         out.append(Sample(tokens, streams, {"weight": float(n)}, LAWS))
     return out
@@ -200,11 +212,11 @@ PAIRS = [("x", "chosen"), ("y", "rejected"), ("x", "rejected"), ("y", "chosen")]
 
 
 def pairs_view():
-    """Pair x: chosen -1 - (-2) = 1 (an untrained token aside), rejected -.5 - .25 = -.75: h = 1.75.
+    """Pair x: chosen -1 - (-2) = 1 (an untrained token aside), rejected -.5 - 3 * .25 = -1.25: h = 2.25.
     Pair y: chosen -2, rejected .5: h = -2.5."""
     logp = [-1.0, -9.0, -0.5, -1.0, -0.25, -3.0]
     ref = np.array([-2.0, 5.0, -1.0, -0.5, 0.0, -1.0])
-    weight = np.array([1.0, 0.0, 1.0, 1.0, 2.0, 1.0])
+    weight = np.array([1.0, 0.0, 1.0, 1.0, 3.0, 1.0])
     return look([2, 1, 2, 1], {"logp": logp}, PAIRS, weight=weight, ref=ref)
 
 
@@ -217,32 +229,32 @@ def test_pairwise_sigmoid(smooth):
     view, leaves = pairs_view()
     b = 0.4
     out = terms(Pairwise(beta=b, smooth=smooth), view)
-    each = [-(1 - smooth) * math.log(sigma(b * h)) - smooth * math.log(sigma(-b * h)) for h in (1.75, -2.5)]
+    each = [-(1 - smooth) * math.log(sigma(b * h)) - smooth * math.log(sigma(-b * h)) for h in (2.25, -2.5)]
     assert out["pair"].sum.item() == pytest.approx(sum(each), abs=1e-14)
     assert out["accuracy"].sum.item() == 1
     assert out["chosen_reward"].sum.item() == pytest.approx(b * (1 - 2), abs=1e-14)
-    assert out["rejected_reward"].sum.item() == pytest.approx(b * (-0.75 + 0.5), abs=1e-14)
+    assert out["rejected_reward"].sum.item() == pytest.approx(b * (-1.25 + 0.5), abs=1e-14)
     (g,) = torch.autograd.grad(out["pair"].sum, leaves["logp"])
-    x, y = (b * (smooth * sigma(b * h) - (1 - smooth) * sigma(-b * h)) for h in (1.75, -2.5))  # dL/dh
-    assert g.tolist() == pytest.approx([x, 0, -y, -x, -x, y], abs=1e-14)
+    x, y = (b * (smooth * sigma(b * h) - (1 - smooth) * sigma(-b * h)) for h in (2.25, -2.5))  # dL/dh
+    assert g.tolist() == pytest.approx([x, 0, -y, -x, -3 * x, y], abs=1e-14)
 
 
 def test_pairwise_hinge_and_ipo():
     view, leaves = pairs_view()
-    hinge = terms(Pairwise(loss="hinge", beta=0.8), view)["pair"].sum  # 1 - 1.4 < 0 is 0; 1 + 2 = 3
+    hinge = terms(Pairwise(loss="hinge", beta=0.8), view)["pair"].sum  # 1 - 1.8 < 0 is 0; 1 + 2 = 3
     assert hinge.item() == pytest.approx(3.0, abs=1e-14)
     (g,) = torch.autograd.grad(hinge, leaves["logp"])
     assert g.tolist() == pytest.approx([0, 0, 0.8, 0, 0, -0.8], abs=1e-14)
-    ipo = terms(Pairwise(loss="ipo", beta=0.25), view)["pair"].sum  # (1.75 - 2)^2 + (-2.5 - 2)^2
+    ipo = terms(Pairwise(loss="ipo", beta=0.25), view)["pair"].sum  # (2.25 - 2)^2 + (-2.5 - 2)^2
     assert ipo.item() == pytest.approx(0.0625 + 20.25, abs=1e-14)
     (g,) = torch.autograd.grad(ipo, leaves["logp"])
-    assert g.tolist() == pytest.approx([-0.5, 0, 9.0, 0.5, 0.5, -9.0], abs=1e-14)
+    assert g.tolist() == pytest.approx([0.5, 0, 9.0, -0.5, -1.5, -9.0], abs=1e-14)
 
 
 def test_pairwise_without_reference():
-    view, _ = pairs_view()  # h_x = -1 - (-1.25) = .25, h_y = -3 + .5 = -2.5
+    view, _ = pairs_view()  # h_x = -1 - (-1.75) = .75, h_y = -3 + .5 = -2.5
     out = terms(Pairwise(loss="ipo", beta=0.5, reference_free=True), view)
-    assert out["pair"].sum.item() == pytest.approx(0.75**2 + 3.5**2, abs=1e-14)
+    assert out["pair"].sum.item() == pytest.approx(0.25**2 + 3.5**2, abs=1e-14)
 
 
 # --- soft_bellman -------------------------------------------------------------------------------------------------
@@ -441,12 +453,20 @@ def test_mass_zero_and_not_a_number():
         run(WeightedLogp(), one(advantage=[0.0, np.nan, 1.0]))
 
 
+def test_a_first_token_cannot_be_trained():
+    with pytest.raises(LearnError, match="'weight' is not 0 on the first token of a sample"):
+        run(WeightedLogp(), one(weight=np.ones(3), advantage=np.ones(3)))
+    e = Episode("e6", Task("t"), "g", (Turn("policy", (), (2, 3)),), {"self": Scored(1.0)})
+    with pytest.raises(LearnError, match="episode 'e6': turn 0 was written from nothing"):
+        build_samples([e], "policy")
+
+
 def test_wrong_pairs():
     a, b = pair(one(ref=np.zeros(3)), one(ref=np.zeros(3)), "p7")
     assert run(Pairwise(), a, b)["pair"] == pytest.approx(math.log(2))
     with pytest.raises(LearnError, match=r"pair 'p7' has rows \['chosen'\]: a pair is one 'chosen' and one 'rejected'"):
         run(Pairwise(), a)
-    with pytest.raises(LearnError, match=r"pair 'p7' has rows \['chosen'\]"):
+    with pytest.raises(LearnError, match="pair 'p7' has"):
         run(Pairwise(), a, a)
     with pytest.raises(LearnError, match="a pair is one 'chosen' and one 'rejected'"):
         run(Pairwise(), one(ref=np.zeros(3)))

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from trailmark.config import LearnerConfig
+from trailmark.errors import LearnError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
@@ -163,10 +164,10 @@ def test_sft(request, models, tmp_path):
     sft(request, models, tmp_path, TEXTS)
 
 
-@pytest.mark.xfail(strict=True, reason="build_samples counts a first token that no readout can train")
-def test_sft_without_a_prompt(request, one_each, tmp_path):
-    """A first token has nothing before it: it is not trained, so it must not be counted either."""
-    sft(request, one_each, tmp_path, [*TEXTS, ("", "no prompt at all")])
+def test_sft_without_a_prompt(one_each):
+    """A first token has nothing before it: where they leave it out without a word, we ask for a prompt."""
+    with pytest.raises(LearnError, match="written from nothing"):
+        build_samples(texts(one_each, [("", "no prompt at all")]), "policy")
 
 
 def sft(request, models, tmp_path, rows):

@@ -95,6 +95,10 @@ def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], 
             raise LearnError(
                 f"readout '{group[0].name}' is wanted where '{where}' is not 0, but the samples have no such stream"
             )
+        if at == "before" and (packed.streams[where][packed.index == 0] != 0).any():
+            raise LearnError(
+                f"'{where}' is not 0 on the first token of a sample: nothing comes before it, so it cannot be read there"
+            )
         m = np.nonzero(
             packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after"))
         )[0]

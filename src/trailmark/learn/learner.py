@@ -78,6 +78,7 @@ class Learner:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
         totals: dict[str, float] = {}
+        spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         self._mode(True)
         for packed in self.pack(samples):
             seen = view(self.models, packed, objective.readouts(), grad=True, amp=self.config.amp == "bf16")
@@ -88,7 +89,7 @@ class Learner:
                     raise LearnError(
                         f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
                     )
-                share = term.sum / whole
+                share = term.sum / (spent[term.weight] if term.mean else whole)
                 totals[term.name] = totals.get(term.name, 0.0) + float(share.detach())
                 if not math.isfinite(totals[term.name]):
                     raise LearnError(

@@ -54,9 +54,10 @@ class Layout:
                 return allowed if window is None else allowed & (pos[b, i] - pos[b, j] < window)
 
             rows, length = end.shape
-            self._masks[key] = _flex()[1](
-                rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK
-            )
+            with torch.no_grad():
+                self._masks[key] = _flex()[1](
+                    rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK
+                )
         return self._masks[key]
 
     def attend(
@@ -82,7 +83,14 @@ class Prefill(Layout):
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float | None
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
     ) -> Tensor:
         self.kept[layer] = (k, v)
         return super().attend(layer, q, k, v, scale, window, softcap)
@@ -153,7 +161,9 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, s
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # Uncompiled, a block mask materialises [L, L]; uncompiled attention materialises the scores.
+    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype, window,
+    # grad mode, number of heads) torch falls back to just that, with a warning only.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
 

@@ -18,12 +18,14 @@ from trailmark.learn.forward import Readout, View
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A named sum. With `coef` 0 it is only reported. `weight` names the stream it was weighted by, whose mass divides it."""
+    """A named sum. With `coef` 0 it is only reported. `weight` names the stream it was weighted by, whose mass divides it;
+    with `mean=True` (for what is only reported) the sum of that stream does, so that a report is a true mean."""
 
     name: str
     sum: Tensor
     weight: str = "weight"
     coef: float = 1.0
+    mean: bool = False
 
 
 class Objective(Config):

@@ -49,9 +49,9 @@ class Clipped(Objective):
         outside = ((r > 1 + self.high) & (a > 0)) | ((r < 1 - self.low) & (a < 0))
         out = [
             Term("policy", -(w * surrogate).sum()),
-            Term("clip_fraction", (w * outside.to(w.dtype)).sum().detach(), coef=0.0),
-            Term("ratio", (w * r).sum().detach(), coef=0.0),
-            Term("kl_old", (w * (torch.expm1(gap) - gap)).sum().detach(), coef=0.0),
+            Term("clip_fraction", (w * outside.to(w.dtype)).sum().detach(), coef=0.0, mean=True),
+            Term("ratio", (w * r).sum().detach(), coef=0.0, mean=True),
+            Term("kl_old", (w * (torch.expm1(gap) - gap)).sum().detach(), coef=0.0, mean=True),
         ]
         if self.beta:
             each = view["exact_kl"] if self.kl == "exact" else kl(self.kl, logp, view["ref"], view["old"]) * on

@@ -14,7 +14,8 @@ from trailmark.objectives.base import Objective, Term
 
 
 class Pairwise(Objective):
-    """h = [sum logp - sum ref] of the chosen row - the same of the rejected row, over tokens where `weight` is not 0.
+    """h = sum_t w_t (logp_t - ref_t) of the chosen row - the same of the rejected row. With w = 1 these are the sums of DPO; with
+    w = 1/length (`mean="sequence"`) the length-normalised ones that some IPO implementations use.
 
     sigmoid  -(1 - smooth) log sigma(beta h) - smooth log sigma(-beta h)      (DPO; ln 2 at h = 0)
     hinge    max(0, 1 - beta h)
@@ -33,9 +34,8 @@ class Pairwise(Objective):
         return [Readout("logp", law=False)]
 
     def terms(self, view: View) -> list[Term]:
-        on = (view["weight"] != 0).to(view["weight"].dtype)
         ref = 0.0 if self.reference_free else view["ref"]
-        reward = view.row_sum((view["logp"] - ref) * on)
+        reward = view.row_sum((view["logp"] - ref) * view["weight"])
         chosen, rejected = (torch.as_tensor(x, device=reward.device) for x in pairs(view))
         h = reward[chosen] - reward[rejected]
         if self.loss == "sigmoid":
