@@ -109,6 +109,28 @@ def test_gae_with_exact_values_has_the_advantage_as_its_mean(p, gamma, lam):
 
 
 @ALL
+@GAMMA
+@LAMBDA
+def test_gae_with_wrong_values_has_the_bias_it_should(p, gamma, lam):
+    """With any other V the mean is X(s, a) = d(s, a) + gamma lam sum_b pi(b|s') X(s', b), where
+    d(s, a) = r + gamma V(s') - V(s), swept from the last state; at lambda 1 that is Q(s, a) - V(s) with the true Q."""
+    _, pi = policy(p, 1)
+    wrong = np.random.default_rng(9).normal(size=len(pi))
+    x = np.zeros(pi.shape)
+    for s in range(len(pi) - 1, -1, -1):
+        ends, t = p.next[s] == END, p.next[s]
+        x[s] = p.reward[s] + np.where(ends, 0.0, gamma * wrong[t] + gamma * lam * (pi[t] * x[t]).sum(1)) - wrong[s]
+    mean = Mean()
+    for weight, states, actions, rewards in walks(p, pi):
+        for s, a, y in zip(states, actions, gae(rewards, wrong[states], gamma, lam)[0]):
+            mean.add((s, a), weight, y)
+    for key, y in mean.items():
+        assert y == pytest.approx(x[key], abs=1e-13)
+    if lam == 1:
+        np.testing.assert_allclose(x, solved(p, pi, gamma)[1] - wrong[:, None], atol=1e-13)
+
+
+@ALL
 def test_gae_of_a_play_that_was_cut_needs_the_value_it_stopped_at(p):
     """Plays cut after two letters: with the value of the state reached as bootstrap the mean is still exact."""
     _, pi = policy(p, 1)

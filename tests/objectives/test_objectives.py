@@ -464,7 +464,7 @@ def test_a_first_token_cannot_be_trained():
 def test_wrong_pairs():
     a, b = pair(one(ref=np.zeros(3)), one(ref=np.zeros(3)), "p7")
     assert run(Pairwise(), a, b)["pair"] == pytest.approx(math.log(2))
-    with pytest.raises(LearnError, match=r"pair 'p7' has rows \['chosen'\]: a pair is one 'chosen' and one 'rejected'"):
+    with pytest.raises(LearnError, match=r"pair 'p7' has .*chosen.*: a pair is one 'chosen' and one 'rejected'"):
         run(Pairwise(), a)
     with pytest.raises(LearnError, match="pair 'p7' has"):
         run(Pairwise(), a, a)

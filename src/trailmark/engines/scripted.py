@@ -25,11 +25,15 @@ class ScriptedEngine:
         for k in range(request.n):
             answer = self.policy(prompt, random.Random(f"{request.seed}\0{request.key}\0{k}"))
             text = str(await answer if inspect.isawaitable(answer) else answer)
-            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))[: request.max_tokens]
-            if request.stop_ids and len(tokens) < request.max_tokens:
+            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            cut = len(tokens) > request.max_tokens
+            if cut:
+                tokens = tokens[: request.max_tokens]
+                text = self.tokenizer.decode(tokens)
+            elif request.stop_ids and len(tokens) < request.max_tokens:
                 tokens += request.stop_ids[:1]
             zeros = (0.0,) * len(tokens)
-            out.append(Completion(tokens, zeros, zeros, text, "stop"))
+            out.append(Completion(tokens, zeros, zeros, text, "length" if cut else "stop"))
         await asyncio.sleep(0)
         return out
 

@@ -77,7 +77,8 @@ class View:
 
 def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], grad: bool, amp: bool = False) -> View:
     """Run each needed model once over the layout and gather every readout back to sample tokens."""
-    lead = models[readouts[0].model.split("/")[0]] if readouts else next(iter(models.values()))
+    with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
+        pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
     streams = {n: torch.as_tensor(s, device=device) for n, s in packed.streams.items()}
     streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
@@ -152,7 +153,7 @@ def _read(
             elif r.kind == "entropy":
                 results.append(entropy(use))
             else:
-                with _as(models, r.to) as second:
+                with _as(models, r.to) as second, torch.no_grad():
                     b = working(second.logits(other[list(others).index(r.to)]))
                 if r.law:
                     b = law_logits(b, packed.laws, law[span], written[span])

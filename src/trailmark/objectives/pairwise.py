@@ -55,10 +55,12 @@ class Pairwise(Objective):
 def pairs(view: View) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of each unit's chosen and rejected sample."""
     found: dict[str, dict[str, int]] = {}
+    counts: dict[str, int] = {}
     for row, s in enumerate(view.packed.samples):
         found.setdefault(s.unit, {})[s.role] = row
-    if bad := [u for u, roles in found.items() if set(roles) != {"chosen", "rejected"}]:
+        counts[s.unit] = counts.get(s.unit, 0) + 1
+    if bad := [u for u, roles in found.items() if set(roles) != {"chosen", "rejected"} or counts[u] != 2]:
         raise LearnError(
-            f"pair '{bad[0]}' has rows {sorted(found[bad[0]])}: a pair is one 'chosen' and one 'rejected' sample"
+            f"pair '{bad[0]}' has {counts[bad[0]]} rows ({', '.join(sorted(found[bad[0]]))}): a pair is one 'chosen' and one 'rejected' sample"
         )
     return np.array([r["chosen"] for r in found.values()]), np.array([r["rejected"] for r in found.values()])

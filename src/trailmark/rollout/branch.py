@@ -55,5 +55,6 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
     name = f"{e.id}>{point.turn}.{point.token}"
     forced = turn.forced + turn.tokens[: point.token]
     return [
-        Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, e.players) for k in range(n)
+        Start(e.task, name, f"{name}/{k}", seed, parent, e.turns[: point.turn], forced, turn, e.players)
+        for k in range(n)
     ]

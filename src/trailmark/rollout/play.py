@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trailmark.chat import Conversation, end_of_turn
-from trailmark.engines.base import Engine, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
@@ -50,6 +50,7 @@ class Start:
     parent: Parent | None = None
     turns: tuple[Turn, ...] = ()
     forced: Tokens = ()
+    entered: Turn | None = None  # the stored turn that the next decision takes the place of
     players: Mapping[str, Player] = dataclasses.field(default_factory=dict)
 
 
@@ -62,7 +63,7 @@ class Desk:
         self.step: Step | None = None
         self._replay = list(start.turns)
         self._talk: dict[str, tuple[Conversation, int | None]] = {}
-        self._forced = start.forced
+        self._forced, self._entered = start.forced, start.entered
         self.observation: Observation = world.reset(start.task)
 
     @property
@@ -84,7 +85,10 @@ class Desk:
         engine = player.engine
         prompt, continues = self._prompt(seat, engine, text, messages)
         if self._replay:
-            return self._repeat(seat, prompt)
+            return self._repeat(seat, prompt, messages is not None)
+        if self._entered is not None and (seat == self._entered.seat or self._forced):
+            self._must_equal(self._entered, seat, prompt)
+        self._entered = None
         law = law or player.law
         stops: Tokens = ()
         if allowed is not None:
@@ -107,7 +111,7 @@ class Desk:
                 f"{self.start.id}\0{len(self.turns)}",
             )
         )
-        said = engine.tokenizer.decode(forced) + done.text if forced else done.text
+        said = _joined(engine.tokenizer, forced, done, stops, player.stop_strings) if forced else done.text
         turn = Turn(
             seat,
             prompt,
@@ -121,7 +125,7 @@ class Desk:
             text=said,
             version=engine.version,
         )
-        return self._note(turn)
+        return self._note(turn, messages is not None)
 
     def act(self, action: str) -> Step:
         """Tell the world. The turn that was just taken remembers the action and its reward."""
@@ -156,19 +160,30 @@ class Desk:
         t = self.turns[turn]
         return self._context(t.continues) + t.prompt + t.forced + t.tokens
 
-    def _repeat(self, seat: str, prompt: Tokens) -> Turn:
+    def _must_equal(self, stored: Turn, seat: str, prompt: Tokens) -> None:
+        if stored.seat != seat or stored.prompt != prompt:
+            raise self.cannot_enter(
+                f"at turn {len(self.turns)} seat '{seat}' is now shown something else than was stored"
+            )
+
+    def cannot_enter(self, why: str) -> TaskError:
+        parent = self.start.parent
+        return TaskError(f"episode '{parent.episode if parent else self.start.id}' cannot be re-entered: {why}")
+
+    @property
+    def pending(self) -> bool:
+        """Whether a re-entered episode has not yet come to the point where it was to go on."""
+        return bool(self._replay) or self._entered is not None
+
+    def _repeat(self, seat: str, prompt: Tokens, talking: bool) -> Turn:
         """Re-entering a stored episode: its turns come back as they were, provided the world still asks the same."""
         turn = self._replay.pop(0)
-        if turn.seat != seat or turn.prompt != prompt:
-            raise TaskError(
-                f"episode '{self.start.parent and self.start.parent.episode}' cannot be re-entered: at turn {len(self.turns)} "
-                f"seat '{seat}' is now shown something else than was stored"
-            )
-        return self._note(dataclasses.replace(turn, action=None, reward=0.0))
+        self._must_equal(turn, seat, prompt)
+        return self._note(dataclasses.replace(turn, action=None, reward=0.0), talking)
 
-    def _note(self, turn: Turn) -> Turn:
+    def _note(self, turn: Turn, talking: bool) -> Turn:
         self.turns.append(turn)
-        if turn.seat in self._talk:
+        if talking:
             talk, _ = self._talk[turn.seat]
             talk.wrote(turn.forced + turn.tokens, turn.text)
             self._talk[turn.seat] = (talk, len(self.turns) - 1)
@@ -229,6 +244,8 @@ async def play_all(
             try:
                 desk = Desk(start, source.make(), table)
                 await protocol(desk)
+                if desk.pending:
+                    raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
                 if desk.step is None or not desk.over or desk.step.outcome is None:
                     outcome: Outcome = Invalid("the protocol ended before the world did")
                 else:
@@ -263,6 +280,14 @@ def play(
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
     return [Start(t, f"{prefix}{t.id}", f"{prefix}{t.id}/{k}", seed) for t in tasks for k in range(n)]
+
+
+def _joined(tokenizer: Any, forced: Tokens, done: Completion, stops: Tokens, strings: tuple[str, ...]) -> str:
+    """What forced and written tokens say together; decoded as one, for a letter may be cut in two."""
+    body = done.tokens[:-1] if done.tokens and done.tokens[-1] in stops else done.tokens
+    text, given = tokenizer.decode(forced + body), len(tokenizer.decode(forced))
+    found = [at for s in strings if (at := text.find(s, max(0, given - len(s) + 1))) >= 0]
+    return text[: min(found)] if found else text
 
 
 def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
