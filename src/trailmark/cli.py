@@ -86,7 +86,11 @@ def train(
         return
     resume = resume and Run(config.out).recipe_file.is_file()  # a run that died before its first line starts anew
     with _continue(config.out, text) if resume else Run.create(config.out, text) as run:
-        method.run(config, run, resume)
+        try:
+            method.run(config, run, resume)
+        except TrailmarkError:
+            run.discard_if_empty()  # a mistake found before the first step leaves no run behind
+            raise
 
 
 def _continue(out: str, text: str) -> Any:

@@ -167,7 +167,10 @@ def _record(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
             elif default is missing:
                 close = nearest(name, v) if v else ""
                 raise _Bad("is missing." + (close if "Did" in close else ""), name)
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ValueError as e:  # a type that checks itself
+            raise _Bad(f"holds what cannot be: {e}") from None
 
     return write, read
 

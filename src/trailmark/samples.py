@@ -141,7 +141,12 @@ def _sample(
             streams["step"][start + a : start + b] = steps
             steps += 1
         for name, table in values.items():
-            streams[name][span] = np.asarray(table[e.id][k], float)
+            value = np.asarray(table[e.id][k], float)
+            if value.shape not in ((), (len(turn.tokens),)):
+                raise LearnError(
+                    f"episode '{e.id}': '{name}' of turn {i} has shape {value.shape}: one number, or one for each of its {len(turn.tokens)} tokens"
+                )
+            streams[name][span] = value
     return Sample(tokens, streams, {}, tuple(laws))
 
 

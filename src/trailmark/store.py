@@ -272,6 +272,15 @@ class Run:
         for temp in self.path.rglob(".*.tmp"):
             temp.unlink(missing_ok=True)
 
+    def discard_if_empty(self) -> None:
+        """Take back a run in which nothing has happened yet: its recipe goes, and with it the folders that are empty."""
+        made = [*self.episodes_dir.iterdir(), *self.checkpoints_dir.iterdir(), self.metrics_file]
+        if not any(p.exists() for p in made):
+            for path in (self.recipe_file, self.timings_file):
+                path.unlink(missing_ok=True)
+            for path in (self.episodes_dir, self.checkpoints_dir):
+                path.rmdir()
+
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)

@@ -44,6 +44,10 @@ class SamplingLaw:
     min_tokens: int = 0
     stop_ids: Tokens = ()
 
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.allowed == ():
+            raise ValueError(f"{self} is no law: temperature >= 0, 0 < top_p <= 1, top_k >= 0, and some token allowed")
+
     @property
     def plain(self) -> bool:
         """True when the law is the model's own distribution."""

@@ -32,6 +32,8 @@ class ScriptedEngine:
                 text = self.tokenizer.decode(tokens)
             elif request.stop_ids and len(tokens) < request.max_tokens:
                 tokens += request.stop_ids[:1]
+            if request.law.allowed is not None and not set(tokens) <= set(request.law.allowed):
+                raise EngineError(f"'{self.name}' said {text!r}, which is not one of the labels it was given")
             zeros = (0.0,) * len(tokens)
             out.append(Completion(tokens, zeros, zeros, text, "length" if cut else "stop"))
         await asyncio.sleep(0)

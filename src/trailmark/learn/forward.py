@@ -132,6 +132,10 @@ def _read(
     tokens = [r for r in group if r.kind != "head"]
     for r in group:
         if r.kind == "head":
+            if r.head not in lm.heads:
+                raise LearnError(
+                    f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {', '.join(lm.heads) or 'none'}"
+                )
             value = lm.heads[r.head](states)
             out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
     others = {

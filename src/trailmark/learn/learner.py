@@ -77,6 +77,18 @@ class Learner:
         for s in samples:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
+        try:
+            return self._accumulate(samples, objective, mass)
+        except LearnError:
+            for optimiser in self.optimisers.values():
+                optimiser.adam.zero_grad(set_to_none=True)
+            raise
+        finally:
+            self._mode(False)
+
+    def _accumulate(
+        self, samples: Sequence[Sample], objective: Objective, mass: Mapping[str, float]
+    ) -> dict[str, float]:
         totals: dict[str, float] = {}
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         self._mode(True)
@@ -101,7 +113,6 @@ class Learner:
                     totals["loss"] = totals.get("loss", 0.0) + term.coef * float(share.detach())
             if isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss.backward()
-        self._mode(False)
         return totals
 
     def update(self, update: Update) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, RunConfig, SamplingConfig
 from trailmark.credit import discounted, group_relative, leave_one_out
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import RecipeError
+from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
@@ -88,7 +88,11 @@ class OnlineMethod(Plain):
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **dropped}
         if not good:
-            return
+            why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
+            raise TaskError(
+                f"step {step}: every one of the {len(episodes)} episodes failed or is invalid, so there is nothing to learn from; "
+                f"the first: {why}"
+            )
         samples = build_samples(
             good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens
         )

@@ -95,6 +95,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
 
 
 def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) -> Any:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     from trailmark.models.attention import NAME
@@ -114,7 +115,7 @@ def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype)
         model = AutoModelForCausalLM.from_pretrained(
             path, revision=config.revision or "main", dtype=dtype, attn_implementation=NAME, **more
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
         raise ModelError(_why(path, problem)) from problem
     return (model if more else model.to(device)).eval()
 

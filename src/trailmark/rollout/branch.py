@@ -51,6 +51,10 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
         raise TaskError(
             f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}"
         )
+    if point.token and point.token == len(turn.tokens) and (turn.stop == "stop" or turn.law.allowed is not None):
+        raise TaskError(
+            f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the next turn"
+        )
     parent = Parent(e.id, point.turn, point.token)
     name = f"{e.id}>{point.turn}.{point.token}"
     forced = turn.forced + turn.tokens[: point.token]

@@ -98,6 +98,12 @@ class Desk:
             stops = stop_ids(engine.tokenizer, chat=messages is not None)
         law = dataclasses.replace(law, stop_ids=stops if law.min_tokens else ())
         forced, self._forced = self._forced, ()
+        if forced and self.start.parent:  # what the stored turn had already written counts
+            done_before = self.start.parent.token
+            budget, law = (
+                max(1, budget - done_before),
+                dataclasses.replace(law, min_tokens=max(0, law.min_tokens - done_before)),
+            )
         context = self._context(continues) + prompt + forced
         (done,) = await engine.sample(
             Request(
@@ -130,6 +136,13 @@ class Desk:
     def act(self, action: str) -> Step:
         """Tell the world. The turn that was just taken remembers the action and its reward."""
         self.step = self.world.step(action)
+        last = len(self.turns) - 1
+        if last < len(self.start.turns):
+            stored = self.start.turns[last]
+            if (stored.action, stored.reward) != (action, float(self.step.reward)):
+                raise self.cannot_enter(
+                    f"at turn {last} the world is now told or answers something else than was stored"
+                )
         self.observation = self.step.observation
         self.turns[-1] = dataclasses.replace(self.turns[-1], action=action, reward=float(self.step.reward))
         return self.step
@@ -286,7 +299,7 @@ def _joined(tokenizer: Any, forced: Tokens, done: Completion, stops: Tokens, str
     """What forced and written tokens say together; decoded as one, for a letter may be cut in two."""
     body = done.tokens[:-1] if done.tokens and done.tokens[-1] in stops else done.tokens
     text, given = tokenizer.decode(forced + body), len(tokenizer.decode(forced))
-    found = [at for s in strings if (at := text.find(s, max(0, given - len(s) + 1))) >= 0]
+    found = [at for s in strings if (at := text.find(s, given)) >= 0]
     return text[: min(found)] if found else text
 
 

