@@ -1,7 +1,6 @@
 """Every mistake a user can make ends with one clear sentence and exit code 2, and nothing that existed is lost."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -64,8 +63,9 @@ def shell(tmp_path):
         code = "import sys; from trailmark.cli import main; main()"
         if limit:
             code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {code}"
-        return subprocess.run([sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=tmp_path,
-                              env={**os.environ, "PYTHONPATH": str(tmp_path)})  # fmt: skip
+        return subprocess.run(
+            [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=tmp_path
+        )
 
     def fails(*words, says, limit=None):
         done = run(*words, limit=limit)

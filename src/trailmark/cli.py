@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import traceback
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,7 +127,6 @@ def tasks(
     words: Annotated[list[str] | None, typer.Argument(metavar="[check] NAME KEY=VALUE")] = None,
 ) -> None:
     """List the tasks, show one with a first start, or check that one keeps the protocol (`tasks check NAME`)."""
-    from trailmark.marked_yaml import parse
     from trailmark.tasks import get_task, task_names
 
     check, words = (words or [])[:1] == ["check"], list(words or [])
@@ -135,13 +136,7 @@ def tasks(
             raise TrailmarkError("tasks check: which task? Such as 'trailmark tasks check taxi'.")
         typer.echo("\n".join(task_names()))
         return
-    options: dict[str, Any] = {}
-    for word in words[1:]:
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
-            raise TrailmarkError(f"option '{word}': expected key=value, such as mode=pickup.")
-        options[key] = parse(value, f"option '{word}'", line=False)[0]
-    source = get_task(words[0], **options)
+    source = get_task(words[0], **_options(words[1:]))
     if check:
         from trailmark.tasks.check import check_task
 
@@ -153,5 +148,46 @@ def tasks(
     typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
 
 
+def _options(words: list[str]) -> dict[str, Any]:
+    """key=value words as the keywords of a task."""
+    from trailmark.marked_yaml import parse
+
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise TrailmarkError(f"option '{word}': expected key=value, such as mode=pickup.")
+        options[key] = parse(value, f"option '{word}'", line=False)[0]
+    return options
+
+
+@app.command()
+def data(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts carry a gold answer.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")] = None,
+    n: Annotated[int, typer.Option(help="How many rows.")] = 1000,
+    split: Annotated[str, typer.Option(help="Which split.")] = "train",
+    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
+) -> None:
+    """Write a task's own worked answers as prompt and response, to imitate (`method: sft`)."""
+    import json
+
+    from trailmark.store import atomic_write
+    from trailmark.tasks import get_task
+
+    if out.exists():
+        raise RunError(f"{out} exists: choose another file.")
+    source = get_task(task, **_options(words or []))
+    world, rows = source.make(), []
+    for start in source.tasks(split, n, seed):
+        if not isinstance(start.meta.get("gold"), str):
+            raise TrailmarkError(f"task '{task}' has no gold answers to imitate (start '{start.id}').")
+        rows.append({"prompt": world.reset(start).text, "response": start.meta["gold"]})
+    atomic_write(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
+    typer.echo(f"{out}: {len(rows)} rows")
+
+
 def main() -> None:
+    sys.path.append(os.getcwd())  # a task or method of one's own beside the recipe is found
     app()

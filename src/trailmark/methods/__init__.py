@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any, Protocol
 
 from trailmark.config import RunConfig
@@ -22,7 +23,7 @@ def get_method(name: str) -> Any:
     """The module (or, for "package.module:Name", the object) of a method."""
     if name in METHODS:
         return importlib.import_module(METHODS[name])
-    if "." not in name and ":" not in name:
+    if name.isidentifier() and importlib.util.find_spec(name) is None:
         raise RecipeError(
             f"unknown method '{name}'.{nearest(name, METHODS)} A method of your own is named package.module"
         )

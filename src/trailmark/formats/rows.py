@@ -1,0 +1,161 @@
+"""Rows of JSON: a list in one file, or one object a line; which of the two it is, the file says itself.
+
+Reading is strict (UTF-8, no key twice, no NaN, no half characters) and every complaint names the file, the line or the
+item of the list (from 0), and the key. A key that nobody asked for travels along with its row, unless it looks like
+a known one that is missing: a misspelt `reward` must not turn into a row without one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from trailmark.errors import DataError
+from trailmark.store import atomic_write
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, and where it stands: `line` from 1, or `item` of a list from 0."""
+
+    value: Any
+    file: Path
+    line: int | None = None
+    item: int | None = None
+
+    def bad(self, why: str, key: str = "") -> DataError:
+        places = [] if self.item is None else [f"[{self.item}]"]
+        return DataError(why, self.file, self.line, ".".join(places + ([key] if key else [])) or None)
+
+    def object(self, value: Any, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+        """`value` as an object with these keys; `key` is the way to it, empty for the row itself."""
+        if not isinstance(value, dict):
+            raise self.bad(f"must be an object, not {repr(value)[:60]}.", key)
+        way = f"{key}." if key else ""
+        missing = [k for k in (*required, *optional) if k not in value]
+        for k in value.keys() - {*required, *optional}:
+            if close := difflib.get_close_matches(k, missing, 1, 0.75):
+                raise self.bad(f"is not known. Did you mean '{close[0]}'?", way + k)
+        for k in required:
+            if k in missing:
+                raise self.bad(f"is missing. Found: {', '.join(value) or 'nothing'}.", way + k)
+        return value
+
+    def text(self, value: Any, key: str) -> str:
+        if not isinstance(value, str):
+            raise self.bad(f"must be text, not {repr(value)[:60]}.", key)
+        return value
+
+    def list(self, value: Any, key: str) -> list[Any]:
+        if not isinstance(value, list) or not value:
+            raise self.bad(f"must be a list that is not empty, not {repr(value)[:60]}.", key)
+        return value
+
+    def number(self, value: Any, key: str) -> float | None:
+        """A number, or a text that is one; None for null."""
+        found = None if value is None else as_number(value)
+        if value is not None and found is None:
+            raise self.bad(f"must be a finite number, not {repr(value)[:60]}.", key)
+        return found
+
+
+def as_number(value: Any) -> float | None:
+    if not isinstance(value, int | float | str) or (isinstance(value, str) and "_" in value):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def each(path: str | Path, make: Callable[[Row], T], skip_bad: bool = False) -> tuple[list[T], tuple[str, ...]]:
+    """What `make` makes of every row, and what was wrong with those that `skip_bad` left out."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as problem:
+        raise DataError(f"cannot be read ({problem.strerror}).", path) from None
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text.", path) from None
+    made: list[T] = []
+    wrong: list[str] = []
+    for row in _rows(path, text):
+        try:
+            value = row.value if row.item is not None else _parse(row)
+            made.append(_placed(make, Row(value, path, row.line, row.item)))
+        except DataError as problem:
+            if not skip_bad:
+                raise
+            wrong.append(str(problem))
+    if not made:
+        raise DataError(f"no row can be used; the first: {wrong[0]}" if wrong else "holds no rows.", path)
+    return made, tuple(wrong)
+
+
+def _rows(path: Path, text: str) -> list[Row]:
+    if text.lstrip()[:1] != "[":
+        lines = enumerate(text.split("\n"), 1)
+        return [Row(line, path, n) for n, line in lines if line.strip(" \t\r")]
+    return [Row(value, path, None, i) for i, value in enumerate(_parse(Row(text, path)))]
+
+
+def _placed(make: Callable[[Row], T], row: Row) -> T:
+    try:
+        return make(row)
+    except DataError as problem:  # of the chat template, which knows no files
+        raise problem if problem.file else row.bad(str(problem)) from problem
+
+
+def _parse(row: Row) -> Any:
+    try:
+        value = json.loads(row.value, object_pairs_hook=_unique, parse_constant=_no_number)
+        if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as problem:
+        raise row.bad(f"is not valid JSON: {problem}.") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [k for k, _ in pairs]
+    if twice := next((k for k in keys if keys.count(k) > 1), None) if len(set(keys)) < len(keys) else None:
+        raise ValueError(f"key '{twice}' stands twice")
+    return dict(pairs)
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["list", "lines"]) -> None:
+    """Write rows, all or none. A name that ends in .json or .jsonl decides the layout; else it is the format's own."""
+    path, rows = Path(path), list(rows)
+    if not rows:
+        raise DataError("there are no episodes to write.", path)
+    listed = {".json": True, ".jsonl": False}.get(path.suffix, layout == "list")
+    try:
+        if listed:
+            data = json.dumps(rows, ensure_ascii=False, allow_nan=False, indent=4) + "\n"
+        else:
+            data = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        raw = data.encode()
+    except (TypeError, ValueError) as problem:
+        raise DataError(f"cannot be written: {problem}.", path) from None
+    atomic_write(path, raw, "convert")
+
+
+def put_number(row: dict[str, Any], key: str, value: float | None, text: bool = False) -> None:
+    """Set a number; where the row already says the same in its own way ("0.50", true, 1) that stays as it is."""
+    if value is None:
+        if row.get(key) is not None:
+            del row[key]
+    elif as_number(row.get(key)) != value:
+        row[key] = str(value) if text else int(value) if value.is_integer() else value

@@ -1,0 +1,85 @@
+"""ShareGPT with scores, the data of EPO: a list of
+
+    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ..., "score": "0.99"}, ...], "score": 7}
+
+The item's `score` is what the world said, and becomes the outcome. The score of a message was given later (a shaped return,
+a judge's mark) and becomes an annotation `score` of its turn; a turn without one has none, which is not zero.
+Both may be numbers or texts. Other keys (`index` of a message, `location` of an item) travel along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import nearest
+from trailmark.formats.rows import Row, dump, each, put_number
+from trailmark.formats.turns import Imported, Starts, conversation, messages_of, reward_of, row_of, turns_of
+from trailmark.types import Annotation, Episode
+
+ROLES = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool", "function_call": "assistant"}
+TAGS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
+
+
+def read_sharegpt(
+    path: str | Path, tokenizer: Any, *, seat: str = "policy", prefix: str = "", skip_bad: bool = False
+) -> Imported:
+    starts = Starts(prefix)
+
+    def one(row: Row) -> tuple[Episode, list[Annotation]]:
+        item = row.object(row.value, "", ["conversations"], ["score", "location"])
+        for key in ("system", "tools"):
+            if item.get(key):
+                raise row.bad("is not read: write it as a message from 'system'.", key)
+        listed = row.list(item["conversations"], "conversations")
+        messages = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]
+        rest = {k: v for k, v in item.items() if k != "conversations"}
+        info = {"format": "sharegpt", "row": rest}
+        e = conversation(tokenizer, starts, messages, seat, row.number(rest.get("score"), "score"), info)
+        said = [m for m in messages if m["role"] == "assistant"]
+        scores = [(i, row.number(m.get("score"), "score")) for i, m in enumerate(said)]
+        return e, [Annotation(e.id, "score", "turn", (s,), i, "sharegpt") for i, s in scores if s is not None]
+
+    made, skipped = each(path, one, skip_bad)
+    return Imported([e for e, _ in made], [a for _, given in made for a in given], skipped)
+
+
+def _message(row: Row, value: Any, key: str) -> dict[str, Any]:
+    m = row.object(value, key, ["from", "value"], ["score", "index"])
+    tag, rest = row.text(m["from"], f"{key}.from"), {k: v for k, v in m.items() if k not in ("from", "value")}
+    if tag not in ROLES:
+        raise row.bad(f"is '{tag}', which is nobody.{nearest(tag, ROLES)}", f"{key}.from")
+    for own in {"role", "content", "tag"} & rest.keys():
+        raise row.bad("does not belong into a message with 'from' and 'value'.", f"{key}.{own}")
+    if row.number(m.get("score"), f"{key}.score") is not None and ROLES[tag] != "assistant":
+        raise row.bad(f"stands on a message from '{tag}'; only what the model said has one.", f"{key}.score")
+    aside = {} if TAGS[ROLES[tag]] == tag else {"tag": tag}
+    return {"role": ROLES[tag], "content": row.text(m["value"], f"{key}.value"), **aside, **rest}
+
+
+def write_sharegpt(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    tokenizer: Any,
+    *,
+    annotations: Sequence[Annotation] = (),
+    seat: str | None = None,
+) -> None:
+    """One item per episode, with the turn annotations named `score` as texts, as EPO's own files have them."""
+    scores = {(a.episode, a.turn): a.values[0] for a in annotations if a.name == "score" and a.level == "turn"}
+
+    def item(e: Episode) -> dict[str, Any]:
+        messages, out = messages_of(e, tokenizer, seat), []
+        said = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+        turn = dict(zip(reversed(said), reversed(turns_of(e, seat))))  # a canned first answer is no turn
+        for k, m in enumerate(messages):
+            rest = {k: v for k, v in m.items() if k not in ("role", "content", "tag")}
+            if k in turn and (score := scores.get((e.id, turn[k]))) is not None:
+                put_number(rest, "score", score, text=True)
+            out.append({"from": m.get("tag") or TAGS.get(m["role"], m["role"]), "value": m["content"], **rest})
+        row = {"conversations": out, **row_of(e, "sharegpt")}
+        put_number(row, "score", reward_of(e))
+        return row
+
+    dump(path, [item(e) for e in episodes], "list")

@@ -1,0 +1,36 @@
+"""Every recipe passes a dry run without network, and the laptop ones run two steps."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trailmark.cli import app
+
+RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+LAPTOP = [p for p in RECIPES if p.stem in ("taxi-online", "arith-sft")]
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["data", "arith", "arith.jsonl", "level=2", "--n", "40"])
+    assert done.exit_code == 0, done.output
+    return CliRunner()
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_dry_run(shell, path):
+    done = shell.invoke(app, ["train", str(path), "--dry-run"])
+    assert done.exit_code == 0, done.output
+    assert "# model: " in done.output and f"name: {path.stem.removesuffix('-gpu')}" in done.output
+    Path("again.yaml").write_text(done.stdout)
+    again = shell.invoke(app, ["train", "again.yaml", "--dry-run"])
+    assert again.stdout == done.stdout  # the resolved recipe is a recipe, and resolves to itself
+
+
+@pytest.mark.parametrize("path", LAPTOP, ids=lambda p: p.stem)
+def test_two_steps(shell, path):
+    done = shell.invoke(app, ["train", str(path), "steps=2", "eval.every=0"])
+    assert done.exit_code == 0, done.output
+    assert len(Path(f"runs/{path.stem}/metrics.jsonl").read_text().splitlines()) == 2
