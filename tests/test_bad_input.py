@@ -158,5 +158,5 @@ def test_episodes_that_are_missing_or_cut(shell):
     segment.write_bytes(whole.replace(b'"group"', b'"grop"', 1))
     with pytest.raises(DataError, match=r"000002\.jsonl:1: key 'grop'.*'group'"):
         read_segment(segment)
-    with pytest.raises(DataError, match="nothing.jsonl"):
+    with pytest.raises(DataError, match=r"nothing\.jsonl"):
         read_segment(shell.folder / "nothing.jsonl")

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from trailmark import __version__
 from trailmark.errors import RunError, TrailmarkError
+from trailmark.formats.command import convert
 
 
 class _Group(TyperGroup):
@@ -186,6 +187,9 @@ def data(
         rows.append({"prompt": world.reset(start).text, "response": start.meta["gold"]})
     atomic_write(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
     typer.echo(f"{out}: {len(rows)} rows")
+
+
+app.command()(convert)
 
 
 def main() -> None:

@@ -1,0 +1,96 @@
+"""Other people's files, to episodes and back.
+
+    found = read("sharegpt", "rl_data.json", tokenizer)           # found.episodes, found.annotations, found.skipped
+    write("sharegpt", "again.json", found.episodes, tokenizer, annotations=found.annotations)
+
+What an environment said is the outcome of an episode; a label given later is an annotation. A row without a reward is
+`Invalid("no reward in the file")`: it is in no average, but can be learnt from. What was read from a file and is
+written in the same format has the same values again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trailmark.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from trailmark.formats.turns import Imported
+    from trailmark.types import Annotation, Episode
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`module` has NAME_from_row and NAME_to_rows; `holds` names the annotations that a file has room for."""
+
+    module: str
+    about: str
+    layout: Literal["list", "lines"] = "lines"
+    rewards: bool = True
+    holds: tuple[str, ...] = ()
+    seat: str = "policy"
+
+
+FORMATS = {
+    "episodes": Format("own", "Trailmark's own: everything; annotations in NAME.annotations.jsonl beside it"),
+    "messages": Format("messages", "lines of {messages: [{role, content}]}", rewards=False),
+    "sharegpt": Format("sharegpt", "list of {conversations: [{from, value, score}], score}", "list", holds=("score",)),
+    "trajectories": Format("scored", "lines of {prompt, response, reward}"),
+    "agent": Format("scored", "list of {conversations: [{role, content}], reward}", "list"),
+    "pairs": Format("scored", "lines of {prompt, chosen, rejected}", rewards=False, holds=("preferred",)),
+    "react": Format("react", "list of {text, label, response, pred, id}, with reasoning steps", "list"),
+    "reflect-policy": Format("reflect", "lines of {text}: sft.jsonl, sft_policy.jsonl", rewards=False),
+    "reflect-reflector": Format("reflect", "lines of {text}: sft_reflection.jsonl", rewards=False, seat="reflector"),
+}
+
+
+def find(name: str) -> Format:
+    if name not in FORMATS:
+        raise DataError(f"there is no format '{name}'.{nearest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def _function(name: str, direction: str) -> Any:
+    module = importlib.import_module(f"trailmark.formats.{FORMATS[name].module}")
+    return getattr(module, f"{name.replace('-', '_')}_{direction}")
+
+
+def read(
+    format: str, path: str | Path, tokenizer: Any, *, seat: str | None = None, prefix: str = "", skip_bad: bool = False
+) -> Imported:
+    """All that a file holds. `seat` is who spoke, `prefix` goes before every id, and `skip_bad` leaves out rows that
+    cannot be read instead of refusing the file."""
+    kind = find(format)
+    from trailmark.formats import own, turns
+    from trailmark.formats.rows import each
+
+    if format == "episodes":
+        return own.read(path)
+    reader = turns.Reader(tokenizer, seat or kind.seat, turns.Starts(prefix))
+    from_row = _function(format, "from_row")
+    made, skipped = each(path, lambda row: from_row(reader, row), skip_bad)
+    return turns.Imported([e for m in made for e in m.episodes], [a for m in made for a in m.annotations], skipped)
+
+
+def write(
+    format: str,
+    path: str | Path,
+    episodes: Iterable[Episode],
+    tokenizer: Any,
+    *,
+    annotations: Sequence[Annotation] = (),
+    seat: str | None = None,
+) -> None:
+    """Write all or nothing. `seat` says whose view, where several played."""
+    kind = find(format)
+    from trailmark.formats import own, turns
+    from trailmark.formats.rows import dump
+
+    if format == "episodes":
+        return own.write(path, episodes, annotations)
+    rows = _function(format, "to_rows")(turns.Writer(tokenizer, seat, annotations), list(episodes))
+    dump(path, rows, kind.layout)

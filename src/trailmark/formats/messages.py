@@ -1,56 +1,58 @@
-"""`messages` JSONL (rows with a list of role/content) and prompt/response JSONL, read strictly."""
+"""`messages` JSONL: rows with a list of role/content, read strictly. The plainest way to write a conversation down."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, nearest
+from trailmark.formats.rows import Row, each
+from trailmark.formats.turns import Imported, Reader, Writer, conversation, messages_of, row_of
+from trailmark.types import Episode
 
 
-def read_messages(path: str | Path) -> list[list[dict[str, str]]]:
+def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
     """Every row as a conversation. A row is {"messages": [...]} or {"prompt": ..., "response": ...}."""
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except OSError as problem:
-        raise DataError(f"cannot be read ({problem.strerror})", path) from None
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text", path) from None
-    rows = [_row(line, path, n) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not rows:
-        raise DataError("holds no rows", path)
-    return rows
+    return each(path, _conversation)[0]
 
 
 def count_rows(path: str | Path) -> int:
     return len(read_messages(path))
 
 
-def _row(line: str, path: str | Path, number: int) -> list[dict[str, str]]:
-    try:
-        row: Any = json.loads(line)
-    except json.JSONDecodeError as problem:
-        raise DataError(f"is not JSON (column {problem.colno}: {problem.msg})", path, number) from None
-    if not isinstance(row, dict):
-        raise DataError("a row must be an object", path, number)
-    if "messages" in row:
-        messages = row["messages"]
-        if not isinstance(messages, list) or not messages:
-            raise DataError("must be a list of messages that is not empty", path, number, "messages")
-        for k, m in enumerate(messages):
-            if not isinstance(m, dict) or not isinstance(m.get("role"), str) or not isinstance(m.get("content"), str):
-                raise DataError("a message needs a text 'role' and a text 'content'", path, number, f"messages[{k}]")
-        if not any(m["role"] == "assistant" for m in messages):
-            raise DataError("no message of the assistant: nothing would be trained", path, number, "messages")
-        return messages
-    for key in ("prompt", "response"):
-        if not isinstance(row.get(key), str):
-            missing = nearest(key, row) if row else ""
-            raise DataError(
-                f"is missing (a row is {{'messages': [...]}} or {{'prompt': …, 'response': …}}).{missing}",
-                path,
-                number,
-                key,
-            )
-    return [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row["response"]}]
+def _conversation(row: Row) -> list[dict[str, Any]]:
+    if isinstance(row.value, dict) and "messages" in row.value:
+        return checked_messages(row, row.value, "messages")
+    both = ["prompt", "response"]
+    v = row.object(row.value, "", both if isinstance(row.value, dict) and row.value.keys() & both else ["messages"])
+    texts = [row.text(v[key], key) for key in both]
+    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts)]
+
+
+def checked_messages(row: Row, value: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The messages under `key`, each with a text as role and as content, and at least one of the assistant."""
+    messages = row.list(value[key], key)
+    for k, m in enumerate(messages):
+        m = row.object(m, f"{key}[{k}]", ["role", "content"])
+        for part in ("role", "content"):
+            row.text(m[part], f"{key}[{k}].{part}")
+    if not any(m["role"] == "assistant" for m in messages):
+        raise row.bad("no message of the assistant: nothing would be trained.", key)
+    return messages
+
+
+def plain_messages(w: Writer, e: Episode, name: str) -> list[dict[str, Any]]:
+    """The conversation of an episode; whatever else its messages say stays only where they came from."""
+    messages = messages_of(w, e)
+    return messages if e.info.get("format") == name else [{k: m[k] for k in ("role", "content")} for m in messages]
+
+
+def messages_from_row(r: Reader, row: Row) -> Imported:
+    v = row.object(row.value, "", ["messages"])
+    rest = {k: x for k, x in v.items() if k != "messages"}
+    messages = checked_messages(row, v, "messages")
+    return Imported([conversation(r, messages, None, {"format": "messages", "row": rest})])
+
+
+def messages_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    return [{"messages": plain_messages(w, e, "messages"), **row_of(e, "messages")} for e in episodes]

@@ -14,16 +14,14 @@ empty response is a call that failed. Labels may be hidden (-1, null); then ther
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.rows import Row, dump, each
-from trailmark.formats.scored import only_turn
-from trailmark.formats.turns import Imported, Starts, episode, plain, prompt_of, reward_of, row_of
-from trailmark.types import Annotation, Episode, Failed, Scored
+from trailmark.formats.rows import Row
+from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
+from trailmark.types import Episode, Failed, Outcome, Scored
 
 STEP = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 KNOWN = ("text", "label", "response", "pred", "id")
@@ -53,84 +51,64 @@ def is_right(label: Any, pred: str) -> bool | None:
     return bool(pred.strip()) and pred.strip() == str(label).strip()
 
 
-def read_react(
-    path: str | Path, tokenizer: Any, *, seat: str = "policy", prefix: str = "", skip_bad: bool = False
-) -> Imported:
-    starts = Starts(prefix)
-
-    def one(row: Row) -> list[Episode]:
-        v = row.object(row.value, "", ["text", "response", "id"], KNOWN)
-        if not isinstance(v["id"], int | str) or isinstance(v["id"], bool):
-            raise row.bad(f"must be a whole number or a text, not {repr(v['id'])[:60]}.", "id")
-        if (task := str(v["id"])) in starts.seen:
-            raise row.bad(f"is {v['id']!r}, as in a row before.", "id")
-        prompt, listed = row.text(v["text"], "text"), isinstance(v["response"], list)
-        responses = row.list(v["response"], "response") if listed else [v["response"]]
-        preds = v.get("pred") if listed else [v.get("pred")]
-        preds = [None] * len(responses) if preds is None else row.list(preds, "pred")
-        if len(preds) != len(responses):
-            raise row.bad(f"has {len(preds)} entries for {len(responses)} responses.", "pred")
-        info: dict[str, Any] = {"format": "react", "listed": listed}
-        rest = {k: x for k, x in v.items() if k not in KNOWN}
-        data, meta = {"prompt": prompt}, {k: v[k] for k in ("id", "label") if k in v}
-        plays = []
-        for k, (said, pred) in enumerate(zip(responses, preds)):
-            place = f"[{k}]" if listed else ""
-            said, right = row.text(said, f"response{place}"), None
-            if "pred" in v:
-                info["pred"] = pred
-            if pred is not None:
-                right = is_right(v.get("label"), row.text(pred, f"pred{place}"))
-            steps = split_steps(said, prompt)
-            turn = plain(tokenizer, prompt, said, seat, steps=[at for at, _ in steps])
-            more = {**info, "steps": [kind for _, kind in steps]} | ({} if k else {"row": rest})
-            plays.append((turn, None if right is None else float(right), more))
-        made = [episode(starts.name(None, task), data, [t], r, more, meta) for t, r, more in plays]
-        return [_judged(e) for e in made]
-
-    made, skipped = each(path, one, skip_bad)
-    return Imported([e for plays in made for e in plays], [], skipped)
+def react_from_row(r: Reader, row: Row) -> Imported:
+    v = row.object(row.value, "", ["text", "response", "id"], KNOWN)
+    if not isinstance(v["id"], int | str) or isinstance(v["id"], bool):
+        raise row.bad(f"must be a whole number or a text, not {repr(v['id'])[:60]}.", "id")
+    task, prompt = str(v["id"]), row.text(v["text"], "text")
+    if task in r.starts.seen:
+        raise row.bad(f"is {v['id']!r}, as in a row before.", "id")
+    listed = isinstance(v["response"], list)
+    said = row.list(v["response"], "response") if listed else [v["response"]]
+    preds = (row.list(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
+    if len(preds) != len(said):
+        raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
+    plays = []
+    for k, (response, pred) in enumerate(zip(said, preds)):
+        at = f"[{k}]" if listed else ""
+        steps = split_steps(row.text(response, f"response{at}"), prompt)
+        right = None if pred is None else is_right(v.get("label"), row.text(pred, f"pred{at}"))
+        info: dict[str, Any] = {"format": "react", "listed": listed, "steps": [kind for _, kind in steps]}
+        info |= {"pred": pred} if "pred" in v else {}
+        plays.append((plain(r, prompt, response, steps=[start for start, _ in steps]), right, info))
+    plays[0][2]["row"] = {k: x for k, x in v.items() if k not in KNOWN}
+    meta = {k: v[k] for k in ("id", "label") if k in v}
+    return Imported([_play(r.starts.name(None, task), prompt, meta, *play) for play in plays])
 
 
-def _judged(e: Episode) -> Episode:
-    if not e.turns[0].text:
-        return replace(e, outcomes={"self": Failed("the response is empty: the call that made it failed")})
-    reward = reward_of(e)
-    return e if reward is None else replace(e, outcomes={"self": Scored(reward, reward == 1.0)})
+def _play(name: tuple[str, str], prompt: str, meta: Any, turn: Any, right: bool | None, info: Any) -> Episode:
+    e = episode(name, {"prompt": prompt}, [turn], None if right is None else float(right), info, meta)
+    outcome: Outcome = e.outcome
+    if not turn.text:
+        outcome = Failed("the response is empty: the call that made it failed")
+    elif right is not None:
+        outcome = Scored(float(right), right)
+    return replace(e, outcomes={"self": outcome})
 
 
-def write_react(
-    path: str | Path,
-    episodes: Iterable[Episode],
-    tokenizer: Any,
-    *,
-    annotations: Sequence[Annotation] = (),
-    seat: str | None = None,
-) -> None:
+def react_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     """One record per task; `response` is a list where there are several or there was one."""
     records: dict[str, list[Episode]] = {}
     for e in episodes:
         records.setdefault(e.task.id, []).append(e)
-    dump(path, [_record(plays, tokenizer, seat) for plays in records.values()], "list")
+    return [_record(w, plays) for plays in records.values()]
 
 
-def _record(plays: Sequence[Episode], tokenizer: Any, seat: str | None) -> dict[str, Any]:
-    turns = [only_turn(e, seat, "react") for e in plays]
-    prompts = {prompt_of(e, t, tokenizer) for e, t in zip(plays, turns)}
+def _record(w: Writer, plays: Sequence[Episode]) -> dict[str, Any]:
+    task, turns = plays[0].task, [turn_of(w, e) for e in plays]
+    prompts = {prompt_of(w, e, t) for e, t in zip(plays, turns)}
     if len(prompts) > 1:
-        raise DataError(f"task '{plays[0].task.id}' was asked with {len(prompts)} different prompts.")
-    meta = plays[0].task.meta
+        raise DataError(f"task '{task.id}' was asked with {len(prompts)} different prompts.")
     for e in plays:
-        if isinstance(e.outcome, Scored) and not ("label" in meta and "pred" in e.info):
+        if isinstance(e.outcome, Scored) and not ("label" in task.meta and "pred" in e.info):
             raise DataError(
-                f"episode '{e.id}': a record says right or wrong by 'label' (in task.meta) and 'pred' (in info)."
+                f"episode '{e.id}': a record tells right from wrong by a 'label' (in task.meta) and a 'pred' (in info)."
             )
     listed = len(plays) > 1 or plays[0].info.get("listed", False)
-    said = [e.turns[t].text for e, t in zip(plays, turns)]
-    preds = [e.info.get("pred") for e in plays]
-    out: dict[str, Any] = {"text": prompts.pop()} | ({"label": meta["label"]} if "label" in meta else {})
+    said, preds = [e.turns[t].text for e, t in zip(plays, turns)], [e.info.get("pred") for e in plays]
+    out: dict[str, Any] = {"text": prompts.pop()} | ({"label": task.meta["label"]} if "label" in task.meta else {})
     out["response"] = said if listed else said[0]
     if any("pred" in e.info for e in plays):
         out["pred"] = preds if listed else preds[0]
-    extras = [row_of(e, "react") for e in plays]
-    return {**out, "id": meta.get("id", plays[0].task.id), **next(filter(None, extras), {})}
+    rest = next(filter(None, (row_of(e, "react") for e in plays)), {})
+    return {**out, "id": task.meta.get("id", task.id), **rest}

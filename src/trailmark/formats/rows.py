@@ -120,7 +120,7 @@ def _parse(row: Row) -> Any:
         if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is no text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
-        raise row.bad(f"is not valid JSON: {problem}.") from None
+        raise row.bad(f"is not JSON: {problem}.") from None
     return value
 
 

@@ -9,40 +9,31 @@ Both may be numbers or texts. Other keys (`index` of a message, `location` of an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from trailmark.errors import nearest
-from trailmark.formats.rows import Row, dump, each, put_number
-from trailmark.formats.turns import Imported, Starts, conversation, messages_of, reward_of, row_of, turns_of
+from trailmark.formats.rows import Row, put_number
+from trailmark.formats.turns import Imported, Reader, Writer, conversation, messages_of, reward_of, row_of, turns_of
 from trailmark.types import Annotation, Episode
 
 ROLES = {"human": "user", "gpt": "assistant", "system": "system", "observation": "tool", "function_call": "assistant"}
 TAGS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
 
 
-def read_sharegpt(
-    path: str | Path, tokenizer: Any, *, seat: str = "policy", prefix: str = "", skip_bad: bool = False
-) -> Imported:
-    starts = Starts(prefix)
-
-    def one(row: Row) -> tuple[Episode, list[Annotation]]:
-        item = row.object(row.value, "", ["conversations"], ["score", "location"])
-        for key in ("system", "tools"):
-            if item.get(key):
-                raise row.bad("is not read: write it as a message from 'system'.", key)
-        listed = row.list(item["conversations"], "conversations")
-        messages = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]
-        rest = {k: v for k, v in item.items() if k != "conversations"}
-        info = {"format": "sharegpt", "row": rest}
-        e = conversation(tokenizer, starts, messages, seat, row.number(rest.get("score"), "score"), info)
-        said = [m for m in messages if m["role"] == "assistant"]
-        scores = [(i, row.number(m.get("score"), "score")) for i, m in enumerate(said)]
-        return e, [Annotation(e.id, "score", "turn", (s,), i, "sharegpt") for i, s in scores if s is not None]
-
-    made, skipped = each(path, one, skip_bad)
-    return Imported([e for e, _ in made], [a for _, given in made for a in given], skipped)
+def sharegpt_from_row(r: Reader, row: Row) -> Imported:
+    item = row.object(row.value, "", ["conversations"], ["score", "location"])
+    for key in ("system", "tools"):
+        if item.get(key):
+            raise row.bad("is not read here: write it as a message from 'system'.", key)
+    listed = row.list(item["conversations"], "conversations")
+    messages = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]
+    rest = {k: v for k, v in item.items() if k != "conversations"}
+    reward = row.number(rest.get("score"), "score")
+    e = conversation(r, messages, reward, {"format": "sharegpt", "row": rest})
+    said = [m for m in messages if m["role"] == "assistant"]
+    scores = [(i, row.number(m.get("score"), "score")) for i, m in enumerate(said)]
+    return Imported([e], [Annotation(e.id, "score", "turn", (s,), i, "sharegpt") for i, s in scores if s is not None])
 
 
 def _message(row: Row, value: Any, key: str) -> dict[str, Any]:
@@ -58,23 +49,16 @@ def _message(row: Row, value: Any, key: str) -> dict[str, Any]:
     return {"role": ROLES[tag], "content": row.text(m["value"], f"{key}.value"), **aside, **rest}
 
 
-def write_sharegpt(
-    path: str | Path,
-    episodes: Iterable[Episode],
-    tokenizer: Any,
-    *,
-    annotations: Sequence[Annotation] = (),
-    seat: str | None = None,
-) -> None:
+def sharegpt_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
     """One item per episode, with the turn annotations named `score` as texts, as EPO's own files have them."""
-    scores = {(a.episode, a.turn): a.values[0] for a in annotations if a.name == "score" and a.level == "turn"}
+    scores = {(a.episode, a.turn): a.values[0] for a in w.annotations if a.name == "score" and a.level == "turn"}
 
     def item(e: Episode) -> dict[str, Any]:
-        messages, out = messages_of(e, tokenizer, seat), []
+        messages, out = messages_of(w, e), []
         said = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
-        turn = dict(zip(reversed(said), reversed(turns_of(e, seat))))  # a canned first answer is no turn
+        turn = dict(zip(reversed(said), reversed(turns_of(w, e))))  # a canned first answer is no turn
         for k, m in enumerate(messages):
-            rest = {k: v for k, v in m.items() if k not in ("role", "content", "tag")}
+            rest = {key: v for key, v in m.items() if key not in ("role", "content", "tag")}
             if k in turn and (score := scores.get((e.id, turn[k]))) is not None:
                 put_number(rest, "score", score, text=True)
             out.append({"from": m.get("tag") or TAGS.get(m["role"], m["role"]), "value": m["content"], **rest})
@@ -82,4 +66,4 @@ def write_sharegpt(
         put_number(row, "score", reward_of(e))
         return row
 
-    dump(path, [item(e) for e in episodes], "list")
+    return [item(e) for e in episodes]

@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from trailmark import chat
@@ -24,20 +25,38 @@ NO_REWARD = Invalid("no reward in the file")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What a file held; `skipped` says what was wrong with the rows left out."""
+    """What a file, or a row, held; `skipped` says what was wrong with the rows left out."""
 
     episodes: list[Episode]
     annotations: list[Annotation] = field(default_factory=list)
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What turning rows into episodes needs: how text becomes tokens, who said it, and names."""
+
+    tokenizer: Any
+    seat: str
+    starts: Starts
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """What turning episodes into rows needs: whose view is written (None: of the only seat), and what was noted beside."""
+
+    tokenizer: Any
+    seat: str | None = None
+    annotations: Sequence[Annotation] = ()
+
+
 # --- text -> turns -----------------------------------------------------------------------------------------------
 
 
-def talk(tokenizer: Any, messages: Sequence[chat.Message], seat: str, given: Collection[int] = ()) -> tuple[Turn, ...]:
+def talk(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
     """A turn for every message of the assistant, but those in `given`, which are context like any other."""
     found: dict[int, tuple[Tokens, Tokens, int | None]] = {}
-    for sequence in chat.sequences(tokenizer, messages, template=_template(tokenizer)):
+    for sequence in chat.sequences(r.tokenizer, messages, template=_template(r.tokenizer)):
         at, before = 0, None
         for span in sequence.spans:
             if span.message not in given:
@@ -47,7 +66,7 @@ def talk(tokenizer: Any, messages: Sequence[chat.Message], seat: str, given: Col
     number = {message: i for i, message in enumerate(sorted(found))}
     return tuple(
         Turn(
-            seat,
+            r.seat,
             prompt,
             written,
             continues=None if before is None else number[before],
@@ -58,11 +77,12 @@ def talk(tokenizer: Any, messages: Sequence[chat.Message], seat: str, given: Col
     )
 
 
-def plain(tokenizer: Any, prompt: str, response: str, seat: str, end: bool = True, steps: Sequence[int] = ()) -> Turn:
+def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequence[int] = ()) -> Turn:
     """Text as it is: the prompt, behind a BOS if the tokenizer adds one and the text does not bring it; the response; and
     one eos if it `end`s. No token reaches over the border. `steps` are the characters of the response at which reasoning
     steps begin; they become spans that cover the turn, each token in the step in which it ends."""
-    eos, said = tokenizer.eos_token or "", response
+    tokenizer, said = r.tokenizer, response
+    eos = tokenizer.eos_token or ""
     if end and not eos:
         raise ModelError("this tokenizer has no eos token, so a response cannot end; set eos_token")
     if tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
@@ -80,9 +100,8 @@ def plain(tokenizer: Any, prompt: str, response: str, seat: str, end: bool = Tru
     if not head or not tokens:
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
     borders = [0, *(bisect_right(ends, at) for at in steps[1:]), len(tokens)] if steps else []
-    return Turn(
-        seat, tuple(head), tokens, steps=tuple(zip(borders, borders[1:])), stop="stop" if end else "", text=said
-    )
+    spans = tuple(pairwise(borders))
+    return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
 
 
 def _encode(tokenizer: Any, text: str, offsets: bool = False) -> tuple[list[int], list[int]]:
@@ -132,10 +151,8 @@ def episode(
 
 
 def conversation(
-    tokenizer: Any,
-    starts: Starts,
+    r: Reader,
     messages: Sequence[dict[str, Any]],
-    seat: str,
     reward: float | None,
     info: Mapping[str, Any],
     given: Collection[int] = (),
@@ -143,8 +160,8 @@ def conversation(
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given), None)
     if first is None:
         raise DataError("no message of the assistant: nothing would be trained")
-    turns = talk(tokenizer, messages, seat, given)
-    name = starts.name([(m["role"], m["content"]) for m in messages[:first]])
+    turns = talk(r, messages, given)
+    name = r.starts.name([(m["role"], m["content"]) for m in messages[:first]])
     more = {**info, "messages": [dict(m) for m in messages[first:]]}
     return episode(name, {"messages": [dict(m) for m in messages[:first]]}, turns, reward, more)
 
@@ -161,9 +178,9 @@ def reward_of(e: Episode) -> float | None:
     return e.outcome.reward if isinstance(e.outcome, Scored) else None
 
 
-def turns_of(e: Episode, seat: str | None) -> list[int]:
+def turns_of(w: Writer, e: Episode) -> list[int]:
     """The turns of the seat; without a name the episode must have only one."""
-    seats = list(dict.fromkeys(t.seat for t in e.turns))
+    seat, seats = w.seat, list(dict.fromkeys(t.seat for t in e.turns))
     if seat is None and len(seats) > 1:
         raise DataError(f"episode '{e.id}' has the seats {', '.join(seats)}: say whose view is to be written.")
     mine = [i for i, t in enumerate(e.turns) if seat in (None, t.seat)]
@@ -172,23 +189,34 @@ def turns_of(e: Episode, seat: str | None) -> list[int]:
     return mine
 
 
-def prompt_of(e: Episode, turn: int, tokenizer: Any) -> str:
-    if "format" in e.info and "prompt" in e.task.data:
-        return e.task.data["prompt"]
-    return tokenizer.decode(e.context(turn), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+def turn_of(w: Writer, e: Episode) -> int:
+    """Its only turn, for formats whose rows hold one."""
+    if len(mine := turns_of(w, e)) > 1:
+        raise DataError(
+            f"episode '{e.id}' has {len(mine)} turns and a row holds one: write it as 'agent' or 'sharegpt'."
+        )
+    return mine[0]
 
 
-def messages_of(e: Episode, tokenizer: Any, seat: str | None) -> list[dict[str, Any]]:
+def prompt_of(w: Writer, e: Episode, turn: int) -> str:
+    return e.task.data["prompt"] if "format" in e.info and "prompt" in e.task.data else _decode(w, e, turn)
+
+
+def _decode(w: Writer, e: Episode, turn: int) -> str:
+    return w.tokenizer.decode(e.context(turn), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
     """The conversation as one seat saw it. Of a played one: what each prompt says, without what the template adds."""
-    mine = turns_of(e, seat)
+    mine = turns_of(w, e)
     if "messages" in e.info and "messages" in e.task.data:
         return [dict(m) for m in (*e.task.data["messages"], *e.info["messages"])]
     messages: list[dict[str, Any]] = []
     for i in mine:
-        seen = tokenizer.decode(e.context(i), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        seen = _decode(w, e, i)
         for roles in [["user"]] if messages else [["user"], ["system", "user"]]:
             asked = [*messages, *({"role": r, "content": chat.PROBE} for r in roles)]
-            shown = chat.render(tokenizer, asked, True, template=_template(tokenizer)).text
+            shown = chat.render(w.tokenizer, asked, True, template=_template(w.tokenizer)).text
             if told := re.fullmatch("(.*?)".join(map(re.escape, shown.split(chat.PROBE))), seen, re.DOTALL):
                 messages += [{"role": r, "content": c} for r, c in zip(roles, told.groups())]
                 break

@@ -1,0 +1,60 @@
+"""`trailmark convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trailmark.formats import FORMATS, find
+
+_LIST = "\n\n".join(["The formats:", *(f"{name}: {kind.about}" for name, kind in FORMATS.items())])
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="The file to read.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
+    from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help="What IN is.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="What OUT is to be.")],
+    tokenizer: Annotated[str, typer.Option(metavar="NAME", help="A folder, a name on the hub, smollm2, or tiny.")],
+    seat: Annotated[str | None, typer.Option(help="Whose view is written, where several played.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Turn a file of episodes or conversations into another format."""
+    from trailmark import formats
+    from trailmark.errors import DataError
+    from trailmark.types import Scored
+
+    find(from_), find(to)
+    if target.exists() and not overwrite:
+        raise DataError("is already there: choose another name, or replace it with --overwrite.", target)
+    words = _tokenizer(tokenizer)
+    found = formats.read(from_, source, words, skip_bad=skip_bad)
+    formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)
+    typer.echo(f"{target}: {len(found.episodes)} episodes")
+    if found.skipped:
+        typer.echo(f"left out {len(found.skipped)} rows; the first: {found.skipped[0]}", err=True)
+    if to != "episodes":
+        lost = sorted({a.name for a in found.annotations} - {*FORMATS[to].holds})
+        lost += ["reward"] * (not FORMATS[to].rewards and any(isinstance(e.outcome, Scored) for e in found.episodes))
+        if lost:
+            typer.echo(f"'{to}' has no room for: {', '.join(lost)}", err=True)
+
+
+convert.__doc__ = f"{convert.__doc__}\n\n{_LIST}"
+
+
+def _tokenizer(name: str) -> object:
+    if name == "tiny":
+        from trailmark.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    from trailmark.models.load import load_tokenizer
+
+    if name == "smollm2":
+        from trailmark.models.smollm import smollm2_folder
+
+        name = str(smollm2_folder())
+    return load_tokenizer(name)

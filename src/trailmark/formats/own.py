@@ -1,0 +1,33 @@
+"""Our own episodes as one file: NAME.jsonl and, where there are any, annotations in NAME.annotations.jsonl beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trailmark.errors import DataError
+from trailmark.formats.turns import Imported
+from trailmark.store import atomic_write, read_segment, to_json
+from trailmark.types import Annotation, Episode
+
+
+def beside(path: str | Path) -> Path:
+    return Path(path).with_suffix(".annotations.jsonl")
+
+
+def read(path: str | Path) -> Imported:
+    episodes = read_segment(path)
+    notes = read_segment(beside(path), Annotation) if beside(path).exists() else []
+    known = {e.id for e in episodes}
+    for n, note in enumerate(notes, 1):
+        if note.episode not in known:
+            raise DataError(f"is '{note.episode}', which {Path(path).name} does not hold.", beside(path), n, "episode")
+    return Imported(episodes, notes)
+
+
+def write(path: str | Path, episodes: Iterable[Episode], annotations: Sequence[Annotation] = ()) -> None:
+    data, notes = ("".join(to_json(row) + "\n" for row in rows).encode() for rows in (episodes, annotations))
+    atomic_write(path, data, "convert")
+    beside(path).unlink(missing_ok=True)  # notes on episodes that are gone
+    if notes:
+        atomic_write(beside(path), notes, "convert")
