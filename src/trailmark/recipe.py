@@ -113,11 +113,23 @@ def _override(text: str) -> Loaded:
     return Loaded(name, parsed, marks)
 
 
+def _without(raw: dict[str, Any], keys: Keys) -> dict[str, Any]:
+    """A copy in which the mapping at `keys` is gone (anything else is overwritten anyway)."""
+    inner = raw.get(keys[0])
+    if not isinstance(inner, dict):
+        return raw
+    rest = _without(inner, keys[1:]) if keys[1:] else None
+    return {k: v for k, v in raw.items() if k != keys[0]} if rest is None else {**raw, keys[0]: rest}
+
+
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value)."""
+    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override sets:
+    `task={name: mine}` leaves nothing of the task that the recipe had."""
     loaded, changes = _load(Path(path)), Loaded(str(path), {})
     for text in overrides:
-        changes = _merge(changes, _override(text))
+        change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
+        loaded, changes = (Loaded(x.file, _without(x.raw, keys), x.marks) for x in (loaded, changes))
+        changes = _merge(changes, change)
     loaded = _merge(loaded, Loaded(str(path), changes.raw, changes.marks))
     method = loaded.raw.get("method")
     if not isinstance(method, str):

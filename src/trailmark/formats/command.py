@@ -18,7 +18,7 @@ def convert(
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help="What IN is.")],
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="What OUT is to be.")],
     tokenizer: Annotated[str, typer.Option(metavar="NAME", help="A folder, a name on the hub, smollm2, or tiny.")],
-    seat: Annotated[str | None, typer.Option(help="Whose view is written, where several played.")] = None,
+    seat: Annotated[str | None, typer.Option(help="Who speaks in IN; whose view OUT is.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
 ) -> None:
@@ -31,7 +31,7 @@ def convert(
     if target.exists() and not overwrite:
         raise DataError("is already there: choose another name, or replace it with --overwrite.", target)
     words = _tokenizer(tokenizer)
-    found = formats.read(from_, source, words, skip_bad=skip_bad)
+    found = formats.read(from_, source, words, seat=seat, skip_bad=skip_bad)
     formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)
     typer.echo(f"{target}: {len(found.episodes)} episodes")
     if found.skipped:
