@@ -213,3 +213,16 @@ def test_state_is_readable(tmp_path):
         and state["method"] == {"replay": [1, 2, 3]}
         and state["optimiser_steps"] == {"policy": 5, "critic": 4}
     )
+
+
+def test_the_moving_average_can_be_played_with():
+    lm = load_model(ModelConfig(shape=SHAPE))
+    optimiser = Optimiser(lm, OptimConfig(lr=0.1), 10, ema=0.5)
+    for q in dict(lm.parameters()).values():
+        q.grad = torch.ones_like(q)
+    optimiser.step()
+    mine = lm.fingerprint()
+    with optimiser.averaged():
+        assert lm.fingerprint() != mine
+        assert torch.equal(dict(lm.parameters())["model.norm.weight"], optimiser.average["model.norm.weight"])
+    assert lm.fingerprint() == mine

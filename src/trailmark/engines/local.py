@@ -9,6 +9,7 @@ slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise in
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,12 @@ class _Live:
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
+
+
+def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
+    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32."""
+    made = LM(copy.deepcopy(lm.model).to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
+    return made.freeze()
 
 
 class LocalEngine:
@@ -94,12 +101,30 @@ class LocalEngine:
         """Teacher-forced log-probs under the model itself."""
         return self.score_rows([tokens], [start])[0]
 
-    def publish(self, version: int) -> None:
-        """The learner's weights are this model's weights; what was computed with the old ones is dropped."""
-        if any(self._rows) or self._waiting:
+    def publish(self, version: int, source: LM | None = None) -> None:
+        """From now on samples are drawn with the learner's weights. Where the engine shares the learner's model there is
+        nothing to move; a copy of its own (`engine_copy`) takes them over, and a fixed probe scored on both sides proves it."""
+        if self._open:
             raise EngineError("weights cannot change while samples are being drawn")
+        if source is not None and source is not self.lm:
+            theirs = source.model.state_dict()
+            with torch.no_grad():
+                for name, tensor in self.lm.model.state_dict().items():
+                    tensor.copy_(theirs[name])
+            self._compare(source)
         self.version = version
         self._ready.clear()
+
+    def _compare(self, source: LM) -> None:
+        ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
+        other = LocalEngine(source, 1, self.max_len)
+        mine, theirs = self.score_rows([ids], [1])[0], other.score_rows([ids], [1])[0]
+        gap = float(np.abs(np.subtract(mine, theirs)).mean())
+        exact = self.lm.dtype == source.dtype
+        if not gap <= (1e-4 if exact else 0.05):
+            raise EngineError(
+                f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
+            )
 
     @torch.no_grad()
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:

@@ -89,12 +89,13 @@ class Learner:
     def _accumulate(
         self, samples: Sequence[Sample], objective: Objective, mass: Mapping[str, float]
     ) -> dict[str, float]:
-        totals: dict[str, float] = {}
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
+        named: list[tuple[str, float]] = []
+        parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
         self._mode(True)
         for packed in self.pack(samples):
             seen = view(self.models, packed, objective.readouts(), grad=True, amp=self.config.amp == "bf16")
-            loss = 0.0
+            losses = []
             for term in objective.terms(seen):
                 whole = mass.get(term.weight, 0.0)
                 if whole <= 0:
@@ -102,17 +103,22 @@ class Learner:
                         f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
                     )
                 share = term.sum / (spent[term.weight] if term.mean else whole)
-                totals[term.name] = totals.get(term.name, 0.0) + float(share.detach())
-                if not math.isfinite(totals[term.name]):
-                    raise LearnError(
-                        f"term '{term.name}' of {objective.kind} is {totals[term.name]}: nothing was changed; look at the samples "
-                        f"of episode '{packed.samples[0].episode}' and its neighbours"
-                    )
+                named.append((term.name, term.coef))
+                parts.append(share.detach().double())
                 if term.coef:
-                    loss = loss + term.coef * share
-                    totals["loss"] = totals.get("loss", 0.0) + term.coef * float(share.detach())
+                    losses.append(term.coef * share)
+            loss = sum(losses)
             if isinstance(loss, torch.Tensor) and loss.requires_grad:
                 loss.backward()
+        totals: dict[str, float] = {"loss": 0.0}
+        for (name, coef), value in zip(named, torch.stack(parts).tolist()):
+            totals[name] = totals.get(name, 0.0) + value
+            totals["loss"] += coef * value
+            if not math.isfinite(value):
+                raise LearnError(
+                    f"term '{name}' of {objective.kind} is {value}: nothing was changed; look at the {len(samples)} samples of "
+                    f"this batch (the first is of episode '{samples[0].episode}')"
+                )
         return totals
 
     def update(self, update: Update) -> dict[str, float]:

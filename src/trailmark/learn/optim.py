@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -73,6 +75,19 @@ class Optimiser:
         for name, shadow in self.average.items():
             shadow.lerp_(self.named[name].detach(), 1 - (self.decay or 0))
         return {"grad_norm": size, "lr": self.config.lr * factor}
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model with its moving average in the place of its weights."""
+        own = {n: self.named[n].detach().clone() for n in self.average}
+        with torch.no_grad():
+            for n, shadow in self.average.items():
+                self.named[n].copy_(shadow)
+            try:
+                yield
+            finally:
+                for n, weight in own.items():
+                    self.named[n].copy_(weight)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state as named tensors: moments, per-parameter step counts, the moving average."""

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import Field, PositiveInt, field_validator
 
 from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, RunConfig, SamplingConfig
 from trailmark.credit import discounted, group_relative, leave_one_out
-from trailmark.engines.local import LocalEngine
+from trailmark.engines.local import LocalEngine, engine_copy
 from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
@@ -71,7 +72,9 @@ class OnlineMethod(Plain):
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
-        self.engine = LocalEngine(policy, config.engine.slots, config.engine.max_len, config.engine.fixed)
+        dtype = config.engine.dtype
+        held = policy if dtype in (None, config.model.dtype) else engine_copy(policy, getattr(torch, dtype))
+        self.engine = LocalEngine(held, config.engine.slots, config.engine.max_len, config.engine.fixed)
         self._metrics: dict[str, float] = {}
 
     def seat(self) -> Seat:
@@ -81,7 +84,7 @@ class OnlineMethod(Plain):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        self.engine.publish(step - 1)
+        self.engine.publish(step - 1, self.learner.models["policy"])
         tasks = self.source.tasks("train", c.starts, seed=c.seed * 1_000_003 + step)
         episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
@@ -108,7 +111,7 @@ class OnlineMethod(Plain):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = self.source.tasks(self.config.eval.split, self.config.eval.n, seed=self.config.seed)
-        self.engine.publish(step)
+        self.engine.publish(step, self.learner.models["policy"])
         good, dropped = scored(play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:"))
         return {**summary(good), **dropped}
 

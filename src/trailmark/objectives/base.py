@@ -6,9 +6,8 @@ never sees a batch size, and no split of a batch can change a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -38,7 +37,3 @@ class Objective(Config):
 
     def terms(self, view: View) -> Sequence[Term]:
         raise TypeError(f"{type(self).__name__} has no terms")
-
-    def state(self) -> Mapping[str, Any]:
-        """What it learns itself (a KL coefficient): goes into the checkpoint."""
-        return {}

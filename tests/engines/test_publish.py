@@ -1,0 +1,57 @@
+"""Weights reach an engine through one call, and a probe proves it."""
+
+import asyncio
+
+import pytest
+import torch
+
+from trailmark.config import LoraConfig, ModelConfig, ModelShape
+from trailmark.engines.base import EngineError, Request, run
+from trailmark.engines.local import LocalEngine, engine_copy
+from trailmark.models.load import load_model
+
+SHAPE = ModelShape(layers=1, width=32, heads=2, context=64)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+def test_a_copy_takes_the_weights_over(lora):
+    lm = load_model(ModelConfig(shape=SHAPE, lora=lora))
+    engine = LocalEngine(engine_copy(lm, torch.float32), 4, 64)
+    asked = [Request((1, 2, 3), max_tokens=8)]
+    before = run(engine, asked)
+    with torch.no_grad():
+        for _, p in lm.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
+    assert run(engine, asked) == before  # not yet
+    engine.publish(7, lm)
+    after = run(engine, asked)
+    assert after == run(LocalEngine(lm, 4, 64), asked) != before and engine.version == 7
+
+
+def test_weights_that_do_not_arrive_are_noticed(monkeypatch):
+    lm = load_model(ModelConfig(shape=SHAPE))
+    held = engine_copy(lm, torch.bfloat16)
+    engine = LocalEngine(held, 4, 64)
+    engine.publish(1, lm)
+    with torch.no_grad():
+        for _, p in lm.parameters():
+            p.add_(1.0)
+    own = held.model.state_dict
+    monkeypatch.setattr(held.model, "state_dict", lambda: dict(list(own().items())[:3]))  # most never copied
+    with pytest.raises(EngineError, match="does not hold the learner's weights"):
+        engine.publish(2, lm)
+    assert engine.version == 1
+
+
+def test_weights_do_not_change_under_a_sample():
+    engine = LocalEngine(load_model(ModelConfig(shape=SHAPE)), 4, 64)
+
+    async def meanwhile():
+        asked = asyncio.create_task(engine.sample(Request((1, 2), max_tokens=9)))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineError, match="cannot change while"):
+            engine.publish(1)
+        return await asked
+
+    assert len(asyncio.run(meanwhile())[0].tokens) == 9
+    engine.publish(1)
