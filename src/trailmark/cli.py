@@ -137,7 +137,7 @@ def tasks(
             raise TrailmarkError("tasks check: which task? Such as 'trailmark tasks check taxi'.")
         typer.echo("\n".join(task_names()))
         return
-    source = get_task(words[0], **_options(words[1:]))
+    source = get_task(words[0], **_keywords(words[1:]))
     if check:
         from trailmark.tasks.check import check_task
 
@@ -149,7 +149,7 @@ def tasks(
     typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
 
 
-def _options(words: list[str]) -> dict[str, Any]:
+def _keywords(words: list[str]) -> dict[str, Any]:
     """key=value words as the keywords of a task."""
     from trailmark.marked_yaml import parse
 
@@ -179,7 +179,7 @@ def data(
 
     if out.exists():
         raise RunError(f"{out} exists: choose another file.")
-    source = get_task(task, **_options(words or []))
+    source = get_task(task, **_keywords(words or []))
     world, rows = source.make(), []
     for start in source.tasks(split, n, seed):
         if not isinstance(start.meta.get("gold"), str):

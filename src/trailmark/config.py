@@ -91,7 +91,9 @@ class EngineConfig(Config):
 
     kind: Literal["local"] = Field("local", description="torch, in process")
     slots: PositiveInt = Field(16, description="sequences written at once")
-    max_len: PositiveInt | None = Field(None, description="longest sequence; none: the model's context")
+    max_len: PositiveInt | None = Field(
+        None, description="longest sequence; none: 1024, or the model's context if that is less"
+    )
     fixed: bool = Field(True, description="fixed shapes, so that what else is written cannot change a number")
     dtype: Dtype | None = Field(None, description="of the engine's copy of the weights; none: the model's")
 
@@ -139,7 +141,6 @@ class LearnerConfig(Config):
     layout: Literal["auto", "tree", "flat", "rows"] = Field("auto", description="shared prefixes, packed, or padded")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of a moving average of the weights")
     amp: Literal["none", "bf16"] = Field("none", description="autocast of the forward pass")
-    seed: int = Field(0, description="of dropout and of the order of samples")
 
 
 class CheckpointConfig(Config):

@@ -113,7 +113,7 @@ def _override(text: str) -> Loaded:
     return Loaded(name, parsed, marks)
 
 
-def _without(raw: dict[str, Any], keys: Keys) -> dict[str, Any]:
+def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """A copy in which the mapping at `keys` is gone (anything else is overwritten anyway)."""
     inner = raw.get(keys[0])
     if not isinstance(inner, dict):

@@ -79,7 +79,9 @@ def build_samples(
         groups = [g for g in groups if g]
         for chain in groups:
             sample = _sample(e, chain, number, per_turn, values or {}, weight)
-            share = total * (sizes[[number[i] for i in chain]].sum() / sizes.sum())
+            # A mean's mass is the sum of its weights, so each sequence carries its own; a constant's is split by length.
+            spent = float(sample.streams[weight].sum())
+            share = total * spent / float((per_turn * sizes).sum())
             if max_len is not None and len(sample.tokens) > max_len:
                 raise LearnError(
                     f"episode '{e.id}': a sequence of {len(sample.tokens)} tokens is longer than the model's {max_len}"

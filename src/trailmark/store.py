@@ -42,7 +42,7 @@ def cannot_write(path: Path, e: OSError) -> RunError:
     return RunError(f"cannot write {path}: {hint}.")
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -72,7 +72,7 @@ def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
         point(f"{name}.synced")
         os.replace(temp, path)
         point(f"{name}.renamed")
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as e:
         temp.unlink(missing_ok=True)
         if isinstance(e, OSError):
@@ -131,7 +131,7 @@ def truncate_segments(folder: str | Path, first: int) -> None:
     for path in reversed(segments(folder)):
         if int(path.stem) >= first:
             path.unlink()
-    _sync_folder(Path(folder))
+    sync_folder(Path(folder))
 
 
 # --- metrics -----------------------------------------------------------------------------------------------------
@@ -250,8 +250,8 @@ class Run:
         """Metrics reach the disk. Call before a checkpoint that claims these steps is renamed into place."""
         for path in (self.metrics_file, self.timings_file):
             if path.exists():
-                _sync_folder(path)
-        _sync_folder(self.path)
+                sync_folder(path)
+        sync_folder(self.path)
 
     def lock(self) -> None:
         """Refuse a second process that would train here, and sweep temporary files of one that died."""

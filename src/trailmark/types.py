@@ -148,9 +148,13 @@ class Episode:
 
     def context(self, turn: int) -> Tokens:
         """All tokens that turn `turn` saw before its forced and written ones."""
-        t = self.turns[turn]
-        before = () if t.continues is None else self.sequence(t.continues)
-        return before + t.prompt
+        parts: list[Tokens] = [self.turns[turn].prompt]
+        at = self.turns[turn].continues
+        while at is not None:
+            t = self.turns[at]
+            parts += [t.tokens, t.forced, t.prompt]
+            at = t.continues
+        return tuple(token for part in reversed(parts) for token in part)
 
     def sequence(self, turn: int) -> Tokens:
         """The context of a turn, what was forced on it and what it wrote."""

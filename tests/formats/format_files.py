@@ -14,7 +14,7 @@ from trailmark.lines import to_json
 from trailmark.models.tiny import CHATML, tiny_tokenizer
 
 TINY = tiny_tokenizer()
-FEW = settings(max_examples=1500, deadline=None)
+FEW = settings(max_examples=40, deadline=None)
 NASTY = [
     " # Analyze:\n", " # Action:\n", "Thought 1:", "\nAction 2: Finish[The answer is A.]", "\nObservation 1: ", "<|im_end|>",
     "<|im_start|>assistant\n", "</s>", "<s>", "{", "}", "[", "]", '"', "\\", "\n", "\r\n", "\u2028", "\x00", "OK", "é", "🙂", "  ",

@@ -214,7 +214,7 @@ def ways():
 @pytest.fixture(scope="module")
 def drawn():
     logits = torch.log(torch.tensor(P))
-    return {name: (logits + gumbel(k, t, len(P), torch.float64)).argmax(1).numpy() for name, (k, t) in ways().items()}
+    return {name: (logits + gumbel(k, t, torch.arange(len(P)), torch.float64)).argmax(1).numpy() for name, (k, t) in ways().items()}
 
 
 WAYS = ["requests", "positions", "first word", "second word", "later"]
@@ -242,7 +242,7 @@ def test_the_samples_and_positions_of_a_request_are_independent():
     keys = [torch.tensor([draw_key(0, f"task/{k}", n) for k in range(20_000)]) for n in (0, 1)]
     zero = torch.zeros(20_000, dtype=torch.int64)
     first, second, later = (
-        (logits + gumbel(k, zero + t, len(P), torch.float64)).argmax(1).numpy()
+        (logits + gumbel(k, zero + t, torch.arange(len(P)), torch.float64)).argmax(1).numpy()
         for k, t in ((keys[0], 0), (keys[1], 0), (keys[0], 1))
     )
     for other in (second, later):
@@ -254,7 +254,7 @@ def test_the_samples_and_positions_of_a_request_are_independent():
 @pytest.mark.parametrize("way", WAYS)
 def test_noise_is_gumbel_and_uncorrelated(way):
     keys, positions = (x[:4000] for x in ways()[way])
-    g = gumbel(keys, positions, 64, torch.float64)
+    g = gumbel(keys, positions, torch.arange(64), torch.float64)
     assert torch.isfinite(g).all()
     u = torch.exp(-torch.exp(-g)).numpy()
     bins = np.histogram(u, bins=128, range=(0, 1))[0]
@@ -284,7 +284,7 @@ def test_noise_in_whole_numbers():
     words = [(0, 0), (2**32 - 1, 2**32 - 1), (1, 2**31), (0x9E3779B9, 12345), draw_key(5, "x", 2)]
     places = [0, 1, 77, 2**20, 2**31 - 1]
     cases = list(itertools.product(words, places))
-    got = gumbel(torch.tensor([w for w, _ in cases]), torch.tensor([t for _, t in cases]), 300, torch.float64)
+    got = gumbel(torch.tensor([w for w, _ in cases]), torch.tensor([t for _, t in cases]), torch.arange(300), torch.float64)
     for r, ((a, b), t) in enumerate(cases):
         row = mix(a ^ mix((t * 0x9E3779B9 + 0x632BE5AB) % 2**32))
         for v in (0, 1, 2, 150, 299):
@@ -294,7 +294,7 @@ def test_noise_in_whole_numbers():
 
 def test_same_bits_in_both_precisions():
     keys, positions = (x[:500] for x in ways()["requests"])
-    wide, narrow = gumbel(keys, positions, 300, torch.float64), gumbel(keys, positions, 300)
+    wide, narrow = gumbel(keys, positions, torch.arange(300), torch.float64), gumbel(keys, positions, torch.arange(300))
     assert narrow.dtype == torch.float32 and (wide.to(torch.float32) == narrow).all()
     assert torch.isfinite(narrow).all() and narrow.min() > -4 and narrow.max() < 24
     # The largest and the smallest word that the hash can give are finite too.
@@ -304,14 +304,14 @@ def test_same_bits_in_both_precisions():
 
 def test_a_draw_depends_on_key_position_and_id_alone():
     keys, positions = (x[:50] for x in ways()["requests"])
-    whole = gumbel(keys, positions + 3, 100)
-    assert (gumbel(keys[7:8], positions[7:8] + 3, 100) == whole[7:8]).all()  # not on the batch
-    assert (gumbel(keys, positions + 3, 40) == whole[:, :40]).all()  # nor on the vocabulary
+    whole = gumbel(keys, positions + 3, torch.arange(100))
+    assert (gumbel(keys[7:8], positions[7:8] + 3, torch.arange(100)) == whole[7:8]).all()  # not on the batch
+    assert (gumbel(keys, positions + 3, torch.arange(40)) == whole[:, :40]).all()  # nor on the vocabulary
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    assert (gumbel(keys[order], positions + 3, 100) == whole[order]).all()
+    assert (gumbel(keys[order], positions + 3, torch.arange(100)) == whole[order]).all()
     one = torch.tensor([1, 0])
     for other in (keys ^ one, keys ^ one.flip(0), keys ^ (one << 31), keys ^ (one.flip(0) << 31), keys.flip(1)):
-        assert (gumbel(other, positions + 3, 100) == whole).float().mean() < 1e-3
+        assert (gumbel(other, positions + 3, torch.arange(100)) == whole).float().mean() < 1e-3
     assert (gumbel(keys, positions + 4, 100) == whole).float().mean() < 1e-3
 
 
@@ -324,5 +324,5 @@ def test_excluded_tokens_are_never_drawn():
     keys, positions = (x[:5000] for x in ways()["requests"])
     law = SamplingLaw(temperature=5.0, allowed=(2, 5))
     rows = law_logits(torch.zeros(5000, 8), [law], np.zeros(5000, int), np.zeros(5000, int))
-    token = (rows + gumbel(keys, positions, 8)).argmax(1)
+    token = (rows + gumbel(keys, positions, torch.arange(8))).argmax(1)
     assert set(token.tolist()) == {2, 5} and (rows[:, [0, 1, 3, 4, 6, 7]] == NEVER).all()

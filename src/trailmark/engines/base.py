@@ -62,6 +62,10 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
     """Serve a list of requests together from ordinary code."""
 
     async def together() -> list[list[Completion]]:
-        return list(await asyncio.gather(*(engine.sample(r) for r in requests)))
+        done = await asyncio.gather(*(engine.sample(r) for r in requests), return_exceptions=True)
+        for d in done:
+            if isinstance(d, BaseException):
+                raise d
+        return [d for d in done if not isinstance(d, BaseException)]
 
     return asyncio.run(together())

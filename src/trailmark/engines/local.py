@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
-from trailmark.models.attention import Layout, Prefill, Slots
+from trailmark.models.attention import FLEX_BLOCK, Layout, Prefill, Slots
 from trailmark.models.law import gumbel, law_logits, working
 from trailmark.models.lm import LM
+from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
+DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
 @dataclass(eq=False)
@@ -62,8 +64,11 @@ class LocalEngine:
     def __init__(self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int = 4):
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
         self.slots, self.fixed, self.prefill_rows = slots, fixed, prefill_rows
-        self.max_len = min(max_len or lm.context, lm.context)
-        self.capacity = -(-self.max_len // BUCKET) * BUCKET
+        self.max_len = min(max_len or DEFAULT_LEN, lm.context)
+        self.bucket = FLEX_BLOCK if lm.device.type == "cuda" else BUCKET
+        self.capacity = -(-self.max_len // self.bucket) * self.bucket
+        if wrong := decodes(lm):
+            raise EngineError(f"model '{lm.name}' cannot be sampled from here: {wrong}; use a server for it")
         self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
         self._ready: deque[_Ready] = deque()  # prefilled, waiting for a slot
         self._cache = Slots(slots, self.capacity)
@@ -89,6 +94,13 @@ class LocalEngine:
             raise EngineError(
                 f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?"
             )
+        if request.n < 1 or request.max_tokens < 1:
+            raise EngineError(f"n is {request.n} and max_tokens {request.max_tokens}: both must be at least 1")
+        known = (*(request.law.allowed or ()), *request.law.stop_ids, *request.stop_ids)
+        if known and not 0 <= min(known) <= max(known) < self.lm.vocab:
+            raise EngineError(f"allowed or stopping tokens must be among 0 to {self.lm.vocab - 1} of '{self.name}'")
+        if request.law.min_tokens and not set(request.stop_ids) <= set(request.law.stop_ids):
+            raise EngineError("a law with min_tokens must list the stopping tokens it bans in its stop_ids")
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._open.add(future)
@@ -151,14 +163,17 @@ class LocalEngine:
             while self._waiting or self._ready or any(self._rows):
                 if self._waiting and len(self._ready) < self.slots:
                     self._prefill()
+                self._forget()
                 self._seat()
                 if any(self._rows):
                     self._decode()
                 await asyncio.sleep(0)
-        except Exception as problem:
+        except BaseException as problem:  # a cancelled pump must not leave callers waiting, nor rows half done
             self._fail(problem)
+            if not isinstance(problem, Exception):
+                raise
 
-    def _fail(self, problem: Exception) -> None:
+    def _fail(self, problem: BaseException) -> None:
         error = EngineError(f"engine '{self.name}' failed: {type(problem).__name__}: {problem}")
         error.__cause__ = problem
         self._waiting.clear()
@@ -184,7 +199,7 @@ class LocalEngine:
         self._waiting = later
         by_bucket: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
-            by_bucket.setdefault(-(-len(prompt) // BUCKET) * BUCKET, []).append(prompt)
+            by_bucket.setdefault(-(-len(prompt) // self.bucket) * self.bucket, []).append(prompt)
         self.lm.train(False)
         for width, group in by_bucket.items():
             for first in range(0, len(group), self.prefill_rows):
@@ -229,6 +244,14 @@ class LocalEngine:
             index = torch.as_tensor(rows + [0] * pad, device=logits.device)
             self._draw(logits[index], [*part, *[None] * pad])
 
+    def _forget(self) -> None:
+        """Callers that went away free their slots."""
+        self._waiting = deque(w for w in self._waiting if not w[1].done())
+        self._ready = deque(r for r in self._ready if not r.live.parts.future.done())
+        for row, live in enumerate(self._rows):
+            if live is not None and live.parts.future.done():
+                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+
     def _seat(self) -> None:
         for row in range(self.slots):
             if not self._ready:
@@ -244,7 +267,7 @@ class LocalEngine:
     def _decode(self) -> None:
         device = self.lm.device
         self.lm.train(False)
-        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // BUCKET) * BUCKET
+        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
         index = torch.as_tensor(self._index, device=device)
         layout = self._cache.at(index, width)
         hidden = self.lm.hidden(torch.as_tensor(self._last, device=device)[:, None], layout, index[:, None])
@@ -269,11 +292,17 @@ class LocalEngine:
         own = working(logits)
         under = law_logits(logits, list(table), index, written)
         keys = torch.as_tensor([(0, 0) if live is None else live.keys for live in lives], device=logits.device)
-        noise = gumbel(keys, torch.as_tensor(written, device=logits.device), logits.shape[1], own.dtype)
-        token = (under + noise).argmax(-1, keepdim=True)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        if all(
+            r.law.allowed is not None for r, live in zip(requests, lives) if live is not None
+        ):  # noise for labels only
+            ids = ids[sorted({t for r in requests for t in r.law.allowed or ()})]
+        noise = gumbel(keys, torch.as_tensor(written, device=logits.device), ids, own.dtype)
+        token = ids[(under[:, ids] + noise).argmax(-1, keepdim=True)]
         logp = own.log_softmax(-1).gather(1, token)
         logq = under.log_softmax(-1).gather(1, token)
-        drawn = torch.cat([token.to(torch.float64), logp.to(torch.float64), logq.to(torch.float64)], 1).cpu().numpy()
+        real = own.dtype if own.device.type == "mps" else torch.float64
+        drawn = torch.cat([token.to(real), logp.to(real), logq.to(real)], 1).cpu().double().numpy()
         for live, (t, p, q) in zip(lives, drawn):
             if live is not None:
                 live.tokens.append(int(t))
@@ -287,8 +316,8 @@ class LocalEngine:
         text = None
         if tokens[-1] in request.stop_ids:
             stop, text = "stop", self.tokenizer.decode(tokens[:-1])
-        elif request.stop_strings:
-            longest = max(map(len, request.stop_strings))
+        elif request.stop_strings and len(tokens) >= request.law.min_tokens:
+            longest = max(len(s.encode()) for s in request.stop_strings)  # a token may be a single byte
             tail = self.tokenizer.decode(tokens[-longest - 8 :])
             if any(s in tail for s in request.stop_strings):
                 text = self.tokenizer.decode(tokens)

@@ -52,15 +52,15 @@ def is_right(label: Any, pred: str) -> bool | None:
 
 
 def react_from_row(r: Reader, row: Row) -> Imported:
-    v = row.object(row.value, "", ["text", "response", "id"], KNOWN)
+    v = row.fields(row.value, "", ["text", "response", "id"], KNOWN)
     if not isinstance(v["id"], int | str) or isinstance(v["id"], bool):
         raise row.bad(f"must be a whole number or a text, not {repr(v['id'])[:60]}.", "id")
     task, prompt = str(v["id"]), row.text(v["text"], "text")
     if task in r.starts.seen:
         raise row.bad(f"is {v['id']!r}, as in a row before.", "id")
     listed = isinstance(v["response"], list)
-    said = row.list(v["response"], "response") if listed else [v["response"]]
-    preds = (row.list(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
+    said = row.listed(v["response"], "response") if listed else [v["response"]]
+    preds = (row.listed(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
     if len(preds) != len(said):
         raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
     plays = []

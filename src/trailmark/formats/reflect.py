@@ -77,7 +77,7 @@ def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, P
 
 
 def _from_row(r: Reader, row: Row, marker: str, name: str) -> Imported:
-    v = row.object(row.value, "", ["text"])
+    v = row.fields(row.value, "", ["text"])
     text = row.text(v["text"], "text")
     try:
         prompt, response = split(text, marker)

@@ -34,7 +34,7 @@ class Row:
         places = [] if self.item is None else [f"[{self.item}]"]
         return DataError(why, self.file, self.line, ".".join(places + ([key] if key else [])) or None)
 
-    def object(self, value: Any, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    def fields(self, value: Any, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
         """`value` as an object with these keys; `key` is the way to it, empty for the row itself."""
         if not isinstance(value, dict):
             raise self.bad(f"must be an object, not {repr(value)[:60]}.", key)
@@ -53,7 +53,7 @@ class Row:
             raise self.bad(f"must be text, not {repr(value)[:60]}.", key)
         return value
 
-    def list(self, value: Any, key: str) -> list[Any]:
+    def listed(self, value: Any, key: str) -> list[Any]:
         if not isinstance(value, list) or not value:
             raise self.bad(f"must be a list that is not empty, not {repr(value)[:60]}.", key)
         return value

@@ -37,7 +37,7 @@ def _rest(value: dict[str, Any], *known: str) -> dict[str, Any]:
 
 def trajectories_from_row(r: Reader, row: Row) -> Imported:
     """An episode of one turn; rows with equal prompts form a group."""
-    v = row.object(row.value, "", ["prompt", "response"], ["reward"])
+    v = row.fields(row.value, "", ["prompt", "response"], ["reward"])
     prompt, response = row.text(v["prompt"], "prompt"), row.text(v["response"], "response")
     reward, turn = row.number(v.get("reward"), "reward"), plain(r, prompt, response)
     info = {"format": "trajectories", "row": _rest(v, "prompt", "response")}
@@ -55,7 +55,7 @@ def trajectories_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[st
 
 def agent_from_row(r: Reader, row: Row) -> Imported:
     """Where the second message is the assistant's "OK" to its instructions, it is canned: context, not a decision."""
-    v = row.object(row.value, "", ["conversations"], ["reward"])
+    v = row.fields(row.value, "", ["conversations"], ["reward"])
     messages, reward = checked_messages(row, v, "conversations"), row.number(v.get("reward"), "reward")
     canned = [k for k, m in enumerate(messages[:2]) if k == 1 and m["role"] == "assistant" and m["content"] == "OK"]
     info = {"format": "agent", "row": _rest(v, "conversations")}
@@ -71,7 +71,7 @@ def agent_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]
 
 def pairs_from_row(r: Reader, row: Row) -> Imported:
     """Two episodes, the chosen one first, tied by `info["pair"]`; the annotation `preferred` is 1 or 0."""
-    v = row.object(row.value, "", ["prompt", *SIDES])
+    v = row.fields(row.value, "", ["prompt", *SIDES])
     prompt = row.text(v["prompt"], "prompt")
     turns = {side: plain(r, prompt, row.text(v[side], side)) for side in SIDES}
     names = {side: r.starts.name(prompt) for side in SIDES}

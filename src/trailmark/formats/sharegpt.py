@@ -22,11 +22,11 @@ TAGS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observ
 
 
 def sharegpt_from_row(r: Reader, row: Row) -> Imported:
-    item = row.object(row.value, "", ["conversations"], ["score", "location"])
+    item = row.fields(row.value, "", ["conversations"], ["score", "location"])
     for key in ("system", "tools"):
         if item.get(key):
             raise row.bad("is not read here: write it as a message from 'system'.", key)
-    listed = row.list(item["conversations"], "conversations")
+    listed = row.listed(item["conversations"], "conversations")
     messages = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]
     rest = {k: v for k, v in item.items() if k != "conversations"}
     reward = row.number(rest.get("score"), "score")
@@ -37,7 +37,7 @@ def sharegpt_from_row(r: Reader, row: Row) -> Imported:
 
 
 def _message(row: Row, value: Any, key: str) -> dict[str, Any]:
-    m = row.object(value, key, ["from", "value"], ["score", "index"])
+    m = row.fields(value, key, ["from", "value"], ["score", "index"])
     tag, rest = row.text(m["from"], f"{key}.from"), {k: v for k, v in m.items() if k not in ("from", "value")}
     if tag not in ROLES:
         raise row.bad(f"is '{tag}', which is nobody.{nearest(tag, ROLES)}", f"{key}.from")

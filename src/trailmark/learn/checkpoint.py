@@ -24,7 +24,7 @@ from trailmark.errors import RunError
 from trailmark.faults import point
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
-from trailmark.store import cannot_write
+from trailmark.store import cannot_write, sync_folder
 
 
 def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
@@ -38,6 +38,9 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         scratch.mkdir(parents=True)
         for name, optimiser in learner.optimisers.items():
             save_model(learner.models[name], scratch / name, folder.parent / f"base-{name}")
+            if optimiser.average:
+                with optimiser.averaged():
+                    save_model(learner.models[name], scratch / f"{name}-ema", folder.parent / f"base-{name}")
             point("checkpoint.weights")
             save_file(
                 {k: t.detach().cpu().contiguous() for k, t in optimiser.tensors().items()},
@@ -59,6 +62,7 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         point("checkpoint.synced")
         scratch.rename(final)
         point("checkpoint.renamed")
+        sync_folder(folder)
     except OSError as problem:
         shutil.rmtree(scratch, ignore_errors=True)
         raise cannot_write(final, problem) from problem
@@ -127,7 +131,7 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
 
 def listed(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(p for p in folder.glob("[0-9]*") if (p / "state.json").is_file())
+    return sorted((p for p in folder.glob("[0-9]*") if (p / "state.json").is_file()), key=lambda p: int(p.name))
 
 
 def prune(folder: Path, keep_last: int, best: list[int]) -> None:

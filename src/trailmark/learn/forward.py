@@ -6,9 +6,9 @@ Legend: M sample tokens, N tokens that are read (where the readout's stream is n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.learn.pack import Packed
 from trailmark.models.attention import Layout
-from trailmark.models.law import NEVER, entropy, law_logits, working
+from trailmark.models.law import NEVER, entropy, law_logits, untruncated, working
 from trailmark.models.lm import LM
 
 CHUNK = 1024
@@ -75,8 +75,15 @@ class View:
         return name in self.streams or name in self.read
 
 
-def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], grad: bool, amp: bool = False) -> View:
-    """Run each needed model once over the layout and gather every readout back to sample tokens."""
+def view(
+    models: Mapping[str, LM],
+    packed: Packed,
+    readouts: Sequence[Readout],
+    train: Collection[str] = (),
+    amp: bool = False,
+) -> View:
+    """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into the
+    models named in `train` and into no other."""
     with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
         pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
@@ -84,12 +91,17 @@ def view(models: Mapping[str, LM], packed: Packed, readouts: Sequence[Readout], 
     streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
     ids, end, pos = (torch.as_tensor(a, device=device) for a in (packed.ids, packed.end, packed.pos))
     layout = Layout(end, pos)
-    with_grad = {r.model for r in readouts if grad and not r.detach}
+    trained = {id(models[name]) for name in train}
+    with_grad = {r.model for r in readouts if not r.detach and id(models.get(r.model)) in trained}
     needed = dict.fromkeys([r.model for r in readouts] + [r.to for r in readouts if r.kind == "kl"])
     hidden: dict[str, Tensor] = {}
+    passes: dict[tuple[int, str, bool], Tensor] = {}  # one model under two names (a shared body) runs once
     for name in needed:
         with _as(models, name) as lm, torch.set_grad_enabled(name in with_grad), _autocast(lm, amp):
-            hidden[name] = lm.hidden(ids, layout, pos).reshape(-1, lm.width)
+            key = (id(lm), name.partition("/")[2], name in with_grad)
+            if key not in passes:
+                passes[key] = lm.hidden(ids, layout, pos).reshape(-1, lm.width)
+            hidden[name] = passes[key]
     read: dict[str, Tensor] = {}
     for (model, where, at), group in _grouped(readouts).items():
         if where not in packed.streams:
@@ -136,7 +148,9 @@ def _read(
                 raise LearnError(
                     f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {', '.join(lm.heads) or 'none'}"
                 )
-            value = lm.heads[r.head](states)
+            head: Any = lm.heads[r.head]
+            with torch.autocast(lm.device.type, enabled=False):
+                value = head(states.to(head.weight.dtype))
             out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
     others = {
         r.to: hidden[r.to].index_select(0, torch.as_tensor(place, device=device)) for r in tokens if r.kind == "kl"
@@ -144,14 +158,23 @@ def _read(
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
     goal = torch.as_tensor(target, device=device)
+    whole = [untruncated(w) for w in packed.laws]
+    if any(r.law for r in tokens) and any(packed.laws[k].temperature == 0 for k in np.unique(law) if k >= 0):
+        raise LearnError(
+            "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, or read them with law=False"
+        )
 
     def chunk(h: Tensor, t: Tensor, span: slice, *other: Tensor) -> tuple[Tensor, ...]:
         logits = lm.logits(h)
         own = working(logits)
-        under = law_logits(logits, packed.laws, law[span], written[span]) if any(r.law for r in tokens) else own
+        under = own
+        if any(r.law and r.kind != "kl" for r in tokens):
+            under = law_logits(logits, packed.laws, law[span], written[span], t)
         results = []
         for r in tokens:
             use = under if r.law else own
+            if r.kind == "kl" and r.law:
+                use = law_logits(logits, whole, law[span], written[span])
             if r.kind == "logp":
                 results.append(use.log_softmax(-1).gather(1, t[:, None])[:, 0])
             elif r.kind == "entropy":
@@ -160,7 +183,7 @@ def _read(
                 with _as(models, r.to) as second, torch.no_grad():
                     b = working(second.logits(other[list(others).index(r.to)]))
                 if r.law:
-                    b = law_logits(b, packed.laws, law[span], written[span])
+                    b = law_logits(b, whole, law[span], written[span])
                 results.append(exact_kl(use, b) if r.reverse else exact_kl(b, use))
         return tuple(results)
 

@@ -18,6 +18,8 @@ from trailmark.models.lm import LM
 from trailmark.objectives.base import Objective
 from trailmark.types import Sample
 
+RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attention computes exactly
+
 
 @dataclass(frozen=True, eq=False)
 class Update:
@@ -26,7 +28,7 @@ class Update:
 
     samples: Sequence[Sample]
     objective: Objective
-    model: str = "policy"
+    model: str | tuple[str, ...] = "policy"
     passes: int = 1
     minibatches: int = 1
     name: str = ""
@@ -48,37 +50,46 @@ class Learner:
 
     def pack(self, samples: Sequence[Sample]) -> list[Packed]:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
-        lead = next(iter(self.models.values()))
-        shape = choose_shape(self.config.layout, lead, samples)
-        longest = max((len(s.tokens) for s in samples), default=0)
-        if longest > lead.context:
-            raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {lead.context}")
-        return micro_batches(samples, self.config.micro_tokens, shape, lead.pad_multiple)
+        all_models = list(self.models.values())
+        poorest = min(all_models, key=lambda lm: RICHNESS[lm.sharing])
+        shape = choose_shape(self.config.layout, poorest, samples)
+        longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in all_models)
+        if longest > context:
+            raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {context}")
+        return micro_batches(samples, self.config.micro_tokens, shape, max(lm.pad_multiple for lm in all_models))
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
         """Score: add one stream per readout, computed without gradient in the packing that training will use."""
-        place = {id(s): i for i, s in enumerate(samples)}
+        places: dict[int, list[int]] = {}
+        for i, s in enumerate(samples):
+            places.setdefault(id(s), []).append(i)
         out: list[Sample | None] = [None] * len(samples)
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
         for packed in self.pack(samples):
             with torch.no_grad():
-                seen = view(self.models, packed, wanted, grad=False, amp=self.config.amp == "bf16")
+                seen = view(self.models, packed, wanted, amp=self.config.amp == "bf16")
             values = {r.name: seen.read[r.name].cpu().numpy() for r in wanted}
             for row, s in enumerate(packed.samples):
                 mine = packed.row == row
                 streams = {**s.streams, **{n: v[mine] for n, v in values.items()}}
-                out[place[id(s)]] = dataclasses.replace(s, streams=streams)
+                out[places[id(s)].pop()] = dataclasses.replace(s, streams=streams)
         return [s for s in out if s is not None]
 
-    def gradient(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
-        """Add the gradient of the objective over the whole batch; return every term's mean."""
+    def gradient(
+        self, samples: Sequence[Sample], objective: Objective, train: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are read);
+        return every term's mean."""
+        train = list(self.models) if train is None else train
+        for optimiser in self.optimisers.values():
+            optimiser.adam.zero_grad(set_to_none=True)
         mass: dict[str, float] = {}
         for s in samples:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
         try:
-            return self._accumulate(samples, objective, mass)
+            return self._accumulate(samples, objective, mass, train)
         except LearnError:
             for optimiser in self.optimisers.values():
                 optimiser.adam.zero_grad(set_to_none=True)
@@ -87,14 +98,14 @@ class Learner:
             self._mode(False)
 
     def _accumulate(
-        self, samples: Sequence[Sample], objective: Objective, mass: Mapping[str, float]
+        self, samples: Sequence[Sample], objective: Objective, mass: Mapping[str, float], train: Sequence[str]
     ) -> dict[str, float]:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
         parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
         self._mode(True)
         for packed in self.pack(samples):
-            seen = view(self.models, packed, objective.readouts(), grad=True, amp=self.config.amp == "bf16")
+            seen = view(self.models, packed, objective.readouts(), train, amp=self.config.amp == "bf16")
             losses = []
             for term in objective.terms(seen):
                 whole = mass.get(term.weight, 0.0)
@@ -114,29 +125,40 @@ class Learner:
         for (name, coef), value in zip(named, torch.stack(parts).tolist()):
             totals[name] = totals.get(name, 0.0) + value
             totals["loss"] += coef * value
-            if not math.isfinite(value):
+            if not math.isfinite(value) and coef:
                 raise LearnError(
                     f"term '{name}' of {objective.kind} is {value}: nothing was changed; look at the {len(samples)} samples of "
                     f"this batch (the first is of episode '{samples[0].episode}')"
                 )
-        return totals
+        return {name: value for name, value in totals.items() if math.isfinite(value)}
 
     def update(self, update: Update) -> dict[str, float]:
         """Passes and minibatches of one update. Reported: the mean over its optimiser steps."""
         if not update.samples:
             return {}
         sums: dict[str, list[float]] = {}
-        optimiser = self.optimisers[update.model]
+        names = (update.model,) if isinstance(update.model, str) else update.model
+        if unknown := [n for n in names if n not in self.optimisers]:
+            raise LearnError(f"model '{unknown[0]}' has no optimiser: trained are {', '.join(self.optimisers)}")
+        read = {
+            id(self.models[r.model]) for r in update.objective.readouts() if not r.detach and r.model in self.models
+        }
+        if unread := [n for n in names if id(self.models[n]) not in read]:
+            raise LearnError(f"{update.objective.kind} reads nothing of model '{unread[0]}' that could train it")
         for _ in range(update.passes):
             for part in split(update.samples, update.minibatches):
-                for name, value in {**self.gradient(part, update.objective), **optimiser.step()}.items():
+                report = self.gradient(part, update.objective, names)
+                for n in names:
+                    report |= self.optimisers[n].step()
+                for name, value in report.items():
                     sums.setdefault(name, []).append(value)
         prefix = f"{update.name}/" if update.name else ""
         return {prefix + name: sum(v) / len(v) for name, v in sums.items()}
 
     def _mode(self, training: bool) -> None:
-        for name, lm in self.models.items():
-            lm.train(training and name in self.optimisers)
+        trained = {id(self.models[name]) for name in self.optimisers}  # one model may have two names
+        for lm in self.models.values():
+            lm.train(training and id(lm) in trained)
 
 
 def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
@@ -154,10 +176,9 @@ def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 def choose_shape(wish: Shape, lm: LM, samples: Sequence[Sample]) -> Shape:
     """What was asked for, or the best that is exact: on a CPU a trie when it saves a fifth of the tokens, else padded
     rows (attention there costs the square of the packed length); on a GPU always packed."""
-    order: dict[str, int] = {"rows": 0, "left": 0, "flat": 1, "tree": 2}
     if wish == "auto":
         if lm.device.type == "cuda":
             wish = "tree"
         else:
             wish = "tree" if saving(samples) > 0.2 else "rows"
-    return wish if order[wish] <= order[lm.sharing] else lm.sharing  # type: ignore[return-value]
+    return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from trailmark.config import RunConfig
+from trailmark.errors import RecipeError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
 from trailmark.progress import Progress
@@ -78,6 +79,12 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
+                if config.checkpoint.metric not in metrics:
+                    known = [k for k in metrics if k.startswith("eval/")]
+                    hint = nearest(config.checkpoint.metric, known) if known else " There is nothing to evaluate on."
+                    raise RecipeError(
+                        f"checkpoint.metric is '{config.checkpoint.metric}', which the evaluation does not report.{hint}"
+                    )
             value = metrics.get(config.checkpoint.metric)
             if value is not None:
                 sign = 1 if config.checkpoint.mode == "max" else -1
@@ -91,12 +98,8 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             run.log(step, metrics, {"seconds": time.perf_counter() - began, "train_seconds": trained})
             progress.update(step, metrics)
             due = config.checkpoint.every and step % config.checkpoint.every == 0
-            if (
-                due
-                or stop
-                or step == config.steps
-                or (value is not None and best[0][1] == step and config.checkpoint.keep_best)
-            ):
+            kept = config.checkpoint.keep_best and any(b[1] == step for b in best)
+            if due or stop or step == config.steps or kept:
                 run.sync()
                 state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": stop}
                 checkpoint.save(run.checkpoints_dir, step, method.learner, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,10 @@ def rate(config: OptimConfig, step: int, total: int) -> float:
     done = min(1.0, (step - warm) / max(total - warm, 1))
     shape = 1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return config.final + (1 - config.final) * shape
+
+
+def _real(p: Tensor) -> torch.dtype:
+    return torch.float64 if p.dtype == torch.float64 else torch.float32
 
 
 class Optimiser:
@@ -50,8 +55,15 @@ class Optimiser:
             decay = config.weight_decay if own is None or own.weight_decay is None else own.weight_decay
             self.base.append(lr)
             listed.append({"params": params, "lr": lr, "weight_decay": decay})
-        self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False)
-        self.average = {n: p.detach().clone() for n, p in self.named.items()} if ema else {}
+        fused = all(p.is_cuda for p in self.named.values())
+        self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False, fused=fused)
+        self.average = {n: p.detach().clone().to(_real(p)) for n, p in self.named.items()} if ema else {}
+        if any(p.dtype in (torch.bfloat16, torch.float16) for p in self.named.values()):
+            warnings.warn(
+                f"model '{lm.name}' is trained in {lm.dtype}: steps below its rounding are lost; train float32 weights and "
+                "set learner.amp to bf16 instead",
+                stacklevel=2,
+            )
 
     def step(self) -> dict[str, float]:
         """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
@@ -73,7 +85,7 @@ class Optimiser:
         self.adam.zero_grad(set_to_none=True)
         self.steps += 1
         for name, shadow in self.average.items():
-            shadow.lerp_(self.named[name].detach(), 1 - (self.decay or 0))
+            shadow.lerp_(self.named[name].detach().to(shadow.dtype), 1 - (self.decay or 0))
         return {"grad_norm": size, "lr": self.config.lr * factor}
 
     @contextlib.contextmanager
@@ -102,7 +114,9 @@ class Optimiser:
         for name, p in self.named.items():
             if f"step/{name}" in tensors:
                 self.adam.state[p] = {
-                    key: (t := tensors[f"{key}/{name}"]).to("cpu" if key == "step" else p.device, t.dtype).clone()
+                    key: (t := tensors[f"{key}/{name}"])
+                    .to("cpu" if key == "step" and not p.is_cuda else p.device, t.dtype)
+                    .clone()
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         for name in self.average:

@@ -24,7 +24,8 @@ from trailmark.rollout.play import Seat, play
 from trailmark.samples import Mean, build_samples, scored
 from trailmark.store import Run, write_segment
 from trailmark.tasks import get_task
-from trailmark.types import Episode, SamplingLaw, Scored
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode, SamplingLaw, Scored, Task
 
 
 class TaskConfig(Section):
@@ -73,7 +74,7 @@ class OnlineMethod(Plain):
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
         dtype = config.engine.dtype
-        held = policy if dtype in (None, config.model.dtype) else engine_copy(policy, getattr(torch, dtype))
+        held = policy if dtype in (None, config.model.dtype) else engine_copy(policy, getattr(torch, str(dtype)))
         self.engine = LocalEngine(held, config.engine.slots, config.engine.max_len, config.engine.fixed)
         self._metrics: dict[str, float] = {}
 
@@ -85,15 +86,17 @@ class OnlineMethod(Plain):
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
         self.engine.publish(step - 1, self.learner.models["policy"])
-        tasks = self.source.tasks("train", c.starts, seed=c.seed * 1_000_003 + step)
+        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
         episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **dropped}
+        if not good and dropped["invalid"]:
+            return  # nothing to learn from in this step; the counts say so
         if not good:
             why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
             raise TaskError(
-                f"step {step}: every one of the {len(episodes)} episodes failed or is invalid, so there is nothing to learn from; "
+                f"step {step}: every one of the {len(episodes)} episodes failed, so there is nothing to learn from; "
                 f"the first: {why}"
             )
         samples = build_samples(
@@ -110,10 +113,22 @@ class OnlineMethod(Plain):
         return self._metrics
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        tasks = self.source.tasks(self.config.eval.split, self.config.eval.n, seed=self.config.seed)
+        tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
         self.engine.publish(step, self.learner.models["policy"])
         good, dropped = scored(play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:"))
         return {**summary(good), **dropped}
+
+
+def draw_tasks(source: TaskSource, split: str, n: int, seed: int) -> Sequence[Task]:
+    """A task that cannot say its starts is the user's to mend, and is named."""
+    try:
+        return source.tasks(split, n, seed)
+    except TaskError:
+        raise
+    except Exception as problem:
+        raise TaskError(
+            f"task '{source.name}' raised {type(problem).__name__} for split '{split}': {problem}"
+        ) from problem
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:

@@ -8,9 +8,9 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from trailmark import chat
-from trailmark.config import RunConfig
+from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import DataError
-from trailmark.formats.messages import read_messages
+from trailmark.formats.messages import read_rows
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
@@ -24,6 +24,7 @@ class Config(RunConfig):
     data: str = Field(description="JSONL of messages, or of prompt and response")
     eval_data: str | None = Field(None, description="JSONL to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(True, description="use the chat template; false: plain text, as it is")
 
 
@@ -55,9 +56,13 @@ class SftMethod(Plain):
 def conversation_samples(tokenizer: object, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
     """One list of samples per row of the file (a template that rewrites history needs several)."""
     out = []
-    for number, messages in enumerate(read_messages(path), 1):
+    for number, messages in read_rows(path):
         row = []
-        for seq in chat.sequences(tokenizer, messages, template="own" if use_chat else None):  # type: ignore[arg-type]
+        try:
+            laid = chat.sequences(tokenizer, messages, template="own" if use_chat else None)  # type: ignore[arg-type]
+        except DataError as problem:
+            raise DataError(str(problem), path, number) from problem
+        for seq in laid:
             weight = np.zeros(len(seq.tokens))
             for span in seq.spans:
                 weight[span.start : span.end] = 1.0

@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from trailmark.errors import ModelError
+
 NAME = "trailmark"
 FLEX_BLOCK = 128
 
@@ -70,8 +72,10 @@ class Layout:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0:
-            return _flex_attend(q, k, v, self.block_mask(window), scale, softcap)
+        if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0 and softcap is None:
+            return _flex()[0](
+                q, k, v, block_mask=self.block_mask(window), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
         return _dense(q, k, v, self.mask(window), scale, softcap)
 
 
@@ -167,25 +171,6 @@ def _flex() -> tuple[Any, Any]:
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
 
-def _flex_attend(
-    q: Tensor, k: Tensor, v: Tensor, block_mask: Any, scale: float | None, softcap: float | None
-) -> Tensor:
-    limit = softcap or 1.0
-
-    def cap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return limit * torch.tanh(score / limit)
-
-    return _flex()[0](
-        q,
-        k,
-        v,
-        score_mod=None if softcap is None else cap,
-        block_mask=block_mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-
-
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -199,6 +184,8 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """q [B, H, L, D], k and v [B, Hkv, L, D] -> [B, L, H, D]. Dropout is never applied: on a tree it has no meaning."""
+    if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+        raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
         layer: int = module.layer_idx  # type: ignore[assignment]
         out = tree.attend(layer, query, key, value, scaling, sliding_window, softcap)

@@ -3,6 +3,7 @@ a restricted or tempered policy to itself is 1."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,22 +20,35 @@ def working(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def law_logits(logits: Tensor, laws: Sequence[SamplingLaw], index: np.ndarray, written: np.ndarray) -> Tensor:
+def law_logits(
+    logits: Tensor, laws: Sequence[SamplingLaw], index: np.ndarray, written: np.ndarray, keep: Tensor | None = None
+) -> Tensor:
     """[N, V] logits -> [N, V] logits whose softmax is the law's distribution; -inf where it has no mass.
 
-    index[n] says which law row n is under (-1: the model's own), written[n] how many tokens its turn already has.
+    index[n] says which law row n is under (-1: the model's own), written[n] how many tokens its turn already has. `keep` [N]
+    are tokens that top-k and top-p never cut: a learner's nucleus moves, and the token that was drawn must stay in it,
+    or its log-prob is -inf and the run is over.
     """
     out = working(logits)
+    changed: list[tuple[Tensor, Tensor]] = []
     for number in np.unique(index):
         if number >= 0 and not laws[number].plain:
             rows = np.nonzero(index == number)[0]
-            every = len(rows) == len(index)
-            part = _under(out if every else out[torch.as_tensor(rows, device=out.device)], laws[number], written[rows])
-            out = part if every else out.index_copy(0, torch.as_tensor(rows, device=out.device), part)
+            if len(rows) == len(index):
+                return _under(out, laws[number], written, keep)
+            at = torch.as_tensor(rows, device=out.device)
+            changed.append((at, _under(out[at], laws[number], written[rows], None if keep is None else keep[at])))
+    if changed:
+        out = out.index_copy(0, torch.cat([at for at, _ in changed]), torch.cat([part for _, part in changed]))
     return out
 
 
-def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray) -> Tensor:
+def untruncated(law: SamplingLaw) -> SamplingLaw:
+    """The law without top-k and top-p: two models' cut distributions have no finite KL."""
+    return dataclasses.replace(law, top_k=0, top_p=1.0)
+
+
+def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray, keep: Tensor | None = None) -> Tensor:
     if law.allowed is not None:
         banned = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         banned[torch.as_tensor(law.allowed, device=logits.device)] = False
@@ -49,13 +63,15 @@ def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray) -> Tensor:
     logits = logits / law.temperature
     if law.top_k and law.top_k < logits.shape[1]:
         smallest = logits.topk(law.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest, NEVER)
+        cut = logits < smallest
+        logits = logits.masked_fill(cut if keep is None else cut.scatter(1, keep[:, None], False), NEVER)
     if law.top_p < 1.0:
         ordered, place = logits.detach().sort(dim=-1, descending=True)
         probability = ordered.softmax(-1)
         # A token stays while the mass of those before it has not reached top_p: the first always stays.
         out = probability.cumsum(-1) - probability >= law.top_p
-        logits = logits.masked_fill(torch.zeros_like(out).scatter(1, place, out), NEVER)
+        cut = torch.zeros_like(out).scatter(1, place, out)
+        logits = logits.masked_fill(cut if keep is None else cut.scatter(1, keep[:, None], False), NEVER)
     return logits
 
 
@@ -77,14 +93,14 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def gumbel(keys: Tensor, positions: Tensor, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[N, V] Gumbel noise that depends on (key, position, token id) alone. keys [N, 2]: two 32-bit words each.
+def gumbel(keys: Tensor, positions: Tensor, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[N, len(ids)] Gumbel noise that depends on (key, position, token id) alone. keys [N, 2]: two 32-bit words each.
 
     Drawing arg max(logits + noise) samples softmax(logits); tied to the key and not to a stream of random numbers, a draw
     does not depend on batch, order or slot, and rounding noise in the logits almost never changes it.
     """
     row = _mix(keys[:, :1] ^ _mix((positions[:, None] * 0x9E3779B9 + 0x632BE5AB) & _MASK))
-    ids = torch.arange(vocab, device=keys.device)[None, :]
-    bits = _mix(_mix((ids * 0x9E3779B9 + row) & _MASK) ^ _mix(row ^ keys[:, 1:]))
-    uniform = (bits.to(torch.float64) + 0.5) / 2.0**32
+    bits = _mix(_mix((ids[None, :] * 0x9E3779B9 + row) & _MASK) ^ _mix(row ^ keys[:, 1:]))
+    real = torch.float32 if keys.device.type == "mps" else torch.float64  # mps has no float64
+    uniform = (bits.to(real) + 0.5) / 2.0**32
     return -torch.log(-torch.log(uniform)).to(dtype)

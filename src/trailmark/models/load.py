@@ -47,15 +47,22 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
 
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
     model, tokenizer = _weights(config, device, dtype, words)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # rollouts and updates must see one policy
-    if config.lora:
+    is_adapter = hasattr(model, "peft_config")
+    _no_dropout(model)
+    if config.lora and not is_adapter:
         model = _with_lora(model, config)
+    elif config.quant != "none" and not is_adapter:
+        model.requires_grad_(False)  # a quantised base is frozen
     lm = LM(model, tokenizer, config.name, config.revision or "")
+    _load_heads(lm, Path(config.name))
     lm.check_output_layer()
     lm.sharing, lm.notes = richest_layout(lm)
-    if config.lora and config.lora.dropout > 0:
+    if config.lora and is_adapter:
+        lm.notes = (
+            *lm.notes,
+            f"model.lora is not used: {config.name} is an adapter already, and training goes on with it",
+        )
+    elif config.lora and config.lora.dropout > 0:
         lm.sharing, lm.notes = (
             "rows",
             (*lm.notes, "model.lora.dropout > 0: prefixes are not shared, dropout has no meaning on a tree"),
@@ -66,9 +73,35 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     return lm
 
 
+def _no_dropout(model: Any) -> None:
+    """Rollouts and updates must see one policy, and on a tree dropout has no meaning. Some families keep their rates as
+    numbers and call the function."""
+    import torch
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _load_heads(lm: LM, folder: Path) -> None:
+    """A checkpoint's heads lie beside its weights."""
+    if (folder / "heads.safetensors").is_file():
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "heads.safetensors")
+        for name, weight in tensors.items():
+            lm.add_head(name.removesuffix(".weight"), weight.shape[0])
+        lm.heads.load_state_dict(tensors)
+
+
 def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequence[str]) -> tuple[Any, Any]:
     from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 
+    if config.name == "tiny" and config.quant != "none":
+        raise ModelError("model.quant has no meaning for a tiny model: set it to none")
     if config.name == "tiny":
         tokenizer = load_tokenizer(config.tokenizer) if config.tokenizer else tiny_tokenizer(words)
         shape = config.shape or ModelShape()
@@ -167,20 +200,26 @@ def _with_lora(model: Any, config: ModelConfig) -> Any:
 
 def _adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """A LoRA checkpoint: its base is named in its adapter_config.json."""
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors.torch import load_file
 
     base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
     if not base:
         raise ModelError(
             f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown"
         )
-    if not Path(base).is_absolute() and (folder / base).is_dir():
-        base = str(folder / base)
+    beside = folder.parent.parent.parent / f"base-{folder.name.removesuffix('-ema')}"
+    if not Path(base).exists() and beside.is_dir():  # the run was moved, and its base with it
+        base = str(beside)
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base))
     model = _pretrained(base, config, device, dtype)
     try:
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=True), tokenizer
+        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        stored, wanted = set(load_file(folder / "adapter_model.safetensors")), set(get_peft_model_state_dict(adapted))
+        if stored != wanted:
+            raise ValueError(f"it adapts {len(stored)} tensors where this base has {len(wanted)} to adapt")
+        return adapted, tokenizer
     except (RuntimeError, ValueError, KeyError) as problem:
         raise ModelError(
             f"{folder}: this LoRA does not fit its base '{base}': it was made for another model "
@@ -224,7 +263,9 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         shaped = _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
     elif Path(config.name).is_dir():
         try:
-            shaped = AutoConfig.from_pretrained(config.name, local_files_only=True)
+            adapter = Path(config.name) / "adapter_config.json"
+            base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else config.name
+            shaped = AutoConfig.from_pretrained(base, local_files_only=True)
         except (OSError, ValueError) as problem:
             raise ModelError(_why(config.name, problem)) from problem
     elif config.name == "smollm2":

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trailmark.learn.pack import Shape, lay_out
-from trailmark.models.attention import Layout
+from trailmark.models.attention import Layout, Prefill, Slots
 from trailmark.models.lm import LM
 from trailmark.types import Sample
 
@@ -63,6 +63,33 @@ def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
     if not gap <= allowed:
         return f"packed and separate rows differ by {gap:.2g} in logits (allowed {allowed:.2g})"
     return ""
+
+
+def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
+    """'' when decoding token by token from kept keys and values gives what one pass over the whole gives. A mixer with a
+    state of its own (convolution, recurrence) does not: we keep keys and values only."""
+    if lm.decodes is None:
+        device, n = lm.device, prompt + more
+        ids = (torch.arange(n, device=device)[None] * 37 + 11) % lm.vocab
+        pos = torch.arange(n, device=device)[None]
+        lm.train(False)
+        with torch.no_grad():
+            whole = lm.logits(lm.hidden(ids, Layout(torch.full_like(ids, n), pos), pos))[0].float()
+            head = Prefill(torch.full_like(ids[:, :prompt], prompt), pos[:, :prompt])
+            lm.hidden(ids[:, :prompt], head, pos[:, :prompt])
+            slots = Slots(1, 32)
+            slots.write(0, head.kept, 0, prompt)
+            gap = 0.0
+            for t in range(prompt, n):
+                step = lm.hidden(ids[:, t : t + 1], slots.at(pos[0, t : t + 1]), pos[:, t : t + 1])
+                gap = max(gap, float((lm.logits(step)[0, 0].float() - whole[t]).abs().max()))
+        allowed = {torch.float64: 1e-5, torch.float32: 1e-3}.get(lm.dtype, 0.25) * max(1.0, float(whole.abs().max()))
+        lm.decodes = (
+            ""
+            if gap <= allowed
+            else f"decoding with kept keys and values differs from a whole pass by {gap:.2g} in logits"
+        )
+    return lm.decodes
 
 
 def richest_layout(lm: LM) -> tuple[str, tuple[str, ...]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
+
 from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Objective, Term
 
@@ -20,7 +22,8 @@ class Classify(Objective):
         return [Readout("classes", "head", model=self.model, head=self.head, at="after", where=self.weight)]
 
     def terms(self, view: View) -> list[Term]:
-        w, label = view[self.weight], view["label"]
+        w = view[self.weight]
+        label = torch.where(w != 0, view["label"], torch.zeros_like(view["label"])).long()
         logp = view["classes"].log_softmax(-1)
         right = (logp.argmax(-1) == label).to(w.dtype)
         return [

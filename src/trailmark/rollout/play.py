@@ -135,6 +135,10 @@ class Desk:
 
     def act(self, action: str) -> Step:
         """Tell the world. The turn that was just taken remembers the action and its reward."""
+        if not self.turns or self.turns[-1].action is not None:
+            raise TaskError(
+                "the world was told twice after one turn, or before any: each turn carries one action and its reward"
+            )
         self.step = self.world.step(action)
         last = len(self.turns) - 1
         if last < len(self.start.turns):
@@ -292,7 +296,14 @@ def play(
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
-    return [Start(t, f"{prefix}{t.id}", f"{prefix}{t.id}/{k}", seed) for t in tasks for k in range(n)]
+    """`n` starts of each task. A task that is listed twice is played 2n times in one group, each with draws of its own."""
+    seen: dict[str, int] = {}
+    out = []
+    for t in tasks:
+        for _ in range(n):
+            k = seen[t.id] = seen.get(t.id, -1) + 1
+            out.append(Start(t, f"{prefix}{t.id}", f"{prefix}{t.id}/{k}", seed))
+    return out
 
 
 def _joined(tokenizer: Any, forced: Tokens, done: Completion, stops: Tokens, strings: tuple[str, ...]) -> str:
