@@ -147,3 +147,58 @@ def test_requests_that_cannot_be_served(make_lm):
         run(engine, [Request((1, 2)), Request((3,))])
     engine._prefill_part = broken
     assert run(engine, [Request((1, 2), max_tokens=2)])[0][0].stop == "length"  # it lives on
+
+
+def test_one_bad_request_harms_no_other(make_lm):
+    engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=64)
+    bad = [
+        (Request((1,), SamplingLaw(allowed=(999,))), "among 0 to 259"),
+        (Request((1,), n=0), "at least 1"),
+        (Request((1,), max_tokens=0), "at least 1"),
+        (Request((1,), SamplingLaw(min_tokens=5), stop_ids=(3,)), "must list the stopping tokens"),
+    ]
+
+    async def together():
+        good = [engine.sample(Request((1, 2), max_tokens=9, key=str(k))) for k in range(3)]
+        return await asyncio.gather(*good, *(engine.sample(r) for r, _ in bad), return_exceptions=True)
+
+    done = asyncio.run(together())
+    assert all(len(d[0].tokens) == 9 for d in done[:3])
+    for problem, (_, says) in zip(done[3:], bad):
+        assert isinstance(problem, EngineError) and says in str(problem)
+    engine.publish(1)
+
+
+def test_callers_that_go_away_free_their_slots(make_lm):
+    engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=512)
+
+    async def leave():
+        task = asyncio.create_task(engine.sample(Request((1, 2), n=8, max_tokens=500)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        return await engine.sample(Request((3,), max_tokens=3))
+
+    assert len(asyncio.run(leave())[0].tokens) == 3
+    assert engine.decoded < 100
+    assert len(run(engine, [Request((1, 2), max_tokens=4)])[0][0].tokens) == 4  # and after its event loop is gone
+    with pytest.raises(EngineError):
+        run(engine, [Request((1, 2), max_tokens=400), Request(tuple(range(200)) * 3)])
+    engine.publish(2)
+
+
+def test_stop_strings_of_many_bytes(make_lm):
+    lm = make_lm("gpt2")
+    stop = "完了完了完了"
+    word = lm.tokenizer.encode(stop)
+
+    class Says(LocalEngine):
+        def _draw(self, logits, lives):
+            for live in lives:
+                if live is not None:
+                    live.tokens.append(word[len(live.tokens) % len(word)])
+                    live.logp.append(0.0)
+                    live.logq.append(0.0)
+
+    done = run(Says(lm, 4, 128), [Request((1,), max_tokens=60, stop_strings=(stop,))])[0][0]
+    assert done.stop == "stop" and done.text == "" and len(done.tokens) == len(word)

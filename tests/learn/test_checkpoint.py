@@ -226,3 +226,27 @@ def test_the_moving_average_can_be_played_with():
         assert lm.fingerprint() != mine
         assert torch.equal(dict(lm.parameters())["model.norm.weight"], optimiser.average["model.norm.weight"])
     assert lm.fingerprint() == mine
+
+
+def test_the_m_best_are_kept_and_a_run_may_be_moved(tmp_path):
+    """.1 .5 .7 .6 .2 .3 with two best and one last: steps 3, 4 and 6."""
+    more = {"checkpoint": CheckpointConfig(keep_last=1, keep_best=2), "eval": EvalConfig(every=1), "lora": True}
+    run = Run.create(tmp_path / "run", "method: toy\n")
+    values = dict(enumerate([0.1, 0.5, 0.7, 0.6, 0.2, 0.3], 1))
+    train(Toy(config(**more), values), config(**more), run)
+    assert [p.name for p in checkpoint.listed(run.checkpoints_dir)] == ["000003", "000004", "000006"]
+    moved = run.path.rename(tmp_path / "elsewhere")
+    assert load_model(ModelConfig(name=str(moved / "checkpoints" / "000006" / "policy"))).adapted
+    average = load_model(ModelConfig(name=str(moved / "checkpoints" / "000006" / "policy-ema")))
+    assert (
+        average.fingerprint()
+        != load_model(ModelConfig(name=str(moved / "checkpoints" / "000006" / "policy"))).fingerprint()
+    )
+
+
+def test_a_metric_that_is_not_there_is_named(tmp_path):
+    from trailmark.errors import RecipeError
+
+    more = {"checkpoint": CheckpointConfig(metric="eval/rewrd"), "eval": EvalConfig(every=2)}
+    with pytest.raises(RecipeError, match="eval/rewrd.*Did you mean 'eval/reward'"):
+        train(Toy(config(**more)), config(**more), Run.create(tmp_path / "run", "method: toy\n"))

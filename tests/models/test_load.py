@@ -159,3 +159,42 @@ def test_smollm2_answers():
         0, len(prompt) :
     ]
     assert list(done.tokens) == theirs.tolist()[: len(done.tokens)]
+
+
+def test_heads_come_back(tmp_path):
+    from trailmark.learn.checkpoint import save_model
+
+    lm = load_model(TINY)
+    lm.add_head("value", zero=False)
+    lm.add_head("classes", 3, zero=False, seed=4)
+    save_model(lm, tmp_path / "model", tmp_path / "base")
+    again = load_model(ModelConfig(name=str(tmp_path / "model")))
+    assert (
+        (again.fingerprint() == lm.fingerprint()
+        and list(again.heads) == ["value", "classes"])
+        or set(again.heads) == {"value", "classes"}
+    )
+
+
+def test_an_adapter_for_more_layers_is_refused(folder, tmp_path):
+    deep = load_model(
+        TINY.model_copy(
+            update={"shape": ModelShape(layers=3, width=32, heads=2, context=64), "lora": LoraConfig(rank=2)}
+        )
+    )
+    deep.model.save_pretrained(tmp_path / "adapter")
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(folder)
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(settings))
+    says(ModelConfig(name=str(tmp_path / "adapter")), "does not fit its base", "tensors")
+
+
+def test_training_goes_on_with_a_stored_adapter(folder, tmp_path):
+    lora = load_model(ModelConfig(name=str(folder), lora=LoraConfig(rank=2)))
+    lora.model.save_pretrained(tmp_path / "adapter")
+    again = load_model(ModelConfig(name=str(tmp_path / "adapter"), lora=LoraConfig(rank=8)))
+    assert any("is an adapter already" in n for n in again.notes)
+    assert {p.shape for n, p in again.parameters() if "lora_A" in n} == {
+        p.shape for n, p in lora.parameters() if "lora_A" in n
+    }
+    assert describe(ModelConfig(name=str(tmp_path / "adapter")))["family"] == "llama"

@@ -1,0 +1,59 @@
+"""Families we do not compute are refused by name, not computed wrongly."""
+
+import pytest
+import torch
+import transformers as hf
+
+from trailmark.engines.base import EngineError
+from trailmark.engines.local import LocalEngine
+from trailmark.errors import ModelError
+from trailmark.models.attention import NAME
+from trailmark.models.lm import LM
+from trailmark.models.load import _no_dropout
+from trailmark.models.probe import decodes, richest_layout
+from trailmark.models.tiny import tiny_tokenizer
+
+SMALL = {
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def made(config):
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    return LM(model, tiny_tokenizer(), config.model_type)
+
+
+def test_attention_sinks_are_refused():
+    config = hf.GptOssConfig(
+        **SMALL, num_key_value_heads=2, intermediate_size=32, head_dim=16, num_local_experts=2, num_experts_per_tok=1
+    )
+    with pytest.raises(ModelError, match="sinks"):
+        made(config).check_output_layer()
+
+
+def test_a_mixer_with_a_state_is_not_sampled_from():
+    """A convolution sees its neighbours by index and keeps a state of its own: padded rows train it, slots cannot decode it."""
+    lm = made(
+        hf.Lfm2Config(**SMALL, num_key_value_heads=2, intermediate_size=64, layer_types=["conv", "full_attention"])
+    )
+    with torch.no_grad():
+        for p in lm.model.parameters():
+            p.normal_(std=0.3)
+    assert richest_layout(lm)[0] == "rows"
+    assert "differs" in decodes(lm)
+    with pytest.raises(EngineError, match="lfm2' cannot be sampled from here"):
+        LocalEngine(lm)
+
+
+def test_dropout_that_is_a_function_is_off_too():
+    config = hf.OPTConfig(**SMALL, ffn_dim=64, word_embed_proj_dim=32, dropout=0.5, attention_dropout=0.5)
+    lm = made(config)
+    _no_dropout(lm.model)
+    lm.train(True)
+    ids = torch.arange(9)[None]
+    assert torch.equal(lm.model(ids).logits, lm.model(ids).logits)
