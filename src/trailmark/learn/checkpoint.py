@@ -93,6 +93,11 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
                 scratch.rename(base_folder)
             config.base_model_name_or_path = str(base_folder.resolve())
     lm.model.save_pretrained(folder)
+    if lm.adapted:  # peft keeps the targets in a set, whose order differs from process to process
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        if isinstance(settings.get("target_modules"), list):
+            settings["target_modules"].sort()
+        (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
     lm.tokenizer.save_pretrained(folder)
     if len(lm.heads):
         save_file(
