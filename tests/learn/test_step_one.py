@@ -57,7 +57,7 @@ def collect(lm, law=SamplingLaw(temperature=0.9, top_p=0.95), chat=True):
             turn = await desk.ask(
                 "policy", messages=[{"role": "user", "content": seen.text}], allowed=seen.labels or None
             )
-            desk.act(turn.text)
+            await desk.act(turn.text)
 
     starts = start_all(source.tasks(n=7), n=2)
     forced = tuple(lm.tokenizer.encode("Hm, "))

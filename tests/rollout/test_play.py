@@ -283,7 +283,7 @@ def test_an_engine_that_breaks_fails_what_it_was_writing_and_goes_on(tiny, monke
 
 def test_a_protocol_that_stops_early_is_invalid():
     async def once(desk):
-        desk.act((await desk.ask("policy", messages=[{"role": "user", "content": desk.observation.text}])).text)
+        await desk.act((await desk.ask("policy", messages=[{"role": "user", "content": desk.observation.text}])).text)
 
     (e,) = play(Talk(), Talk().tasks(n=1), [seat(speaker)], once)
     assert e.outcome == Invalid("the protocol ended before the world did") and len(e.turns) == 1
@@ -355,7 +355,7 @@ def test_two_seats_have_two_conversations():
         while not desk.over:
             thought = await desk.ask("thinker", messages=[{"role": "user", "content": desk.observation.text}])
             said = f"{desk.observation.text} Advice: {thought.text}"
-            desk.act((await desk.ask("policy", messages=[{"role": "user", "content": said}])).text)
+            await desk.act((await desk.ask("policy", messages=[{"role": "user", "content": said}])).text)
 
     thinker = Seat("thinker", ScriptedEngine(lambda *_: "think", TOKENIZER, "sage"))
     (e,) = play(Talk(), Talk().tasks(n=1), [seat(speaker), thinker], advised)
@@ -376,7 +376,7 @@ def test_a_seat_may_be_asked_both_ways():
         while not desk.over:
             turn = await desk.ask("policy", messages=[{"role": "user", "content": desk.observation.text}])
             await desk.ask("policy", text="aside")
-            desk.act(turn.text)
+            await desk.act(turn.text)
 
     (e,) = play(Talk(), Talk().tasks(n=1), [seat(speaker)], mixed)
     assert isinstance(e.outcome, Scored), e.outcome
@@ -586,3 +586,28 @@ def test_best_of_n_plays():
     for e in best_of(episodes):
         assert e.outcome.reward == max(x.outcome.reward for x in episodes if x.group == e.group)
     assert [e.group for e in best_of(episodes)] == [s.group for s in start_all(source.tasks())]
+
+
+def test_slow_worlds_wait_side_by_side():
+    """Sixteen worlds that each wait at a barrier for all the others: only threads get through."""
+    import threading
+
+    barrier = threading.Barrier(16, timeout=20)
+
+    class Slow(Solved):
+        slow = True
+
+        def make(self):
+            world = super().make()
+            step = world.step
+
+            def waiting(action):
+                barrier.wait()
+                return step(action)
+
+            world.step = waiting
+            return world
+
+    source = Slow(kind="bandit", actions=2)
+    episodes = play(source, source.tasks(n=1), [seat(lambda *_: "a")], n=16)
+    assert all(isinstance(e.outcome, Scored) for e in episodes)

@@ -1,7 +1,7 @@
 """Play tasks: many episodes at once, any number of seats, an engine per seat.
 
 A *protocol* is an async function that says who speaks when. It gets a `Desk`: `await desk.ask(seat, …)` lets a seat decide,
-`desk.act(action)` tells the world. The default, `solo`, lets one seat act on what the world shows; two-player methods
+`await desk.act(action)` tells the world. The default, `solo`, lets one seat act on what the world shows; two-player methods
 bring their own of a dozen lines.
 """
 
@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,14 +58,21 @@ class Start:
 class Desk:
     """One episode in progress."""
 
-    def __init__(self, start: Start, world: World, seats: Mapping[str, Seat]):
-        self.start, self.world, self.seats = start, world, seats
+    def __init__(
+        self,
+        start: Start,
+        world: World,
+        seats: Mapping[str, Seat],
+        observation: Observation,
+        threads: Executor | None = None,
+    ):
+        self.start, self.world, self.seats, self.threads = start, world, seats, threads
         self.turns: list[Turn] = []
         self.step: Step | None = None
         self._replay = list(start.turns)
         self._talk: dict[str, tuple[Conversation, int | None]] = {}
         self._forced, self._entered = start.forced, start.entered
-        self.observation: Observation = world.reset(start.task)
+        self.observation = observation
 
     @property
     def over(self) -> bool:
@@ -133,13 +141,13 @@ class Desk:
         )
         return self._note(turn, messages is not None)
 
-    def act(self, action: str) -> Step:
+    async def act(self, action: str) -> Step:
         """Tell the world. The turn that was just taken remembers the action and its reward."""
         if not self.turns or self.turns[-1].action is not None:
             raise TaskError(
                 "the world was told twice after one turn, or before any: each turn carries one action and its reward"
             )
-        self.step = self.world.step(action)
+        self.step = await _call(self.threads, self.world.step, action)
         last = len(self.turns) - 1
         if last < len(self.start.turns):
             stored = self.start.turns[last]
@@ -237,7 +245,7 @@ def solo(seat: str = "policy", markov: bool = True, chat: bool = False, suffix: 
                 turn = await desk.ask(seat, text=seen.text + suffix, allowed=labels)
             else:
                 turn = await desk.ask(seat, messages=[{"role": "user", "content": seen.text}], allowed=labels)
-            desk.act(turn.text)
+            await desk.act(turn.text)
 
     return play_one
 
@@ -254,12 +262,14 @@ async def play_all(
     table = {s.name: s for s in seats}
     protocol = protocol or solo(seats[0].name, source.markov)
     gate = asyncio.Semaphore(at_once)
+    threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 
     async def one(start: Start) -> Episode:
         async with gate:
             desk: Desk | None = None
             try:
-                desk = Desk(start, source.make(), table)
+                world = source.make()
+                desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
@@ -278,7 +288,18 @@ async def play_all(
                 )
             return desk.episode(outcome, side)
 
-    return list(await asyncio.gather(*(one(s) for s in starts)))
+    try:
+        return list(await asyncio.gather(*(one(s) for s in starts)))
+    finally:
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
+    """A world's method: here and now, or in a thread when worlds wait."""
+    if threads is None:
+        return function(*args)
+    return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
 
 def play(

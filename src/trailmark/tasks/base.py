@@ -55,7 +55,8 @@ class World(Protocol):
 @runtime_checkable
 class TaskSource(Protocol):
     """A named task. `markov`: each observation says all there is to know, so every turn starts a new sequence;
-    otherwise observations are messages of one growing conversation."""
+    otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait (for a
+    process, a network): their calls run in threads, so that one does not hold up the others."""
 
     name: str
     markov: bool
