@@ -180,10 +180,12 @@ class Desk:
         return tuple(tokens), last if extends else None
 
     def _context(self, turn: int | None) -> Tokens:
-        if turn is None:
-            return ()
-        t = self.turns[turn]
-        return self._context(t.continues) + t.prompt + t.forced + t.tokens
+        parts: list[Tokens] = []
+        while turn is not None:
+            t = self.turns[turn]
+            parts.append(t.prompt + t.forced + t.tokens)
+            turn = t.continues
+        return tuple(token for part in reversed(parts) for token in part)
 
     def _must_equal(self, stored: Turn, seat: str, prompt: Tokens) -> None:
         if stored.seat != seat or stored.prompt != prompt:
@@ -214,7 +216,7 @@ class Desk:
             self._talk[turn.seat] = (talk, len(self.turns) - 1)
         return turn
 
-    def episode(self, outcome: Outcome, side: str) -> Episode:
+    def episode(self, outcome: Outcome | Mapping[str, Outcome], side: str) -> Episode:
         s = self.start
         players = {**s.players, **{n: seat.player() for n, seat in self.seats.items()}}
         return Episode(
@@ -222,7 +224,7 @@ class Desk:
             s.task,
             s.group,
             tuple(self.turns),
-            {side: outcome},
+            outcome if isinstance(outcome, Mapping) else {side: outcome},
             bool(self.step and self.step.terminated),
             bool(self.step and self.step.truncated),
             players,
@@ -274,7 +276,7 @@ async def play_all(
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
                 if desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome: Outcome = Invalid("the protocol ended before the world did")
+                    outcome: Outcome | Mapping[str, Outcome] = Invalid("the protocol ended before the world did")
                 else:
                     outcome = desk.step.outcome
                 return desk.episode(outcome, side)

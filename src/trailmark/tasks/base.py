@@ -7,7 +7,7 @@ moment of a stored episode can be re-entered by replaying its actions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -35,7 +35,9 @@ class Step:
     reward: float
     terminated: bool
     truncated: bool
-    outcome: Outcome | None = None  # set exactly when the episode is over
+    outcome: Outcome | Mapping[str, Outcome] | None = (
+        None  # set exactly when the episode is over; by side where there are several
+    )
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
