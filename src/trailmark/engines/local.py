@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,6 +26,22 @@ from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One token of one sample, told as soon as it is drawn. `top` are the most likely tokens under the model, if they were
+    asked for; `done` comes with the last token."""
+
+    sample: int
+    token: int
+    logp: float
+    logq: float
+    top: tuple[tuple[int, float], ...] = ()
+    done: Completion | None = None
+
+
+Listener = Callable[[Written], None]  # called between two steps for all: it must be quick, and must not raise
 
 
 @dataclass(eq=False)
@@ -52,6 +68,7 @@ class _Live:
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
+    top: tuple[tuple[int, float], ...] = ()  # of the last token
 
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
@@ -77,12 +94,28 @@ class LocalEngine:
         self._last = np.zeros(slots, np.int64)
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
+        self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
-    async def sample(self, request: Request) -> list[Completion]:
+    async def sample(self, request: Request, on_token: Listener | None = None, top: int = 0) -> list[Completion]:
+        """`on_token` hears every token when it is drawn, with the `top` most likely ones beside it."""
+        self.check(request)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        if on_token is not None:
+            self._listeners[future] = on_token, min(top, self.lm.vocab)
+            future.add_done_callback(self._listeners.pop)
+        if self._pump_task is None or self._pump_task.done():
+            self._pump_task = asyncio.create_task(self._pump())
+        return await future
+
+    def check(self, request: Request) -> None:
+        """Refuse what cannot be served, before it waits."""
         room = self.max_len - len(request.prompt)
         if not request.prompt:
             raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
@@ -101,13 +134,6 @@ class LocalEngine:
             raise EngineError(f"allowed or stopping tokens must be among 0 to {self.lm.vocab - 1} of '{self.name}'")
         if request.law.min_tokens and not set(request.stop_ids) <= set(request.law.stop_ids):
             raise EngineError("a law with min_tokens must list the stopping tokens it bans in its stop_ids")
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
-        self._open.add(future)
-        future.add_done_callback(self._open.discard)
-        if self._pump_task is None or self._pump_task.done():
-            self._pump_task = asyncio.create_task(self._pump())
-        return await future
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         """Teacher-forced log-probs under the model itself."""
@@ -140,19 +166,32 @@ class LocalEngine:
 
     @torch.no_grad()
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        self.lm.train(False)
         out = []
         for tokens, start in zip(rows, starts):
-            ids = torch.as_tensor(tokens, device=self.lm.device)[None]
-            pos = torch.arange(ids.shape[1], device=self.lm.device)[None]
-            hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[
-                0, max(start, 1) - 1 : -1
-            ]
-            logp = []
-            for chunk, target in zip(hidden.split(512), ids[0, max(start, 1) :].split(512)):
-                logp.append(working(self.lm.logits(chunk)).log_softmax(-1).gather(1, target[:, None])[:, 0])
+            logp = [whole.gather(1, target)[:, 0] for whole, target in self._scored(tokens, start)]
             out.append([0.0] * (start == 0) + (torch.cat(logp).tolist() if logp else []))
         return out
+
+    @torch.no_grad()
+    def score_top(self, tokens: Sequence[int], top: int = 0) -> list[tuple[float, int, list[tuple[int, float]]]]:
+        """For each token but the first: its log-prob, its rank (1: the most likely), and the `top` most likely ones."""
+        out = []
+        for whole, target in self._scored(tokens, 1):
+            own = whole.gather(1, target)
+            rank = (whole > own).sum(-1) + 1
+            best = whole.topk(min(top, whole.shape[1]))
+            pairs = [list(zip(i, v)) for i, v in zip(best.indices.tolist(), best.values.tolist())]
+            out += zip(own[:, 0].tolist(), rank.tolist(), pairs)
+        return out
+
+    def _scored(self, tokens: Sequence[int], start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Log-probs of the whole vocabulary [C, V] and the tokens that stand there [C, 1], in chunks."""
+        self.lm.train(False)
+        ids = torch.as_tensor(tokens, device=self.lm.device)[None]
+        pos = torch.arange(ids.shape[1], device=self.lm.device)[None]
+        hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[0, max(start, 1) - 1 : -1]
+        for chunk, target in zip(hidden.split(512), ids[0, max(start, 1) :].split(512)):
+            yield working(self.lm.logits(chunk)).log_softmax(-1), target[:, None]
 
     # -- the pump -----------------------------------------------------------------------------------------------
 
@@ -299,7 +338,8 @@ class LocalEngine:
             ids = ids[sorted({t for r in requests for t in r.law.allowed or ()})]
         noise = gumbel(keys, torch.as_tensor(written, device=logits.device), ids, own.dtype)
         token = ids[(under[:, ids] + noise).argmax(-1, keepdim=True)]
-        logp = own.log_softmax(-1).gather(1, token)
+        whole = own.log_softmax(-1)
+        logp = whole.gather(1, token)
         logq = under.log_softmax(-1).gather(1, token)
         real = own.dtype if own.device.type == "mps" else torch.float64
         drawn = torch.cat([token.to(real), logp.to(real), logq.to(real)], 1).cpu().double().numpy()
@@ -309,8 +349,29 @@ class LocalEngine:
                 live.logp.append(float(p))
                 live.logq.append(float(q))
                 self.decoded += 1
+        if self._listeners:
+            self._note_top(whole, lives)
+
+    def _note_top(self, whole: torch.Tensor, lives: Sequence[_Live | None]) -> None:
+        none = (None, 0)
+        wanted = [0 if live is None else self._listeners.get(live.parts.future, none)[1] for live in lives]
+        if max(wanted):
+            best = whole.topk(max(wanted))
+            for live, k, ids, values in zip(lives, wanted, best.indices.tolist(), best.values.tolist()):
+                if live is not None:
+                    live.top = tuple(zip(ids[:k], values[:k]))
 
     def _ended(self, live: _Live) -> bool:
+        done = self._completion(live)
+        if live.parts.future in self._listeners:
+            tell = self._listeners[live.parts.future][0]
+            tell(Written(live.sample, live.tokens[-1], live.logp[-1], live.logq[-1], live.top, done))
+        if done is not None:
+            live.parts.deliver(live.sample, done)
+        return done is not None
+
+    def _completion(self, live: _Live) -> Completion | None:
+        """The sample as a whole, if its last token ended it."""
         request, tokens = live.request, live.tokens
         stop: Literal["stop", "length"] | None = None
         text = None
@@ -327,10 +388,8 @@ class LocalEngine:
         if stop is None and (len(tokens) >= request.max_tokens or len(request.prompt) + len(tokens) >= self.max_len):
             stop, text = "length", self.tokenizer.decode(tokens)
         if stop is None:
-            return False
-        completion = Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
-        live.parts.deliver(live.sample, completion)
-        return True
+            return None
+        return Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attent
 @dataclass(frozen=True, eq=False)
 class Update:
     """What a method asks for: train `model` on `samples` towards `objective`, `passes` times, each pass in
-    `minibatches` optimiser steps."""
+    `minibatches` optimiser steps. `lr` sets the learning rate of this update where a method has stages of its own."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -32,6 +32,7 @@ class Update:
     passes: int = 1
     minibatches: int = 1
     name: str = ""
+    lr: float | None = None
 
 
 class Learner:
@@ -149,7 +150,7 @@ class Learner:
             for part in split(update.samples, update.minibatches):
                 report = self.gradient(part, update.objective, names)
                 for n in names:
-                    report |= self.optimisers[n].step()
+                    report |= self.optimisers[n].step(update.lr)
                 for name, value in report.items():
                     sums.setdefault(name, []).append(value)
         prefix = f"{update.name}/" if update.name else ""

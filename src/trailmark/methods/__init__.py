@@ -10,7 +10,7 @@ from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
 from trailmark.store import Run
 
-METHODS = {"sft": "trailmark.methods.sft", "online": "trailmark.methods.online"}
+METHODS = {name: f"trailmark.methods.{name}" for name in ("sft", "online", "reflect")}
 
 
 class MethodModule(Protocol):

@@ -31,6 +31,7 @@ class Objective(Config):
     """Subclasses set `kind`, list `readouts()` and compute `terms(view)`."""
 
     kind: str = ""
+    model: str = "policy"  # whose readouts these are
 
     def readouts(self) -> Sequence[Readout]:
         raise TypeError(f"{type(self).__name__} lists no readouts")

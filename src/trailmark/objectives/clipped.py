@@ -31,11 +31,11 @@ class Clipped(Objective):
     ref: str = "ref"
 
     def readouts(self) -> list[Readout]:
-        out = [Readout("logp")]
+        out = [Readout("logp", model=self.model)]
         if self.entropy:
-            out.append(Readout("entropy", "entropy"))
+            out.append(Readout("entropy", "entropy", self.model))
         if self.beta and self.kl == "exact":
-            out.append(Readout("exact_kl", "kl", to=self.ref))
+            out.append(Readout("exact_kl", "kl", self.model, to=self.ref))
         return out
 
     def terms(self, view: View) -> list[Term]:

@@ -31,7 +31,7 @@ class Pairwise(Objective):
     reference_free: bool = False
 
     def readouts(self) -> list[Readout]:
-        return [Readout("logp", law=False)]
+        return [Readout("logp", model=self.model, law=False)]
 
     def terms(self, view: View) -> list[Term]:
         ref = 0.0 if self.reference_free else view["ref"]

@@ -17,7 +17,7 @@ class Sft(Objective):
     law: bool = False
 
     def readouts(self) -> list[Readout]:
-        return [Readout("logp", law=self.law)]
+        return [Readout("logp", model=self.model, law=self.law)]
 
     def terms(self, view: View) -> list[Term]:
         return [Term("nll", -(view["weight"] * view["logp"]).sum())]

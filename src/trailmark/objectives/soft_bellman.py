@@ -39,7 +39,7 @@ class SoftBellman(Objective):
     def readouts(self) -> list[Readout]:
         if self.part == "value":
             return [Readout("value", "head", model=self.critic)]
-        return [Readout("logp", law=False)]
+        return [Readout("logp", model=self.model, law=False)]
 
     def terms(self, view: View) -> list[Term]:
         w = view["weight"]

@@ -21,8 +21,8 @@ class WeightedLogp(Objective):
     law: bool = True
 
     def readouts(self) -> list[Readout]:
-        more = [Readout("entropy", "entropy", law=self.law)] if self.entropy else []
-        return [Readout("logp", law=self.law), *more]
+        more = [Readout("entropy", "entropy", self.model, self.law)] if self.entropy else []
+        return [Readout("logp", model=self.model, law=self.law), *more]
 
     def terms(self, view: View) -> list[Term]:
         w = view["weight"]

@@ -1,0 +1,235 @@
+"""What of a run is at hand: its recipe, method and task, episodes, samples, and the weights of the versions kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trailmark.errors import DataError, TrailmarkError
+from trailmark.samples import build_samples, scored
+from trailmark.store import Run, read_segment, segments
+from trailmark.types import Episode, Sample
+
+if TYPE_CHECKING:
+    from trailmark.models.lm import LM
+
+MOST_SEGMENTS = 32
+Build = Callable[..., list[Sample]]
+
+
+class Missing(Exception):
+    """What a check needs is not at hand; the check is skipped with this reason."""
+
+
+def spread(things: Sequence[Any], n: int) -> list[Any]:
+    """At most `n` of them, evenly spaced, the first and the last among them."""
+    if len(things) <= n:
+        return list(things)
+    return [things[i] for i in np.unique(np.linspace(0, len(things) - 1, max(n, 1)).round().astype(int))]
+
+
+class Evidence:
+    def __init__(self, path: str | Path, build: Build | None = None, limit: int = 64):
+        self.run, self.build, self.limit = Run.open(path), build or build_samples, limit
+        self.unreadable: list[str] = []
+        self.read: dict[int, list[Episode]] = {}
+        self.resolve_problem = ""
+        try:
+            self.files = segments(self.run.episodes_dir)
+        except DataError as problem:
+            self.files, self.unreadable = [], [str(problem)]
+        kept = {v + 1 for v in self.checkpoints}
+        wanted = {p.name for p in spread(self.files, MOST_SEGMENTS)}
+        for path in self.files:
+            if path.name in wanted or int(path.stem) in kept:
+                try:
+                    self.read[int(path.stem)] = read_segment(path)
+                except DataError as problem:
+                    self.unreadable.append(str(problem))
+
+    # -- recipe ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def method(self) -> Any:
+        from trailmark.config import load_recipe
+        from trailmark.methods import get_method
+
+        return get_method(load_recipe(self.run.recipe_file).method)
+
+    @cached_property
+    def config(self) -> Any:
+        from trailmark.config import load_recipe, resolve
+
+        try:
+            return resolve(load_recipe(self.run.recipe_file), self.method.Config)
+        except TrailmarkError as problem:
+            self.resolve_problem = str(problem)
+            raise Missing(f"the recipe does not resolve: {problem}") from problem
+
+    @cached_property
+    def source(self) -> Any:
+        """The task, made from the recipe."""
+        from trailmark.tasks import get_task
+
+        task = getattr(self.config, "task", None)
+        if task is None:
+            raise Missing("the recipe has no task")
+        try:
+            return get_task(task.name, **task.options)
+        except TrailmarkError as problem:
+            raise Missing(f"the task cannot be made: {problem}") from problem
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def checkpoints(self) -> dict[int, Path]:
+        """Step (that is, version) -> folder, oldest first."""
+        from trailmark.learn.checkpoint import listed
+
+        return {int(p.name): p for p in listed(self.run.checkpoints_dir)}
+
+    @cached_property
+    def weights(self) -> Weights:
+        return Weights(self)
+
+    # -- episodes and samples -------------------------------------------------------------------------------------
+
+    @property
+    def episodes(self) -> list[Episode]:
+        if not self.read:
+            raise Missing("the run has no episodes" if not self.unreadable else "no episodes can be read")
+        return [e for index in sorted(self.read) for e in self.read[index]]
+
+    def some(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
+        """At most `limit` episodes from all along the run."""
+        return spread([e for e in self.episodes if wanted(e)], self.limit)
+
+    def seats(self, e: Episode) -> list[str]:
+        """Whose tokens of an episode were trained."""
+        named = [name for name, p in e.players.items() if p.kind == "trained"]
+        return named or (["policy"] if any(t.seat == "policy" for t in e.turns) else [])
+
+    def trained(self, episodes: Sequence[Episode]) -> Iterator[tuple[str, list[Episode]]]:
+        """Each trained seat with the episodes it took part in."""
+        by_seat: dict[str, list[Episode]] = {}
+        for e in episodes:
+            for seat in self.seats(e):
+                if any(t.seat == seat and t.tokens for t in e.turns):
+                    by_seat.setdefault(seat, []).append(e)
+        yield from by_seat.items()
+
+    @property
+    def mean(self) -> tuple[Any, int]:
+        """How the recipe averages tokens, and the constant length where that is what it divides by."""
+        sampling = getattr(self.config, "sampling", None)
+        return getattr(self.config, "mean", "token"), getattr(sampling, "max_tokens", 1)
+
+    @property
+    def conversations(self) -> bool:
+        """Whether the run imitates a file of conversations (`sft`)."""
+        return hasattr(self.config, "data") and hasattr(self.method, "conversation_samples")
+
+    def rows(self) -> list[list[Sample]]:
+        """The samples of each row of the data of an imitation run."""
+        if not Path(self.config.data).is_file():
+            raise Missing(f"the data '{self.config.data}' is not here")
+        lm = self.weights.any()
+        return self.method.conversation_samples(lm.tokenizer, self.config.data, self.config.chat, lm.context)
+
+    def batch(self) -> list[Sample]:
+        """A batch as the newest step would train on it; advantages are made up, so that no token's is 0."""
+        if self.conversations:
+            return [s for row in spread(self.rows(), self.limit) for s in row]
+        for index in sorted(self.read, reverse=True):
+            good = scored(spread(self.read[index], self.limit))[0]
+            good = [e for e in good if not any(t.law.temperature == 0 for t in e.turns)]
+            mean, length = self.mean
+            out: list[Sample] = []
+            draw = np.random.default_rng(0)
+            for seat, mine in self.trained(good):
+                turns = {e.id: sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e in mine}
+                made_up = {name: (draw.normal(size=n) + 2.0).tolist() for name, n in turns.items()}
+                out += self.build(mine, seat, {"advantage": made_up}, mean, length)
+            if out:
+                return out
+        self.episodes  # noqa: B018  (says why where there are none)
+        raise Missing("no scored episode has tokens of a trained seat that were drawn at a temperature above 0")
+
+
+class Weights:
+    """One model that takes on the weights of any version at hand: 0 is the model as the recipe loads it."""
+
+    def __init__(self, evidence: Evidence):
+        self.evidence = evidence
+        self.broken: dict[int, str] = {}
+        self.problem = ""
+        self._lm: LM | None = None
+        self._first: dict[str, Any] | None = None
+
+    def any(self) -> LM:
+        """The model with the newest weights that can be loaded."""
+        for version in [*reversed(self.evidence.checkpoints), 0]:
+            if (lm := self.at(version)) is not None:
+                return lm
+        raise Missing(f"no weights are at hand: {self.problem or next(iter(self.broken.values()), 'no checkpoint')}")
+
+    def folder(self, version: int, seat: str = "policy") -> Path | None:
+        """Where the trained model of a seat lies in a checkpoint."""
+        root = self.evidence.checkpoints.get(version)
+        if root is None:
+            return None
+        models = sorted(p.parent for p in root.glob("*/*config.json") if p.name in ("config.json", "adapter_config.json"))
+        named = {p.name: p for p in models}
+        return named.get(seat) or named.get("policy") or (models[0] if models else None)
+
+    def at(self, version: int, seat: str = "policy") -> LM | None:
+        """The model of version `version`, or None where its weights are not at hand."""
+        from trailmark.learn.checkpoint import load_weights
+
+        lm = self._model()
+        if lm is None or version in self.broken:
+            return None
+        if version == 0:
+            if self._first is None:
+                return None
+            own = dict(lm.parameters())
+            for name, tensor in self._first.items():
+                own[name].data.copy_(tensor)
+            return lm
+        if (folder := self.folder(version, seat)) is None:
+            return None
+        try:
+            load_weights(lm, folder)
+        except Exception as problem:  # a damaged file raises anything
+            self.broken[version] = f"{folder}: {type(problem).__name__}: {problem}"
+            return None
+        return lm
+
+    def _model(self) -> LM | None:
+        from trailmark.config import ModelConfig
+        from trailmark.models.load import load_model
+
+        if self._lm is None and not self.problem:
+            config = self.evidence.config.model
+            try:
+                self._lm = load_model(config)
+                self._first = {n: p.detach().clone() for n, p in self._lm.parameters()}
+            except TrailmarkError as problem:
+                self.problem = str(problem)
+                for version in reversed(self.evidence.checkpoints):
+                    folder = self.folder(version)
+                    try:
+                        self._lm = load_model(ModelConfig(name=str(folder), dtype=config.dtype, device=config.device))
+                        break
+                    except TrailmarkError as problem:
+                        self.broken[version] = str(problem)
+        return self._lm
+
+    @property
+    def versions(self) -> list[int]:
+        """Whose weights can be had, oldest first."""
+        return [v for v in (0, *self.evidence.checkpoints) if self.at(v) is not None]
