@@ -13,7 +13,12 @@ from typer.core import TyperGroup
 
 from trailmark import __version__
 from trailmark.errors import RunError, TrailmarkError
+from trailmark.evaluate.commands import compare, evaluate, study
 from trailmark.formats.command import convert
+from trailmark.quickstart import quickstart
+from trailmark.report.commands import inspect, report
+from trailmark.serve.command import serve
+from trailmark.verify.command import verify
 
 
 class _Group(TyperGroup):
@@ -76,38 +81,17 @@ def train(
     """Run the method of a recipe."""
     from trailmark import methods
     from trailmark.config import dump, load_recipe, resolve
-    from trailmark.store import Run
+    from trailmark.launch import launch
 
     loaded = load_recipe(recipe, overrides or ())
     method = methods.get_method(loaded.method)
     config = resolve(loaded, method.Config)
-    text = dump(config)
     if dry_run:
-        typer.echo(text, nl=False)
+        typer.echo(dump(config), nl=False)
         for line in methods.check(config):
             typer.echo(f"# {line}")
         return
-    resume = resume and Run(config.out).recipe_file.is_file()  # a run that died before its first line starts anew
-    with _continue(config.out, text) if resume else Run.create(config.out, text) as run:
-        try:
-            method.run(config, run, resume)
-        except TrailmarkError:
-            run.discard_if_empty()  # a mistake found before the first step leaves no run behind
-            raise
-
-
-def _continue(out: str, text: str) -> Any:
-    """The run in `out`, locked, if the recipe is still the one it was started with; its `steps` may be changed."""
-    from trailmark.diff import IGNORED, diff_recipes
-    from trailmark.store import Run, atomic_write
-
-    run = Run.open(out, lock=True)
-    if changed := diff_recipes(run.recipe, text, ignored=(*IGNORED, "steps")):
-        run.close()
-        raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
-    if run.recipe != text:
-        atomic_write(run.recipe_file, text.encode(), "recipe")
-    return run
+    launch(method, config, resume)
 
 
 @app.command()
@@ -190,6 +174,14 @@ def data(
 
 
 app.command()(convert)
+app.command()(quickstart)
+app.command()(serve)
+app.command()(report)
+app.command()(inspect)
+app.command("eval")(evaluate)
+app.command()(compare)
+app.command()(study)
+app.command()(verify)
 
 
 def main() -> None:

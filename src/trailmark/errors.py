@@ -36,6 +36,10 @@ class RunError(TrailmarkError):
     """A run directory that exists, is incomplete, or belongs to another recipe."""
 
 
+class RunBusy(RunError):
+    """A run directory in which another process is at work."""
+
+
 class LearnError(TrailmarkError):
     """Training cannot go on: loss is not a number, a batch trains nothing."""
 

@@ -1,48 +1,196 @@
-"""Progress of long work: a bar when a person watches, plain lines when nobody does."""
+"""Progress of long work: a live view when a person watches, plain lines when nobody does.
+
+`Phases` measures a step: how long each phase took and how many tokens went through it. What it measures goes to
+timings.jsonl and to the view as tokens per second, phase by phase.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-SHOWN = ("reward", "success", "loss", "nll", "kl_old", "entropy")
+SHOWN = ("reward", "success", "loss", "nll", "kl_old", "kl", "entropy")
+BARS = "▁▂▃▄▅▆▇█"
+HISTORY = 32
+EVERY = 10.0  # seconds between plain lines
+T = TypeVar("T")
+
+
+class Phases:
+    """Seconds and tokens of the phases of one step, as {"collect_seconds": …, "collect_tokens": …}."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, float] = {}
+
+    def add(self, name: str, seconds: float, tokens: int = 0) -> None:
+        for key, value in ((f"{name}_seconds", seconds), (f"{name}_tokens", tokens)):
+            if value or key in self.numbers or key.endswith("seconds"):
+                self.numbers[key] = self.numbers.get(key, 0) + value
+
+    @contextmanager
+    def phase(self, name: str, tokens: int = 0) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - began, tokens)
+
+    def through(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """The items, with the time it takes to make them counted for `name`; what is done with them is not."""
+        source = iter(items)
+        while True:
+            began = time.perf_counter()
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            finally:
+                self.add(name, time.perf_counter() - began)
+            yield item
+
+
+def rates(timings: Mapping[str, float]) -> dict[str, float]:
+    """Tokens per second of each phase that counted tokens."""
+    out = {}
+    for key, seconds in timings.items():
+        name = key.removesuffix("_seconds")
+        tokens = timings.get(f"{name}_tokens")
+        if key != name and tokens and seconds > 0:
+            out[name] = tokens / seconds
+    return out
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Values as bars from the least to the largest; equal ones lie in the middle."""
+    shown = [v for v in values if v == v and abs(v) != float("inf")]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if high == low:
+        return BARS[3] * len(shown)
+    return "".join(BARS[min(7, int((v - low) / (high - low) * 8))] for v in shown)
+
+
+def clock(seconds: float) -> str:
+    """4 s, 1:05, 2:00:07."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
+def many(x: float) -> str:
+    """950, 1.2k, 34k, 1.5M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if x >= 0.9995 * size:
+            return f"{x / size:.1f}{letter}" if x < 9.95 * size else f"{x / size:.0f}{letter}"
+    return f"{x:.0f}"
 
 
 class Progress:
     def __init__(self, total: int, done: int = 0, name: str = ""):
         self.total, self.done, self.name = total, done, name
-        self._bar: Any = None
-        self._said = 0.0
+        self.step, self.metrics, self.timings = done, {}, {}
+        self.evaluated: tuple[int, dict[str, float]] | None = None
+        self.history: dict[str, deque[float]] = {}
+        self._began = self._said = time.monotonic()
+        self._pace: deque[tuple[float, int]] = deque([(self._began, done)], maxlen=HISTORY)
+        self._first = True
+        self._live: Any = None
+        self._lock = threading.RLock()  # the view is drawn by a thread of its own
 
     def __enter__(self) -> Progress:
+        self._began = time.monotonic()
+        self._pace[0] = (self._began, self.done)
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Rich
+            from rich.live import Live
 
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[numbers]}"),
+            self._live = Live(
+                get_renderable=self.view, console=Console(stderr=True), refresh_per_second=4, transient=False
             )
-            self._bar = Rich(*columns, console=Console(stderr=True))
-            self._bar.start()
-            self._id = self._bar.add_task(self.name, total=self.total, completed=self.done, numbers="")
+            self._live.start()
         return self
 
-    def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        keys = [k for k in metrics if k.split("/")[-1] in SHOWN]
-        numbers = "  ".join(f"{k} {metrics[k]:.4g}" for k in keys[:5])
-        if self._bar is not None:
-            self._bar.update(self._id, completed=step, numbers=numbers)
-        elif time.monotonic() - self._said > 10 or step == self.total:
-            self._said = time.monotonic()
-            print(f"{self.name} {step}/{self.total}  {numbers}", file=sys.stderr, flush=True)
+    def update(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float] | None = None) -> None:
+        """The numbers of a step: keep them, and show them (to nobody: a line now and then)."""
+        with self._lock:
+            self._keep(step, metrics, timings)
+        now = time.monotonic()
+        if self._live is None and (self._first or now - self._said > EVERY or step == self.total):
+            self._first, self._said = False, now
+            print(self.line(), file=sys.stderr, flush=True)
+
+    def _keep(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float] | None) -> None:
+        self.step, self.metrics, self.timings = step, dict(metrics), dict(timings or {})
+        self._pace.append((time.monotonic(), step))
+        for key, value in metrics.items():
+            if _last(key) in SHOWN and not key.startswith("eval/"):
+                self.history.setdefault(key, deque(maxlen=HISTORY)).append(value)
+        if found := {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}:
+            self.evaluated = step, found
+
+    def left(self) -> float | None:
+        """Seconds to the end at the pace of the last steps."""
+        (then, a), (now, b) = self._pace[0], self._pace[-1]
+        return (now - then) / (b - a) * (self.total - b) if b > a else None
+
+    def line(self) -> str:
+        """One plain line."""
+        keys = [k for k in self.metrics if _last(k) in SHOWN]
+        words = [f"{self.name} {self.step}/{self.total}", *(f"{k} {self.metrics[k]:.4g}" for k in keys[:7])]
+        words += [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
+        left = self.left()
+        if left is not None and self.step < self.total:
+            words.append(f"{clock(left)} left")
+        return "  ".join(words)
+
+    def view(self) -> Any:
+        """What a person sees: how far, the numbers with their recent past, speed, the last evaluation."""
+        with self._lock:
+            return self._draw()
+
+    def _draw(self) -> Any:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        left = self.left()
+        top = Table.grid(padding=(0, 2), expand=True)
+        top.add_column(no_wrap=True)
+        top.add_column(ratio=1)
+        top.add_column(no_wrap=True, justify="right")
+        time_left = "" if left is None or self.step >= self.total else f"{clock(left)} left"
+        spent = clock(time.monotonic() - self._began)
+        top.add_row(
+            f"{self.step}/{self.total}", ProgressBar(max(1, self.total), self.step), f"{spent} {time_left}".strip()
+        )
+        numbers = Table.grid(padding=(0, 2))
+        for key, past in list(self.history.items())[:6]:
+            numbers.add_row(Text(key, "dim"), Text(f"{past[-1]:.4g}", "bold"), Text(sparkline(past), "cyan"))
+        parts: list[Any] = [top, numbers]
+        speed = [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
+        speed = speed or [f"{k.removesuffix('_seconds')} {v:.2g} s" for k, v in self.timings.items() if k != "seconds"]
+        if speed:
+            parts.append(Text("speed  " + "  ".join(speed), "dim"))
+        if self.evaluated:
+            step, found = self.evaluated
+            said = "  ".join(f"{k} {v:.4g}" for k, v in found.items() if _last(k) in SHOWN)
+            parts.append(Text.assemble((f"evaluation at step {step}  ", "dim"), (said, "bold green")))
+        return Panel(Group(*parts), title=Text(self.name or "training"), title_align="left", border_style="dim")
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._live is not None:
+            self._live.stop()
+
+
+def _last(key: str) -> str:
+    return key.split("/")[-1]

@@ -122,15 +122,20 @@ def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {k: v for k, v in raw.items() if k != keys[0]} if rest is None else {**raw, keys[0]: rest}
 
 
-def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override sets:
-    `task={name: mine}` leaves nothing of the task that the recipe had."""
+def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
+    """What `load_recipe` does, for a file that need not name a method."""
     loaded, changes = _load(Path(path)), Loaded(str(path), {})
     for text in overrides:
         change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
         loaded, changes = (Loaded(x.file, _without(x.raw, keys), x.marks) for x in (loaded, changes))
         changes = _merge(changes, change)
-    loaded = _merge(loaded, Loaded(str(path), changes.raw, changes.marks))
+    return _merge(loaded, Loaded(str(path), changes.raw, changes.marks))
+
+
+def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
+    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override sets:
+    `task={name: mine}` leaves nothing of the task that the recipe had."""
+    loaded = load_yaml(path, overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
         where = loaded.marks.get(("method",), Mark(str(path))).where

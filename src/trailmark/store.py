@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RunBusy, RunError
 from trailmark.faults import point
 from trailmark.lines import Row, from_json, object_from_json, object_to_json, to_json
 from trailmark.types import Annotation, Episode
@@ -265,7 +265,7 @@ class Run:
             os.close(fd)
             if e.errno not in (errno.EAGAIN, errno.EACCES):
                 raise RunError(f"{self.path} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
-            raise RunError(f"{self.path} is in use by process {pid or '?'}: wait for it or stop it first.") from None
+            raise RunBusy(f"{self.path} is in use by process {pid or '?'}: wait for it or stop it first.") from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock = fd

@@ -163,8 +163,9 @@ def paired(
 
 
 def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean of a table seeds x starts when both were drawn from more. Its variance is (MS_seed + MS_start - MS_rest) / ST,
-    never less than that of one alone; the degrees of freedom are Satterthwaite's, and at least seeds - 1."""
+    """The mean of a table seeds x starts when both were drawn from more. Its variance has two parts: MS_seed / ST, known from
+    S - 1 degrees of freedom, and (MS_start - MS_rest) / ST, from T - 1. Each is widened by its own t² (Graybill and Wang's
+    idea): one t for their sum is too narrow whenever few seeds happen to agree."""
     x = np.asarray(table, float)
     s, t = x.shape
     mean = float(x.mean())
@@ -174,11 +175,9 @@ def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
     ms_s = t * float(((rows - mean) ** 2).sum()) / (s - 1)
     ms_t = s * float(((columns - mean) ** 2).sum()) / (t - 1)
     ms_e = float(((x - rows[:, None] - columns + mean) ** 2).sum()) / ((s - 1) * (t - 1))
-    total = max(ms_s + ms_t - ms_e, ms_s, ms_t)
-    spread = ms_s**2 / (s - 1) + ms_t**2 / (t - 1) + ms_e**2 / ((s - 1) * (t - 1))
-    df = max(total**2 / spread, s - 1) if spread > 0 else s - 1
-    half = t_quantile((1 + level) / 2, float(df)) * math.sqrt(total / (s * t))
-    return _around(mean, half, s * t, "t over seeds and starts")
+    p = (1 + level) / 2
+    wide = t_quantile(p, s - 1) ** 2 * ms_s + t_quantile(p, t - 1) ** 2 * max(0.0, ms_t - ms_e)
+    return _around(mean, math.sqrt(wide / (s * t)), s * t, "t over seeds and starts")
 
 
 def welch(a: ArrayLike, b: ArrayLike, level: float = LEVEL) -> Interval:

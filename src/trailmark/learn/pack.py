@@ -15,6 +15,7 @@ import numpy as np
 from trailmark.types import Sample, SamplingLaw
 
 Shape = Literal["auto", "tree", "flat", "rows", "left"]
+NEAR = 256  # looking at so many places costs a small model on a CPU about what the rest of its layers cost
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1) -> Packed:
+def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
     """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128)."""
     rows = [s.tokens for s in samples]
     if shape in ("rows", "left"):
@@ -87,10 +88,16 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1)
             stops = np.cumsum([len(r) for r in rows])
             ends = np.repeat(stops, [len(r) for r in rows])
             places = [np.arange(stop - len(r), stop) for r, stop in zip(rows, stops)]
-        width = _up(len(tokens), multiple)
-        ids, pos = np.zeros((1, width), np.int64), np.zeros((1, width), np.int64)
-        end = np.arange(1, width + 1)[None].copy()
-        ids[0, : len(tokens)], pos[0, : len(tokens)], end[0, : len(tokens)] = tokens, position, ends
+        line, offset, width = _lines(ends[position == 0], multiple, budget)
+        root = np.cumsum(position == 0) - 1  # the piece (a row, or a tree of rows) that each place belongs to
+        place = offset[root] + np.arange(len(tokens))  # within its line
+        width = _up(width, multiple)
+        ids, pos = np.zeros((int(line.max()) + 1, width), np.int64), np.zeros((int(line.max()) + 1, width), np.int64)
+        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
+        at = line[root], place
+        ids[at], pos[at], end[at] = tokens, position, ends + offset[root]
+        flat = at[0] * width + place
+        places = [flat[nodes] for nodes in places]
     laws, law = _laws(samples)
     streams = {name: _stream(samples, name) for name in sorted({n for s in samples for n in s.streams} - {"law"})}
     streams["law"] = law
@@ -139,13 +146,41 @@ def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree",
         else:
             parts.append(list(unit))
             cost, widest = sum(lengths), max(lengths)
-    return [lay_out(part, shape, multiple) for part in parts]
+    return [lay_out(part, shape, multiple, budget) for part in parts]
 
 
 def saving(samples: Sequence[Sample]) -> float:
     """Share of tokens that a trie does not compute again."""
     total = sum(len(s.tokens) for s in samples)
     return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
+
+
+def _lines(stops: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int]:
+    """Where each piece goes that shares nothing with the others: its line, what to add to its places, and the lines' width.
+
+    A GPU skips what a mask hides, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a line:
+    the pieces are put into several lines, largest first, of that width for which places * (1 + width / NEAR) is least.
+    """
+    sizes = np.diff(stops, prepend=0)
+    total, largest = int(sizes.sum()), int(sizes.max())
+    one = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), total
+    if multiple > 1 or len(sizes) == 1:
+        return one
+    most = total if budget is None else max(total, budget)
+    found, cost = one, total * (1 + total / NEAR)
+    for width in sorted({min(total, int(largest * k)) for k in (1, 1.25, 1.5, 2, 3, 4)}):
+        line, offset, free = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), []
+        for piece in np.argsort(-sizes, kind="stable"):
+            room = next((k for k, left in enumerate(free) if left >= sizes[piece]), len(free))
+            if room == len(free):
+                free.append(width)
+            line[piece], offset[piece] = room, width - free[room] - (stops[piece] - sizes[piece])
+            free[room] -= int(sizes[piece])
+        used = width - min(free)
+        area = used * len(free)
+        if area <= most and area * (1 + used / NEAR) < cost:
+            found, cost = (line, offset, used), area * (1 + used / NEAR)
+    return found
 
 
 def _up(n: int, multiple: int) -> int:

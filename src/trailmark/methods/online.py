@@ -24,8 +24,8 @@ from trailmark.rollout.play import Seat, play
 from trailmark.samples import Mean, build_samples, scored
 from trailmark.store import Run, write_segment
 from trailmark.tasks import get_task
-from trailmark.tasks.base import TaskSource
-from trailmark.types import Episode, SamplingLaw, Scored, Task
+from trailmark.tasks.base import draw_tasks
+from trailmark.types import Episode, SamplingLaw, Scored
 
 
 class TaskConfig(Section):
@@ -115,20 +115,10 @@ class OnlineMethod(Plain):
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
         self.engine.publish(step, self.learner.models["policy"])
-        good, dropped = scored(play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:"))
+        episodes = play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:")
+        write_segment(self.run.path / "evaluation", step, episodes)
+        good, dropped = scored(episodes)
         return {**summary(good), **dropped}
-
-
-def draw_tasks(source: TaskSource, split: str, n: int, seed: int) -> Sequence[Task]:
-    """A task that cannot say its starts is the user's to mend, and is named."""
-    try:
-        return source.tasks(split, n, seed)
-    except TaskError:
-        raise
-    except Exception as problem:
-        raise TaskError(
-            f"task '{source.name}' raised {type(problem).__name__} for split '{split}': {problem}"
-        ) from problem
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:

@@ -22,7 +22,10 @@ class Lesson:
 
 
 class Teacher(Protocol):
-    words: tuple[str, ...]  # of its reflections, as whole tokens for tiny models
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Of its reflections, as whole tokens for tiny models."""
+        ...
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]: ...
 
@@ -31,7 +34,20 @@ class Bfs:
     """Shortest ways in the taxi's grid. With probability `perturb` it makes a random move that is not fatal, so that it also
     shows how to come back."""
 
-    words = ("taxi", "passenger", "goal", "north", "south", "east", "west", "pick up", "drop off", " at ", "; go ", ", ")
+    words = (
+        "taxi",
+        "passenger",
+        "goal",
+        "north",
+        "south",
+        "east",
+        "west",
+        "pick up",
+        "drop off",
+        " at ",
+        "; go ",
+        ", ",
+    )
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
         draw, out = random.Random(f"bfs {seed}"), []

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from trailmark.errors import TaskError
 from trailmark.types import Outcome, Task
 
 
@@ -68,3 +69,15 @@ class TaskSource(Protocol):
         ...
 
     def make(self) -> World: ...
+
+
+def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
+    """A task that cannot say its starts is the user's to mend, and is named."""
+    try:
+        return source.tasks(split, n, seed)
+    except TaskError:
+        raise
+    except Exception as problem:
+        raise TaskError(
+            f"task '{source.name}' raised {type(problem).__name__} for split '{split}': {problem}"
+        ) from problem

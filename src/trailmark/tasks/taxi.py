@@ -136,17 +136,17 @@ def start_of(state: int, mode: Mode) -> int:
 
 
 @cache
-def draw(state: int) -> str:
-    """The map in 7 lines. Marks in the order D, P, then the taxi (T, O or X); a later one hides an earlier one."""
+def draw(state: int, walls: bool = True) -> str:
+    """The map in 7 lines, or its 25 cells in 5 where the walls are left to be learned. Marks in the order D, P, then the taxi (T, O or X); a later one hides an earlier one."""
     row, col, passenger, destination = decode(state)
-    grid: list[list[str]] = [list(line) for line in WALLS]
+    grid: list[list[str]] = [list(line) for line in WALLS] if walls else [["."] * 5 for _ in range(5)]
     marks = [(CORNERS[destination], "D")]
     if passenger < ABOARD:
         marks += [(CORNERS[passenger], "P"), ((row, col), "O" if CORNERS[passenger] == (row, col) else "T")]
     else:
         marks += [((row, col), "X")]
     for (r, c), mark in marks:
-        grid[r + 1][2 * c + 1] = mark
+        grid[r + 1 if walls else r][2 * c + 1 if walls else c] = mark
     return "".join("".join(line) + "\n" for line in grid)
 
 
@@ -172,7 +172,7 @@ class TaxiWorld:
         self.steps, self.total, self.over = 0, 0, False  # `total` in twentieths, so that it is exact
         self.paid = mode == "dropoff" or decode(state)[2] == ABOARD
         self.names: list[str] = []
-        self.maps = [draw(self.state)]
+        self.maps = [draw(self.state, self.source.walls)]
         return self._see()
 
     def step(self, action: str) -> Step:
@@ -194,7 +194,7 @@ class TaxiWorld:
         self.over = terminated or truncated
         if self.source.history != "none":
             self.names.append(ACTIONS[act] if act >= 0 else "nothing")
-            self.maps.append(draw(after))
+            self.maps.append(draw(after, self.source.walls))
         if not self.over:
             return Step(self._see(), reward / 20, False, False)
         enough = self.source.first_bump_fatal or self.total > (20 if self.mode == "full" else 0)
@@ -223,6 +223,7 @@ class Taxi:
     rules     begin each observation with the rules (they say that a no-op is fatal)
     history   "none": only the map; "actions": names of the actions so far; "maps": the first map, then each action
               and the map after it
+    walls     draw them; without them the map is five lines of five letters, and where walls stand is found out by playing
     menu      list the six actions; without it prompts are shorter, and the labels stay "0".."5"
 
     Splits: "all" is the 300 starts in order. "train" and "test" draw uniformly from those same 300 with replacement, by
@@ -240,6 +241,7 @@ class Taxi:
         history: History = "actions",
         menu: bool = True,
         first_bump_fatal: bool = True,
+        walls: bool = True,
     ):
         if mode not in BONUS:
             raise TaskError(f"taxi has no mode '{mode}'.{nearest(str(mode), BONUS)}")
@@ -250,6 +252,7 @@ class Taxi:
         self.mode: Mode = mode
         self.history: History = history
         self.horizon, self.rules, self.menu, self.first_bump_fatal = horizon, rules, menu, first_bump_fatal
+        self.walls = walls
         self._seen: dict[tuple[int, Mode], Observation] = {}
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
@@ -273,6 +276,6 @@ class Taxi:
         """The observation without history: one object per state, made once."""
         seen = self._seen.get((state, mode))
         if seen is None:
-            seen = Observation(self.header(mode) + draw(state), MENU if self.menu else "", LABELS, ACTIONS)
+            seen = Observation(self.header(mode) + draw(state, self.walls), MENU if self.menu else "", LABELS, ACTIONS)
             self._seen[state, mode] = seen
         return seen

@@ -161,28 +161,55 @@ class Evidence:
 
 
 class Weights:
-    """One model that takes on the weights of any version at hand: 0 is the model as the recipe loads it."""
+    """One model that takes on the weights of any version at hand. It is made from the newest checkpoint that loads; version
+    0 is the model as the recipe loads it, where that has the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         self.evidence = evidence
         self.broken: dict[int, str] = {}
-        self.problem = ""
+        self.problem = ""  # with the recipe's own model
         self._lm: LM | None = None
         self._first: dict[str, Any] | None = None
+        config = evidence.config.model
+        for version in reversed(evidence.checkpoints):
+            if self._lm is None and (folder := self.folder(version)) is not None:
+                self._lm = self._load(version, config.model_copy(update={"name": str(folder), "lora": None}))
+        first = self._load(0, config)
+        if first is not None:
+            self._lm = self._lm or first
+            shapes = {n: p.shape for n, p in self._lm.parameters()}
+            if {n: p.shape for n, p in first.parameters()} == shapes:
+                self._first = {n: p.detach().clone() for n, p in first.parameters()}
+
+    def _load(self, version: int, config: Any) -> LM | None:
+        from trailmark.models.load import load_model
+
+        try:
+            return load_model(config)
+        except Exception as problem:  # a damaged file raises anything
+            said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
+            if version:
+                self.broken[version] = said
+            else:
+                self.problem = said
+            return None
 
     def any(self) -> LM:
         """The model with the newest weights that can be loaded."""
         for version in [*reversed(self.evidence.checkpoints), 0]:
             if (lm := self.at(version)) is not None:
                 return lm
-        raise Missing(f"no weights are at hand: {self.problem or next(iter(self.broken.values()), 'no checkpoint')}")
+        raise Missing(f"no weights are at hand: {next(iter(self.broken.values()), self.problem)}")
 
     def folder(self, version: int, seat: str = "policy") -> Path | None:
         """Where the trained model of a seat lies in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
         if root is None:
             return None
-        models = sorted(p.parent for p in root.glob("*/*config.json") if p.name in ("config.json", "adapter_config.json"))
+        models = sorted({p.parent for kind in ("config.json", "adapter_config.json") for p in root.glob(f"*/{kind}")})
         named = {p.name: p for p in models}
         return named.get(seat) or named.get("policy") or (models[0] if models else None)
 
@@ -190,43 +217,22 @@ class Weights:
         """The model of version `version`, or None where its weights are not at hand."""
         from trailmark.learn.checkpoint import load_weights
 
-        lm = self._model()
-        if lm is None or version in self.broken:
+        if self._lm is None or version in self.broken:
             return None
         if version == 0:
             if self._first is None:
                 return None
-            own = dict(lm.parameters())
+            own = dict(self._lm.parameters())
             for name, tensor in self._first.items():
                 own[name].data.copy_(tensor)
-            return lm
+            return self._lm
         if (folder := self.folder(version, seat)) is None:
             return None
         try:
-            load_weights(lm, folder)
+            load_weights(self._lm, folder)
         except Exception as problem:  # a damaged file raises anything
             self.broken[version] = f"{folder}: {type(problem).__name__}: {problem}"
             return None
-        return lm
-
-    def _model(self) -> LM | None:
-        from trailmark.config import ModelConfig
-        from trailmark.models.load import load_model
-
-        if self._lm is None and not self.problem:
-            config = self.evidence.config.model
-            try:
-                self._lm = load_model(config)
-                self._first = {n: p.detach().clone() for n, p in self._lm.parameters()}
-            except TrailmarkError as problem:
-                self.problem = str(problem)
-                for version in reversed(self.evidence.checkpoints):
-                    folder = self.folder(version)
-                    try:
-                        self._lm = load_model(ModelConfig(name=str(folder), dtype=config.dtype, device=config.device))
-                        break
-                    except TrailmarkError as problem:
-                        self.broken[version] = str(problem)
         return self._lm
 
     @property

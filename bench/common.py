@@ -1,0 +1,103 @@
+"""What every benchmark shares: ours and a peer's timed in turns in one process, and one JSON object per measurement.
+
+A machine that is busy with other things slows both sides, so what counts is the ratio of neighbouring runs: `ratio` is the
+median of it over the repeats, `spread` its smallest and largest value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+FIELDS = ("name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread")
+
+
+def one_thread() -> None:
+    """One thread of torch: two, while another process holds a core, are many times slower."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def compare(
+    name: str,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    peer_name: str,
+    unit: str,
+    repeats: int = 7,
+    what: str = "",
+) -> dict[str, Any]:
+    """Call both in turns. Each call returns how much it did (tokens, decisions, updates); more a second is better."""
+    ours(), peer()  # the first call of anything warms up
+    mine, theirs = [], []
+    for k in range(repeats):
+        for side in (("ours", "peer"), ("peer", "ours"))[k % 2]:
+            began = time.perf_counter()
+            done = ours() if side == "ours" else peer()
+            rate = done / (time.perf_counter() - began)
+            (mine if side == "ours" else theirs).append(rate)
+    ratios = [a / b for a, b in zip(mine, theirs)]
+    return record(name, statistics.median(mine), statistics.median(theirs), peer_name, statistics.median(ratios), unit,
+                  repeats, [min(ratios), max(ratios)], what)  # fmt: skip
+
+
+def record(
+    name: str, ours: float, peer: float, peer_name: str, ratio: float, unit: str, repeats: int, spread: list[float], what: str = ""
+) -> dict[str, Any]:
+    """Print one measurement and append it to the results of its benchmark (the part of the name before '/')."""
+    row = {
+        "name": name, "ours": _short(ours), "peer": _short(peer), "peer_name": peer_name, "ratio": _short(ratio), "unit": unit,
+        "device": device(), "versions": versions(), "commit": commit(), "repeats": repeats, "spread": [_short(s) for s in spread],
+        "what": what,
+    }  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    line = json.dumps(row)
+    with (RESULTS / f"{name.partition('/')[0]}.jsonl").open("a") as f:
+        f.write(line + "\n")
+    print(line, flush=True)
+    return row
+
+
+def _short(x: float) -> float:
+    return float(f"{x:.4g}")
+
+
+def device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    model = ""
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{model or platform.processor() or 'CPU'}, {torch.get_num_threads()} thread"
+
+
+def versions() -> dict[str, str]:
+    out = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "trl"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def commit() -> str:
+    """The commit that was measured; a '+' says that files had changed since."""
+    here = Path(__file__).parent
+    ask = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, cwd=here)
+    name = ask("rev-parse", "--short", "HEAD").stdout.strip()
+    return name + "+" * bool(ask("diff", "--quiet", "HEAD", "--", "../src", ".").returncode)

@@ -1,0 +1,274 @@
+"""Any OpenAI-compatible server as an engine: our own (`trailmark serve`), vLLM, SGLang, llama.cpp, a hosted API.
+
+What can be learned from depends on what the server tells:
+
+    server                     tokens          logp       logq
+    trailmark serve            as drawn        yes        yes
+    vLLM                       as drawn        yes        under a plain law (then it is logp) or at temperature 0
+    others                     text, encoded   none       none
+
+Text that is encoded again need not be the tokens that were drawn, so such a completion has no log-probs and must not be
+trained on; with `exact=True` it is an `EngineError` instead. Whatever goes wrong is an `EngineError`, never an empty answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire
+from trailmark.recipe import Config
+from trailmark.types import SamplingLaw, Tokens
+
+__all__ = [
+    "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "HttpEngineConfig", "http_engine",
+]  # fmt: skip
+
+OWNER = "trailmark"  # what our own server calls itself in /v1/models
+
+
+class HttpEngine:
+    """`base_url` ends before /v1. `tokenizer` is a loaded one or what names it; only `chat` works without.
+
+    `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
+    refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
+    the local engine; other servers get a seed made from it."""
+
+    version = 0
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        tokenizer: Any = None,
+        headers: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        api_key: str | None = None,
+        concurrency: int = 32,
+        deadline: float = 120.0,
+        retries: int = 5,
+        backoff: float = 0.5,
+        chat: bool = False,
+        exact: bool = False,
+        seed: int = 0,
+    ):
+        if isinstance(tokenizer, str):
+            from trailmark.models.load import load_tokenizer
+
+            tokenizer = load_tokenizer(tokenizer)
+        self.name, self.tokenizer, self.by_chat, self.exact = model, tokenizer, chat, exact
+        own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.wire = Wire(
+            base_url, {**own, **(headers or {})}, query or {}, concurrency, deadline, retries, backoff, seed
+        )
+        self._ours: bool | None = None
+        self._plain = False  # a server that refuses fields which are not OpenAI's
+
+    # -- the protocol -------------------------------------------------------------------------------------------
+
+    async def sample(self, request: Request) -> list[Completion]:
+        self._needs_tokenizer()
+        if self.by_chat:
+            said = [{"role": "user", "content": self.tokenizer.decode(request.prompt)}]
+            return await self._chat(said, request)
+        ours = await self.ours()
+        body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, **self._fields(request)}
+        if ours:
+            body |= {"seed": request.seed, "key": request.key}
+        answer = await self._post("/v1/completions", body, request.key)
+        return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        first, ids = max(start, 1), list(tokens)
+        if await self.ours():
+            row = await self.wire.post("/v1/score", {"model": self.name, "tokens": ids, "start": first})
+            found = _numbers(_at(row, "data", 0, "token_logprobs"))
+        else:
+            ask = {"model": self.name, "prompt": ids, "max_tokens": 1, "temperature": 0}
+            answer = await self.wire.post("/v1/completions", {**ask, "prompt_logprobs": 1})
+            listed = _choices(answer, 1)[0].get("prompt_logprobs")
+            if isinstance(listed, list):
+                found = _numbers([_at(e, str(t), "logprob") for e, t in zip(listed[first:], ids[first:])])
+            else:  # the older way to ask
+                answer = await self.wire.post("/v1/completions", {**ask, "echo": True, "logprobs": 1})
+                listed = _at(_choices(answer, 1)[0], "logprobs", "token_logprobs")
+                found = _numbers(listed[first : len(ids)] if isinstance(listed, list) else None)
+        if len(found) != max(0, len(ids) - first):
+            raise EngineGarbage(f"'{self.name}' scored {len(found)} tokens where {len(ids) - first} were asked for")
+        return [0.0] * (start == 0) + found
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        law: SamplingLaw = SamplingLaw(),
+        max_tokens: int = 64,
+        stop_strings: Sequence[str] = (),
+        seed: int = 0,
+        key: str = "",
+    ) -> Completion:
+        """What the server answers to messages; it applies its own template. Without a tokenizer here, or token ids from
+        there, the completion is its text alone."""
+        return (await self._chat(messages, Request((), law, 1, max_tokens, (), tuple(stop_strings), seed, key)))[0]
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    async def ours(self) -> bool:
+        """Whether the server is `trailmark serve`; asked once."""
+        if self._ours is None:
+            try:
+                listed = await self.wire.get("/v1/models")
+                found = listed.get("data") if isinstance(listed, dict) else None
+                self._ours = isinstance(found, list) and any(
+                    isinstance(m, dict) and m.get("owned_by") == OWNER for m in found
+                )
+            except (EngineStatus, EngineGarbage):
+                self._ours = False  # it need not have this route
+        return self._ours
+
+    def _fields(self, request: Request) -> dict[str, Any]:
+        """Only what differs from the default is sent: a server may know no more than it must."""
+        law = request.law
+        seed = draw_key(request.seed, request.key, 0)[0] & 0x7FFFFFFF
+        out: dict[str, Any] = {
+            "model": self.name, "n": request.n, "max_tokens": request.max_tokens, "temperature": law.temperature,
+            "top_p": law.top_p, "seed": seed,
+        }  # fmt: skip
+        out |= {"stop": list(request.stop_strings)} if request.stop_strings else {}
+        out |= {"top_k": law.top_k} if law.top_k else {}
+        out |= {"min_tokens": law.min_tokens} if law.min_tokens else {}
+        out |= {"allowed_token_ids": list(law.allowed)} if law.allowed is not None else {}
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        if request.prompt:  # a conversation ends as the server's template has it
+            out |= {"stop_token_ids": list(request.stop_ids)} if set(request.stop_ids) - {eos} else {}
+            out |= {"ignore_eos": True} if eos not in request.stop_ids else {}
+        return out
+
+    async def _chat(self, messages: Sequence[Mapping[str, Any]], request: Request) -> list[Completion]:
+        body = {**self._fields(request), "messages": [dict(m) for m in messages]}
+        if not self.by_chat:
+            body |= {"logprobs": True, "return_token_ids": True}
+            if await self.ours():
+                body |= {"seed": request.seed, "key": request.key}
+        answer = await self._post("/v1/chat/completions", body, request.key)
+        return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
+
+    async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
+        """Some servers refuse `return_token_ids`: then once more without, and so from then on."""
+        if self._plain:
+            body.pop("return_token_ids", None)
+        try:
+            return await self.wire.post(path, body, key)
+        except EngineStatus as problem:
+            if problem.status not in (400, 422) or "return_token_ids" not in body or self._ours:
+                raise
+            body.pop("return_token_ids")
+            answer = await self.wire.post(path, body, key)
+            self._plain = True
+            return answer
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _completion(self, choice: dict[str, Any], request: Request, way: Literal["text", "message"]) -> Completion:
+        stop = choice.get("finish_reason")
+        if stop not in ("stop", "length"):
+            raise EngineGarbage(f"'{self.name}' did not end its answer but stopped with {stop!r}")
+        text = choice.get("text") if way == "text" else _at(choice, "message", "content")
+        if not isinstance(text, str):
+            raise EngineGarbage(f"'{self.name}' answered without text")
+        if choice.get("token_ids") is None:
+            return self._encoded(text, stop, request)
+        ids = choice["token_ids"]
+        if not isinstance(ids, list) or not ids or not all(type(t) is int and t >= 0 for t in ids):
+            raise EngineGarbage(f"'{self.name}' gave token ids that are none: {str(ids)[:80]}")
+        tokens: Tokens = tuple(ids)
+        self._allowed(tokens, text, request.law)
+        listed: Any = ()
+        if choice.get("logprobs"):
+            inside = choice["logprobs"]
+            listed = (
+                _at(inside, "token_logprobs") if way == "text" else [_at(e, "logprob") for e in _at(inside, "content")]
+            )
+        logp = tuple(_numbers(listed))
+        logq = tuple(_numbers(choice.get("law_logprobs") or ()))
+        if not logq and logp and (request.law.plain or request.law.temperature == 0):
+            logq = logp if request.law.plain else (0.0,) * len(logp)
+        if any(x and len(x) != len(tokens) for x in (logp, logq)):
+            raise EngineGarbage(f"'{self.name}' gave {len(tokens)} tokens and {len(logp)} log-probs")
+        if self.exact and not (logp and logq):
+            raise EngineError(
+                f"'{self.name}' does not tell the log-probs under this sampling law: use temperature 1 without top-k, top-p "
+                "and labels, or `trailmark serve`"
+            )
+        return Completion(tokens, logp, logq, text, stop)
+
+    def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
+        if self.exact:
+            raise EngineError(f"'{self.name}' does not tell its token ids, so what it writes cannot be trained on")
+        tokens: Tokens = ()
+        if self.tokenizer is not None:
+            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            if stop == "stop" and not request.stop_strings:
+                tokens += request.stop_ids[:1]
+            self._allowed(tokens, text, request.law)
+        return Completion(tokens, (), (), text, stop)
+
+    def _allowed(self, tokens: Tokens, text: str, law: SamplingLaw) -> None:
+        if law.allowed is not None and not (tokens and set(tokens) <= set(law.allowed)):
+            raise EngineGarbage(f"'{self.name}' said {text[:80]!r}, which is not one of the labels it was given")
+
+    def _needs_tokenizer(self) -> None:
+        if self.tokenizer is None:
+            raise EngineError(f"engine '{self.name}' has no tokenizer: name one, or ask it by `chat`")
+
+
+def _at(value: Any, *path: str | int) -> Any:
+    """A place inside an answer."""
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            raise EngineGarbage(f"the answer has no {'.'.join(map(str, path))}") from None
+    return value
+
+
+def _choices(answer: Any, n: int) -> list[dict[str, Any]]:
+    found = _at(answer, "choices")
+    if not isinstance(found, list) or len(found) != n or not all(isinstance(c, dict) for c in found):
+        raise EngineGarbage(f"the answer does not have the {n} choices that were asked for")
+    return sorted(found, key=lambda c: c["index"] if isinstance(c.get("index"), int) else 0)
+
+
+def _numbers(values: Any) -> list[float]:
+    if not isinstance(values, list | tuple) or not all(type(v) in (int, float) and v <= 0.01 for v in values):
+        raise EngineGarbage(f"these are no log-probs: {str(values)[:80]}")
+    return [float(v) for v in values]
+
+
+class HttpEngineConfig(Config):
+    """A server that speaks OpenAI's protocol."""
+
+    kind: Literal["http"] = Field("http", description="a server elsewhere")
+    base_url: str = Field(pattern="^https?://", description="its address, without /v1")
+    model: str = Field(min_length=1, description="the model's name there")
+    tokenizer: str | None = Field(None, description="the model's tokenizer, here: a folder or a name on the hub")
+    headers: dict[str, str] = Field({}, description="sent along with every request")
+    query: dict[str, str] = Field({}, description="parameters behind every address")
+    api_key_env: str | None = Field(None, description="environment variable that holds the bearer key")
+    concurrency: PositiveInt = Field(32, description="requests in flight at once")
+    deadline: PositiveFloat = Field(120.0, description="seconds for one request, its repetitions included")
+    retries: int = Field(5, ge=0, description="repetitions after a refused connection, 429 or 5xx")
+    backoff: PositiveFloat = Field(0.5, description="seconds before the first repetition; doubles each time")
+    chat: bool = Field(False, description="the server knows messages only")
+    exact: bool = Field(False, description="refuse answers without token ids and log-probs")
+
+
+def http_engine(config: HttpEngineConfig, seed: int = 0) -> HttpEngine:
+    options = config.model_dump(exclude={"kind", "api_key_env"})
+    key = None
+    if config.api_key_env is not None and not (key := os.environ.get(config.api_key_env)):
+        raise EngineError(f"the environment variable {config.api_key_env} (api_key_env) is not set")
+    return HttpEngine(**options, api_key=key, seed=seed)

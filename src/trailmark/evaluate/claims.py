@@ -1,0 +1,122 @@
+"""Claims of a study, "a > b on success", and the interval of a difference over seeds and starts that decides them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trailmark.errors import DataError, RecipeError, nearest
+from trailmark.evaluate.stats import Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
+from trailmark.evaluate.stored import Key
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`a` is above `b` (or below it) in `measure`."""
+
+    a: str
+    b: str
+    measure: str
+    above: bool = True
+    over: str = "both"
+    paired: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.a} {'>' if self.above else '<'} {self.b} on {self.measure}"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run showed of one measure: a number, and for episodes the number of each start."""
+
+    value: float
+    starts: dict[Key, float] | None = None
+    binary: bool = False
+
+
+def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: str) -> list[Claim]:
+    """`a > b > c on measure` claims each step. The measure may be left out where there is only one."""
+    body, _, measure = text.rpartition(" on ")
+    if ends := [m for m in measures if text.endswith(f" on {m}")]:  # a measure's name may hold an "on" itself
+        measure = max(ends, key=len)
+        body = text[: -len(f" on {measure}")]
+    if not body:
+        body, measure = text, measures[0] if len(measures) == 1 else ""
+    names, signs = re.split(r"\s[<>]\s", body), re.findall(r"\s([<>])\s", body)
+    names = [n.strip() for n in names]
+    if not signs or not measure:
+        raise RecipeError(f"{file}: claim '{text}': expected 'arm > arm on measure'.")
+    for kind, found, known in (("arm", names, arms), ("measure", [measure.strip()], measures)):
+        for name in found:
+            if name not in known:
+                raise RecipeError(f"{file}: claim '{text}': there is no {kind} '{name}'.{nearest(name, known)}")
+    return [Claim(a, b, measure.strip(), sign == ">") for a, sign, b in zip(names, signs, names[1:])]
+
+
+def _grid(rows: Sequence[dict[Key, float]]) -> np.ndarray | None:
+    """Seeds x starts when every seed played the same starts (by name); None when each had its own."""
+    tables = []
+    for row in rows:
+        by_name: dict[str, list[float]] = {}
+        for key, value in row.items():
+            by_name.setdefault(key[0], []).append(value)
+        tables.append({name: float(np.mean(v)) for name, v in by_name.items()})
+    if any(t.keys() != tables[0].keys() for t in tables):
+        return None
+    return np.array([[t[name] for name in sorted(tables[0])] for t in tables])
+
+
+def arm_interval(seen: Sequence[Seen]) -> Interval:
+    """Of one arm: over seeds and starts where every seed played the same ones, else over seeds; of one seed, over starts."""
+    starts = [s.starts for s in seen if s.starts is not None]
+    if len(starts) < len(seen) or not starts:
+        return t_interval([s.value for s in seen])
+    if len(seen) == 1:
+        names = [k[0] for k in starts[0]]
+        return (proportion if seen[0].binary else mean_of)(list(starts[0].values()), names)
+    grid = _grid(starts)
+    found = t_interval([s.value for s in seen]) if grid is None else crossed(grid)
+    if not all(s.binary for s in seen) or found.low is None or found.high is None:
+        return found
+    if found.low == found.high and found.value in (0.0, 1.0):  # nothing varied, which is not to know it for certain
+        n = len(starts[0]) if grid is None else grid.shape[1]
+        low, high = wilson(found.value * n, n)
+        return Interval(found.value, float(low), float(high), n, "wilson over starts")
+    return Interval(found.value, max(0.0, found.low), min(1.0, found.high), found.n, found.method)
+
+
+def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequence[int]) -> Interval:
+    """a - b, turned round for a claim of "below", so that above 0 means that the claim is true."""
+    if not claim.above:
+        a, b = b, a
+    if not claim.paired:
+        return welch([s.value for s in a], [s.value for s in b])
+    rows: list[dict[Key, float]] = []
+    for x, y, seed in zip(a, b, seeds):
+        if x.starts is None or y.starts is None:
+            return t_interval([p.value - q.value for p, q in zip(a, b)])
+        if x.starts.keys() != y.starts.keys():
+            raise DataError(
+                f"claim '{claim}', seed {seed}: the two arms were not evaluated on the same starts and seeds; evaluate them "
+                "alike, or write {claim: …, paired: false}."
+            )
+        rows.append({k: x.starts[k] - y.starts[k] for k in x.starts})
+    if len(rows) == 1:
+        keys = sorted(rows[0])
+        one, two = a[0].starts or {}, b[0].starts or {}
+        return paired([one[k] for k in keys], [two[k] for k in keys], [k[0] for k in keys])
+    grid = _grid(rows)
+    if claim.over == "starts":
+        if grid is None:
+            raise DataError(f"claim '{claim}': over starts, but each seed played starts of its own.")
+        return mean_of(grid.mean(0))
+    if claim.over == "seeds" or grid is None:
+        return t_interval([float(np.mean(list(r.values()))) for r in rows])
+    found = crossed(grid)
+    if found.low == found.high and found.value in (-1.0, 0.0, 1.0) and all(s.binary for s in (*a, *b)):
+        size = grid.shape[1]  # nothing varied, which is not to know it for certain
+        return paired([max(found.value, 0.0)] * size, [max(-found.value, 0.0)] * size)
+    return found

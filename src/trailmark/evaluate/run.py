@@ -1,0 +1,160 @@
+"""Evaluate: play a split with the task code, renderer and sampler of training, and say what came out with intervals.
+
+`summarise` makes the same table from stored episodes alone, so a number in a table can always be recomputed from disk.
+A row of a table is a plain dict:
+
+    {"name": …, "episodes": 300, "scored": 298, "invalid": 1, "failed": 1, "tasks": 300,
+     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson"}, …}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trailmark.errors import DataError, nearest
+from trailmark.evaluate.stats import mean_of, proportion
+from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
+from trailmark.rollout.play import Protocol, Seat, play
+from trailmark.samples import scored
+from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.types import Episode, Failed, Outcome, Scored, Task
+
+Answer = Callable[[Episode], str | None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found, and the episodes it was found in."""
+
+    row: dict[str, Any]
+    episodes: list[Episode]
+
+
+def evaluate(
+    source: TaskSource,
+    seats: Sequence[Seat],
+    protocol: Protocol | None = None,
+    split: str = "test",
+    tasks: Sequence[Task] | None = None,
+    n: int | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    name: str = "",
+    prefix: str = "eval:",
+    answer: Answer | None = None,
+) -> Report:
+    """`samples` plays of each of `n` starts of a split (or of `tasks`). Starts are those of `seed` and draws those of
+    `seed` + 1, as in the evaluations on the way of a run: the same seed gives the same episodes."""
+    starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
+    episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
+    return Report(summarise(episodes, name or seats[0].engine.name, answer=answer), episodes)
+
+
+def summarise(
+    episodes: Sequence[Episode],
+    name: str = "",
+    side: str | None = None,
+    seat: str | None = None,
+    answer: Answer | None = None,
+) -> dict[str, Any]:
+    """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
+    a score; what failed or is invalid is counted apart and never a zero. With several episodes of each start, pass@k and,
+    where answers can be read, maj@k."""
+    check_sides(episodes, side)
+    good, dropped = scored(episodes, side)
+    row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped}
+    row["tasks"] = len({e.task.id for e in episodes})
+    metrics: dict[str, Any] = {}
+    if good:
+        starts = [e.task.id for e in good]
+        won = [(e.task.id, value) for e in good if (value := value_of(e, "success", side)) is not None]
+        if won:
+            metrics["success"] = proportion([value for _, value in won], [start for start, _ in won]).plain()
+        reward = mean_of([_score(e, side).reward for e in good], starts)
+        metrics["reward"] = reward.plain()
+        low, high = reward.low, reward.high
+        metrics["cost"] = {**reward.plain(), "value": 0.0 - reward.value, "low": None if high is None else 0.0 - high,
+                           "high": None if low is None else 0.0 - low}  # fmt: skip
+        for length in ("turns", "tokens"):
+            metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
+        metrics |= _tries(episodes, side, answer or read_answer)
+    return {**row, "metrics": metrics}
+
+
+def check_sides(episodes: Sequence[Episode], side: str | None) -> None:
+    for e in episodes:
+        if side is not None and side not in e.outcomes:
+            raise DataError(f"episode '{e.id}' has no side '{side}'.{nearest(side, e.outcomes)}")
+
+
+def _outcome(e: Episode, side: str | None) -> Outcome:
+    return e.outcome if side is None else e.outcomes[side]
+
+
+def _score(e: Episode, side: str | None) -> Scored:
+    outcome = _outcome(e, side)
+    assert isinstance(outcome, Scored)
+    return outcome
+
+
+def value_of(e: Episode, metric: str, side: str | None = None, seat: str | None = None) -> float | None:
+    """One number of one episode; None where it has no such number (it failed, or has no notion of success)."""
+    outcome = _outcome(e, side)
+    if not isinstance(outcome, Scored):
+        return None
+    if metric == "success":
+        return None if outcome.success is None else float(outcome.success)
+    if metric in ("reward", "cost"):
+        return outcome.reward if metric == "reward" else 0.0 - outcome.reward
+    mine = [t for t in e.turns if seat in (None, t.seat)]
+    if metric == "turns":
+        return float(len(mine))
+    if metric == "tokens":
+        return float(sum(len(t.tokens) for t in mine))
+    raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
+
+
+METRICS = ("success", "reward", "cost", "turns", "tokens")
+
+
+def read_answer(episode: Episode) -> str | None:
+    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`."""
+    if "answer" in episode.info:
+        found = episode.info["answer"]
+        return None if found is None or not str(found).strip() else str(found)
+    from trailmark.tasks.arith import parse_answer
+
+    number = parse_answer(episode.turns[-1].text) if episode.turns else None
+    return None if number is None else str(number)
+
+
+def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer) -> dict[str, Any]:
+    """pass@k and maj@k over starts that were tried equally often. An invalid try is a try that was not right and said
+    nothing; one that failed was none, and its start is left out."""
+    by_start: dict[str, list[tuple[str | None, bool]]] = {}
+    failed: set[str] = set()
+    for e in episodes:
+        outcome = _outcome(e, side)
+        if isinstance(outcome, Scored) and outcome.success is None:
+            return {}
+        if isinstance(outcome, Failed):
+            failed.add(e.group)
+            continue
+        right = isinstance(outcome, Scored) and bool(outcome.success)
+        by_start.setdefault(e.group, []).append((answer(e) if isinstance(outcome, Scored) else None, right))
+    tries = [v for start, v in by_start.items() if start not in failed]
+    sizes = {len(v) for v in tries}
+    if len(sizes) != 1 or sizes == {1}:
+        return {}
+    found: dict[str, Any] = {}
+    (n,) = sizes
+    for k in powers_of_two(n):
+        found[f"pass@{k}"] = mean_of([pass_at_k(n, sum(right for _, right in v), k) for v in tries]).plain()
+    if any(said is not None for v in tries for said, _ in v):
+        rights = [{said: right for said, right in v if said is not None} for v in tries]
+        for k in powers_of_two(n):
+            values = [majority_at_k([said for said, _ in v], right, k) for v, right in zip(tries, rights)]
+            found[f"maj@{k}"] = mean_of(values).plain()
+    return found

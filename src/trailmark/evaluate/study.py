@@ -1,0 +1,223 @@
+"""Studies: arms x seeds at an equal budget, and a verdict per claim computed from what they measured.
+
+    studies/online-bandit.yaml            what is asked
+    OUT/runs/ARM/seed-0/                  an ordinary run; finished.json beside its recipe says that it is whole
+    OUT/study.json, table.md, picture.*   what came out; rewritten whole each time, from the runs alone
+
+Every run is started by the code that `trailmark train` uses. Finished ones are skipped and half-finished ones resumed, so
+a study that was killed gives the same table. A run that another process is busy with is left to it and waited for, so
+two processes can work on one study.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import itertools
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trailmark import __version__, methods
+from trailmark.config import Config, RunConfig, dump, load_recipe, resolve
+from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
+from trailmark.evaluate.claims import Claim, parse_claim
+from trailmark.evaluate.measures import Budget, Measure, collect
+from trailmark.launch import launch
+from trailmark.recipe import load_yaml
+from trailmark.store import atomic_write
+
+
+class Arm(Config):
+    """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of an arm (`of`)."""
+
+    recipe: str | None = Field(None, description="file; beside the study, or from here; none: the study's")
+    set: dict[str, Any] = Field({}, description="dotted keys of the recipe")
+    of: str | None = Field(None, description="no runs of its own: those of this arm")
+    episodes: str | None = Field(None, description="the file that measures of episodes read in its runs")
+    result: str | None = Field(None, description="its name in results.json; none: the arm's own")
+
+    @model_validator(mode="after")
+    def _one(self) -> Arm:
+        if self.of is not None and (self.recipe is not None or self.set):
+            raise ValueError("an arm that is 'of' another has its runs, and takes neither recipe nor set")
+        return self
+
+
+class ClaimConfig(Config):
+    claim: str = Field(description="such as 'a > b on success'")
+    over: Literal["seeds", "starts", "both"] = Field("both", description="what the interval generalises over")
+    paired: bool = Field(True, description="whether equal seeds (and starts) are compared with each other")
+
+
+class StudyConfig(Config):
+    """A study file."""
+
+    name: str = Field("", description="for people; none: the name of the file")
+    about: str = Field("", description="what is asked, for the page")
+    recipe: str | None = Field(None, description="of every arm that names none")
+    set: dict[str, Any] = Field({}, description="keys set in every arm")
+    arms: dict[str, Arm] = Field({}, description="by name")
+    sweep: dict[str, list[Any]] = Field({}, description="dotted key: values; each arm times each combination")
+    seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the runs")
+    budget: Budget = Field(description="equal for all arms: steps, updates, tokens or seconds")
+    measures: dict[str, Measure] = Field(min_length=1, description="what is measured, by name")
+    claims: list[str | ClaimConfig] = Field([], description="such as 'a > b on success'")
+
+    @field_validator("seeds")
+    @classmethod
+    def _different(cls, v: list[int]) -> list[int]:
+        if len(set(v)) < len(v):
+            raise ValueError("a seed stands twice")
+        return v
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An arm, expanded: what to run, and how to read it."""
+
+    name: str
+    recipe: Path
+    overrides: tuple[str, ...]
+    runs: str  # the folder of its runs
+    reads: Arm
+
+    def folder(self, out: Path, seed: int) -> Path:
+        return out / "runs" / self.runs / f"seed-{seed}"
+
+
+def find_study(name: str) -> Path:
+    """A file, or a name in studies/."""
+    if Path(name).is_file():
+        return Path(name)
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        raise RecipeError(f"{name}: there is no such study.")
+    shipped = Path(__file__).parents[3] / "studies"
+    places = [Path("studies"), *([shipped] if shipped.is_dir() else [])]
+    known = {p.stem: p for place in reversed(places) for p in place.glob("*.yaml")}
+    if name not in known:
+        raise RecipeError(f"there is no study '{name}' in studies/.{nearest(name, known) if known else ''}")
+    return known[name]
+
+
+def _words(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in keys.items())
+
+
+def _sweep_name(keys: Mapping[str, Any]) -> str:
+    shown = lambda v: v if isinstance(v, str) else json.dumps(v)
+    return ",".join(f"{k.rsplit('.', 1)[-1]}={shown(v)}" for k, v in keys.items())
+
+
+def expand(study: StudyConfig, file: Path) -> list[Spec]:
+    """Arms times sweep, each with its recipe, its overrides and the folder of its runs."""
+    for key, values in study.sweep.items():
+        if not values:
+            raise RecipeError(f"{file}: key 'sweep.{key}': has no values.")
+    points = [dict(zip(study.sweep, combo)) for combo in itertools.product(*study.sweep.values())]
+    arms = study.arms or {"": Arm()}
+    specs: dict[str, Spec] = {}
+    for name, arm in arms.items():
+        if arm.of is not None and (arm.of not in arms or arms[arm.of].of is not None):
+            raise RecipeError(f"{file}: key 'arms.{name}.of': there is no arm '{arm.of}' with runs of its own.")
+        owner = arms[arm.of] if arm.of is not None else arm
+        for point in points:
+            mark = _sweep_name(point)
+            full = ", ".join(filter(None, (name, mark))) or "run"
+            folder = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", ",".join(filter(None, (arm.of or name, mark))) or "run")
+            recipe = owner.recipe or study.recipe
+            if recipe is None:
+                raise RecipeError(f"{file}: key 'arms.{name}': names no recipe, and the study none for all.")
+            beside = file.parent / recipe
+            words = _words({**study.set, **owner.set, **point, **study.budget.keys()})
+            specs[full] = Spec(full, beside if beside.is_file() else Path(recipe), words, folder, arm)
+    owners: dict[str, Spec] = {}
+    for s in specs.values():
+        other = owners.setdefault(s.runs, s)
+        if (other.recipe, other.overrides) != (s.recipe, s.overrides):
+            raise RecipeError(f"{file}: arms '{other.name}' and '{s.name}' would share the folder '{s.runs}'.")
+    return list(specs.values())
+
+
+def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, list[Spec], list[Claim]]:
+    study = resolve(load_yaml(path, overrides), StudyConfig)
+    study = study.model_copy(update={"name": study.name or path.stem})
+    specs = expand(study, path)
+    claims = []
+    for c in study.claims:
+        text, over, paired = (c, "both", True) if isinstance(c, str) else (c.claim, c.over, c.paired)
+        for claim in parse_claim(text, [s.name for s in specs], list(study.measures), str(path)):
+            claims.append(replace(claim, over=over, paired=paired))
+    return study, specs, claims
+
+
+def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
+    """The method and the checked config of one run."""
+    where = spec.folder(out, seed)
+    more = _words({"seed": seed, "name": f"{spec.name}, seed {seed}", "out": str(where)})
+    loaded = load_recipe(spec.recipe, [*spec.overrides, *more])
+    method = methods.get_method(loaded.method)
+    return method, resolve(loaded, method.Config)
+
+
+def _mark(config: RunConfig) -> bytes:
+    """What finished.json of a run of this recipe holds; a run of another recipe is not finished."""
+    text = dump(config.model_copy(update={"out": "", "name": ""}))
+    return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
+
+
+def train_one(spec: Spec, out: Path, seed: int) -> bool:
+    """Bring one run to its end; False when another process is at it."""
+    method, config = resolved(spec, out, seed)
+    marker = Path(config.out) / "finished.json"
+    if marker.is_file() and marker.read_bytes() == _mark(config):
+        return True
+    print(f"study: {spec.name}, seed {seed}", file=sys.stderr, flush=True)
+    try:
+        launch(method, config, resume=True)
+    except RunBusy:
+        return False
+    except TrailmarkError as e:
+        raise RunError(f"arm '{spec.name}', seed {seed}: {e}") from e
+    atomic_write(marker, _mark(config), "finished")
+    gc.collect()  # the models of one arm must not be in the way of the next
+    return True
+
+
+def run_study(
+    path: Path, overrides: Sequence[str] = (), out: Path | None = None, resume: bool = True, poll: float = 1.0
+) -> tuple[dict[str, Any], Path]:
+    """Run what is not finished, measure, judge, write. The result, and the folder that holds it."""
+    from trailmark.evaluate.pages import draw
+    from trailmark.evaluate.tables import study_markdown
+
+    study, specs, claims = load_study(path, overrides)
+    out = out or Path("runs/studies") / study.name
+    if not resume and out.is_dir() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
+    jobs = [(s, seed) for seed in study.seeds for s in specs if s.reads.of is None]
+    for spec, seed in jobs:
+        resolved(spec, out, seed)  # a mistake in the last arm is found before the first one runs
+    busy = [job for job in jobs if not train_one(job[0], out, job[1])]
+    for spec, seed in busy:
+        print(
+            f"study: {spec.name}, seed {seed}: another process trains it; waiting for that", file=sys.stderr, flush=True
+        )
+        while not train_one(spec, out, seed):
+            time.sleep(poll)
+    result = {
+        "name": study.name, "about": study.about, "file": path.name, "overrides": list(overrides),
+        "trailmark": __version__, "seeds": study.seeds, "budget": study.budget.model_dump(exclude_none=True),
+        **collect(study.measures, study.budget, specs, claims, study.seeds, out),
+    }  # fmt: skip
+    atomic_write(out / "study.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    atomic_write(out / "table.md", study_markdown(result).encode())
+    draw(result, out)
+    return result, out

@@ -1,0 +1,33 @@
+"""Start a run in its directory, or go on with it: what `trailmark train` and every arm of a study do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trailmark.config import RunConfig, dump
+from trailmark.diff import IGNORED, diff_recipes
+from trailmark.errors import RunError, TrailmarkError
+from trailmark.store import Run, atomic_write
+
+
+def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
+    """What the method's `run` returns. With `resume`, a run that died before its first line starts anew."""
+    text = dump(config)
+    resume = resume and Run(config.out).recipe_file.is_file()
+    with continue_run(config.out, text) if resume else Run.create(config.out, text) as run:
+        try:
+            return method.run(config, run, resume)
+        except TrailmarkError:
+            run.discard_if_empty()  # a mistake found before the first step leaves no run behind
+            raise
+
+
+def continue_run(out: str, text: str) -> Run:
+    """The run in `out`, locked, if the recipe is still the one it was started with; its `steps` may be changed."""
+    run = Run.open(out, lock=True)
+    if changed := diff_recipes(run.recipe, text, ignored=(*IGNORED, "steps")):
+        run.close()
+        raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
+    if run.recipe != text:
+        atomic_write(run.recipe_file, text.encode(), "recipe")
+    return run

@@ -1,0 +1,99 @@
+"""`trailmark quickstart`: a whole method, small, from nothing to a table and a page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trailmark.errors import RecipeError, RunError, nearest
+
+
+def quickstart(
+    method: Annotated[str, typer.Option(help="Which method to play through.")] = "reflect",
+    out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a quickstart that was interrupted.")] = False,
+    quiet: Annotated[bool, typer.Option("--json", help="Print only the JSON line of results.")] = False,
+) -> None:
+    """Play a small run of a whole method on two cores, in minutes, and show what happened."""
+    if method not in QUICKSTARTS:
+        raise RecipeError(f"there is no quickstart for method '{method}' yet.{nearest(method, QUICKSTARTS)}")
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
+    QUICKSTARTS[method](out, seed, resume, quiet)
+
+
+def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+    """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
+    from trailmark.config import resolve
+    from trailmark.launch import launch
+    from trailmark.methods import get_method
+    from trailmark.methods.reflect import Config, evaluate_advice, keep_evaluation, random_player
+    from trailmark.models.tiny import tiny_tokenizer
+    from trailmark.store import Run, read_segment
+    from trailmark.tasks import get_task
+
+    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    recipe = Path(__file__).parent / "recipes" / "reflect-taxi.yaml"
+    both: dict[str, Run] = {}
+    for name, reflecting in (("plain", False), ("reflect", True)):
+        say("Reflect-RL: a reflector learns a teacher's words, a policy learns to act on them" if reflecting
+            else "SFT, then RL, of a policy alone")  # fmt: skip
+        raw = _recipe(recipe, out / name, seed, reflecting)
+        config = resolve(raw, Config)
+        launch(get_method("reflect"), config, resume)
+        both[name] = Run.open(config.out)
+    source = get_task(raw["task"]["name"], **raw["task"]["options"])
+    keep_evaluation(both["reflect"], "random", random_player(source, seed + 1, tiny_tokenizer()))
+    evaluate_advice(both["reflect"], config, seed)
+    files = {
+        "random": both["reflect"].path / "evaluation/random.jsonl",
+        "SFT only": both["plain"].path / "evaluation/plain-sft.jsonl",
+        "SFT + RL, no reflection": both["plain"].path / "evaluation/plain-rl.jsonl",
+        "SFT only, with reflection": both["reflect"].path / "evaluation/reflect-sft.jsonl",
+        "Reflect-RL": both["reflect"].path / "evaluation/reflect-rl.jsonl",
+        "Reflect-RL, advice off": both["reflect"].path / "evaluation/advice-off.jsonl",
+        "Reflect-RL, advice shuffled": both["reflect"].path / "evaluation/advice-shuffled.jsonl",
+    }
+    finish(out, {name: read_segment(path) for name, path in files.items()}, {n: str(p) for n, p in files.items()},
+           both["reflect"].path, quiet)  # fmt: skip
+
+
+def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any]:
+    from trailmark.recipe import load_recipe
+
+    raw = dict(load_recipe(file).raw)
+    steps = raw["steps"] - (0 if reflecting else raw["sft"]["reflector"])
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting, "steps": steps,
+            "model": {**raw["model"], "seed": seed}}  # fmt: skip
+
+
+def finish(
+    out: Path, episodes: Mapping[str, Sequence[Any]], files: Mapping[str, str], shown: Path, quiet: bool
+) -> None:
+    """The table for a person, the page, and one JSON line."""
+    from trailmark.evaluate.run import summarise
+    from trailmark.evaluate.tables import table
+    from trailmark.report import write_report
+    from trailmark.store import atomic_write
+
+    rows = [summarise(found, name) for name, found in episodes.items()]
+    page = write_report(shown)
+    result = {"command": "quickstart", "rows": rows, "files": dict(files), "report": str(page)}
+    atomic_write(out / "quickstart.json", (json.dumps(result, indent=1) + "\n").encode())
+    if not quiet:
+        from rich.console import Console
+
+        short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
+        Console().print(table(short, "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"))
+        print(f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}")
+        print(f"What happened, and why: {page}")
+    print(json.dumps(result))
+
+
+QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {"reflect": reflect}

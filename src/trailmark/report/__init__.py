@@ -1,0 +1,36 @@
+"""What happened in a run, to look at: one HTML page, plots, and episodes in the terminal.
+
+read        what is on disk, as far as it is whole
+pieces      token ids as pieces of text
+episodes    episodes as the page shows them: who wrote what, what was trained, who earned what
+tables      metrics as curves, evaluation files as rows
+concerns    what a person should look at first
+page        all of it in one file (page.html is the template)
+plots       the curves as PNG
+terminal    `trailmark inspect`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def write_report(
+    run: str | Path, out: str | Path | None = None, plots: bool = True, tokenizer: str | None = None
+) -> Path:
+    """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page); where the page is."""
+    from trailmark.report.page import build, render
+    from trailmark.store import atomic_write, cannot_write
+
+    page = Path(out) if out is not None else Path(run) / "report.html"
+    data = build(run, tokenizer)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise cannot_write(page, e) from e
+    atomic_write(page, render(data).encode())
+    if plots and data["curves"]:
+        from trailmark.report.plots import write_plots
+
+        write_plots(data["curves"], page.parent / "plots", data["name"])
+    return page

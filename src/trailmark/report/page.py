@@ -1,0 +1,121 @@
+"""One HTML file: the template, with the run's data as JSON inside. Nothing is fetched, and no text of a model is markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trailmark import __version__
+from trailmark.report import read
+from trailmark.report.concerns import concerns
+from trailmark.report.episodes import Texts, credit, starts, view
+from trailmark.report.pieces import run_pieces
+from trailmark.report.tables import curves, evaluation_row
+from trailmark.store import Run
+from trailmark.types import Annotation, Episode
+
+ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # at most on a page; SIZE in characters
+_VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "peft", "safetensors")
+
+
+def build(path: str | Path, tokenizer: str | None = None) -> dict[str, Any]:
+    """Everything the page shows, as JSON values."""
+    run, lines = Run.open(path), read.Lines()
+    recipe = read.recipe_of(run)
+    metrics, timings = lines.objects(run.metrics_file), lines.objects(run.timings_file)
+    steps = recipe.get("steps") if isinstance(recipe.get("steps"), int) else None
+    last = max((int(r.get("step", 0)) for r in metrics), default=0)
+    state = read.state(run, last, steps)
+    files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
+    chosen = read.spread(files, ITERATIONS)
+    read_in = {f: lines.rows(f, Episode) for f in (*chosen, *tests)}
+    notes = read.annotations(run, chosen, lines)
+    panels = curves(metrics, timings)
+    data: dict[str, Any] = {
+        "name": str(recipe.get("name") or run.path.resolve().name),
+        "method": str(recipe.get("method", "")),
+        "state": state,
+        "step": last,
+        "steps": steps,
+        "curves": panels,
+        "recipe": run.recipe,
+        "versions": _versions(run),
+        "iterations": len(files),
+        "checkpoints": [int(p.name) for p in read.checkpoints(run)],
+        "evaluation": [evaluation_row(name, read_in[f]) for f, name in tests.items()],
+    }
+    data |= _sources(run, read_in, tests, recipe, notes, tokenizer)
+    played = [e for f in chosen for e in read_in[f]]
+    data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
+    return data
+
+
+def _sources(
+    run: Run,
+    files: dict[Path, list[Episode]],
+    tests: dict[Path, str],
+    recipe: dict[str, Any],
+    notes: dict[str, dict[str, list[Annotation]]],
+    tokenizer: str | None,
+) -> dict[str, Any]:
+    """The episodes of the page by where they come from, those of starts that were played in several places first."""
+    pieces, texts, sources = run_pieces(run, tokenizer), Texts(), []
+    names = starts([e for rows in files.values() for e in rows])
+    often = Counter(n for rows in files.values() for n in {names[e.task.id] for e in rows})
+    share = max(4, EPISODES // max(1, len(files)))
+    size = 0
+    for f, rows in files.items():
+        called, earned = credit(rows, recipe)
+        if any("advantage" in notes.get(e.id, {}) for e in rows):
+            called = "annotated"
+        order = sorted(range(len(rows)), key=lambda i: (-often[names[rows[i].task.id]], i))[:share]
+        shown: list[dict[str, Any]] = []
+        for i in sorted(order):
+            if size + texts.size > SIZE:
+                break
+            e = rows[i]
+            seen = view(e, pieces, texts, earned[e.id], notes.get(e.id, {}), f not in tests)
+            shown.append(seen | {"start": names[e.task.id]})
+            size += len(json.dumps(seen))
+        label = f"evaluation {tests[f]}" if f in tests else f"iteration {int(f.stem)}"
+        source = {"name": label, "test": f in tests, "total": len(rows), "credit": called, "episodes": shown}
+        sources.append(source)
+    decoded = any("id" in t for s in sources for e in s["episodes"] for t in e["turns"])
+    return {"sources": [s for s in sources if s["episodes"]], "texts": texts.all, "decoded": decoded}
+
+
+def _versions(run: Run) -> dict[str, Any]:
+    """Those that the run wrote down (versions.json), or those of the machine that writes the page."""
+    try:
+        said = json.loads((run.path / "versions.json").read_text("utf-8"))
+        if isinstance(said, dict):
+            return {"of": "the run", "list": {str(k): str(v) for k, v in said.items()}}
+    except (OSError, ValueError):
+        pass
+    found = {"trailmark": __version__, "python": platform.python_version()}
+    for name in _VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"of": "where this page was written", "list": found}
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page. `<` cannot stand in the data, so no text ends its script; the policy in the head allows one script, this
+    one, and no request."""
+    template = resources.files("trailmark.report").joinpath("page.html").read_text("utf-8")
+    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
+    assert script is not None, "page.html has no script"
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    head, tail = template.replace("SCRIPT_HASH", digest).split("DATA_HERE")
+    return head + text + tail

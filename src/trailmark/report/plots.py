@@ -1,0 +1,69 @@
+"""The curves as PNG files, for papers and chats. Matplotlib is imported here and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trailmark.store import cannot_write
+
+TRAIN, EVAL = "#2f6fb3", "#c8501e"
+
+
+def smooth(values: Sequence[float], weight: float) -> list[float]:
+    """An exponential mean that starts at the first value without being bound to it: s_t = Σ w^(t-k) v_k / Σ w^(t-k)."""
+    out: list[float] = []
+    total = count = 0.0
+    for v in values:
+        total, count = weight * total + v, weight * count + 1
+        out.append(total / count)
+    return out
+
+
+def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = "", weight: float = 0.8) -> list[Path]:
+    """One PNG per metric and one of all of them (`all.png`); training pale with its smoothed line, evaluation as dots."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    written: list[Path] = []
+    names: set[str] = set()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for c in curves:
+            figure = Figure(figsize=(6, 3.6), dpi=120, layout="constrained")
+            FigureCanvasAgg(figure)
+            _draw(figure.add_subplot(), c, weight)
+            name = re.sub(r"[^A-Za-z0-9_.-]", "-", c["name"]).lstrip(".") or "metric"
+            while name.lower() in names:
+                name += "-"
+            names.add(name.lower())
+            figure.savefig(folder / f"{name}.png")
+            written.append(folder / f"{name}.png")
+        columns = 3
+        rows = -(-len(curves) // columns)
+        figure = Figure(figsize=(4.5 * columns, 2.8 * rows), dpi=100, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, parse_math=False)
+        for i, c in enumerate(curves):
+            _draw(figure.add_subplot(rows, columns, i + 1), c, weight)
+        figure.savefig(folder / "all.png")
+    except OSError as e:
+        raise cannot_write(folder, e) from e
+    return [*written, folder / "all.png"]
+
+
+def _draw(axes: Any, curve: Mapping[str, Any], weight: float) -> None:
+    if curve["train"]:
+        steps, values = zip(*curve["train"])
+        axes.plot(steps, values, color=TRAIN, alpha=0.3, linewidth=1)
+        axes.plot(steps, smooth(values, weight), color=TRAIN, linewidth=1.8, label="training")
+    if curve["eval"]:
+        steps, values = zip(*curve["eval"])
+        axes.plot(steps, values, color=EVAL, marker="o", markersize=4, linewidth=1.2, label="evaluation")
+        axes.legend(frameon=False, fontsize="small")
+    axes.set_title(curve["name"], fontsize="medium", loc="left", parse_math=False)
+    axes.set_xlabel("step", fontsize="small")
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)

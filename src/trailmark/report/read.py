@@ -1,0 +1,126 @@
+"""A run as it lies on disk, read as far as it is whole: one that still runs, or died while it wrote, can be looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, TrailmarkError
+from trailmark.lines import Row, from_json, object_from_json
+from trailmark.marked_yaml import parse
+from trailmark.store import Run, segments
+from trailmark.types import Annotation
+
+
+@dataclass
+class Lines:
+    """What was left out of which file, for the page to say."""
+
+    broken: dict[str, int] = field(default_factory=dict)
+
+    def objects(self, path: Path) -> list[dict[str, Any]]:
+        return self._rows(path, lambda line, i: object_from_json(line, path, i))
+
+    def rows(self, path: Path, kind: type[Row]) -> list[Row]:
+        return self._rows(path, lambda line, i: from_json(line, path, i, kind))
+
+    def _rows(self, path: Path, read: Any) -> list[Any]:
+        try:
+            *lines, tail = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise DataError(f"cannot be read ({e.strerror}).", path) from None
+        out, bad = [], int(bool(tail))  # a last line without newline is still being written
+        for i, line in enumerate(lines, 1):
+            try:
+                out.append(read(line, i))
+            except DataError:
+                bad += 1
+        if bad:
+            self.broken[path.name] = self.broken.get(path.name, 0) + bad
+        return out
+
+
+def recipe_of(run: Run) -> dict[str, Any]:
+    """The recipe as plain values; nothing when it cannot be parsed (the page shows its text in any case)."""
+    try:
+        found = parse(run.recipe, str(run.recipe_file))[0]
+    except TrailmarkError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def checkpoints(run: Run) -> list[Path]:
+    """The checkpoint folders, oldest first."""
+    if not run.checkpoints_dir.is_dir():
+        return []
+    return sorted(p for p in run.checkpoints_dir.iterdir() if p.is_dir() and p.name.isdigit())
+
+
+def state(run: Run, last: int, steps: int | None) -> str:
+    """finished, running, early (stopped because nothing got better) or stopped (nobody works on it any more)."""
+    if _held(run.path / ".lock"):
+        return "running"
+    if steps is not None and last >= steps:
+        return "finished"
+    for folder in checkpoints(run)[-1:]:
+        try:
+            if json.loads((folder / "state.json").read_text("utf-8")).get("stopped"):
+                return "early"
+        except (OSError, ValueError, AttributeError):
+            pass
+    return "stopped"
+
+
+def _held(path: Path) -> bool:
+    """Whether a living process trains here. Its id is asked first, so that a run that starts is not disturbed."""
+    import fcntl
+
+    try:
+        os.kill(int(path.read_text("ascii")), 0)
+    except PermissionError:
+        pass  # somebody else's process is a process
+    except (OSError, ValueError, OverflowError):
+        return False
+    try:
+        with path.open("rb") as f:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
+
+
+def annotations(run: Run, files: list[Path], lines: Lines) -> dict[str, dict[str, list[Annotation]]]:
+    """Annotations of the given segments: episode id -> name -> its annotations."""
+    found: dict[str, dict[str, list[Annotation]]] = {}
+    root = run.path / "annotations"
+    for folder in sorted(root.iterdir()) if root.is_dir() else []:
+        for file in files:
+            for a in lines.rows(folder / file.name, Annotation):
+                found.setdefault(a.episode, {}).setdefault(a.name, []).append(a)
+    return found
+
+
+def spread(items: list[Any], most: int) -> list[Any]:
+    """At most `most` of them: the first, the last and evenly between."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def evaluation_files(run: Run, most: int) -> dict[Path, str]:
+    """The named evaluations and at most `most` of the numbered ones (on the way, after that step), with their names."""
+    folder = run.path / "evaluation"
+    if not folder.is_dir():
+        return {}
+    numbered = segments(folder)
+    named = sorted(p for p in folder.glob("*.jsonl") if p not in numbered and not p.name.startswith("."))
+    return {p: f"after step {int(p.stem)}" for p in spread(numbered, most)} | {p: p.stem for p in named}
+
+
+def episode_files(run: Run) -> list[Path]:
+    return segments(run.episodes_dir) if run.episodes_dir.is_dir() else []

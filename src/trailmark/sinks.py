@@ -1,0 +1,118 @@
+"""Other people's dashboards: TensorBoard, trackio, Weights & Biases. `metrics.jsonl` is the truth, these are copies of it.
+
+A recipe names them (`trackers: [tensorboard]`). One that breaks while the run goes on is dropped with a line on stderr:
+training does not end because a dashboard is away.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from trailmark.errors import RecipeError, nearest
+from trailmark.store import Run
+
+
+class Sink(Protocol):
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard. After a resume, steps that are written again replace what was after them."""
+
+    def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
+        writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        purge = resumed_at + 1 if resumed_at else None
+        self.writer = writer(log_dir=str(run.path / "tensorboard"), purge_step=purge)
+        self.writer.add_text("recipe", "```\n" + run.recipe + "\n```")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Trackio:
+    """A local dashboard; where its data lies is trackio's to say (TRACKIO_DIR)."""
+
+    def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
+        self.trackio = _need("trackio")
+        self.trackio.init(
+            project="trailmark", name=_name(run, config), config=dict(config), resume="allow" if resumed_at else "never"
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.trackio.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self.trackio.finish()
+
+
+class Wandb:
+    """Weights & Biases; the project and whether it is online come from its own environment (WANDB_PROJECT, WANDB_MODE)."""
+
+    def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
+        wandb = _need("wandb")
+        self.run = wandb.init(name=_name(run, config), config=dict(config), dir=str(run.path), resume="allow")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
+
+
+class Sinks:
+    """All that were asked for; none is fine too."""
+
+    def __init__(self, open_: Mapping[str, Sink]):
+        self.open = dict(open_)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        for name, sink in list(self.open.items()):
+            self._try(name, lambda s=sink: s.log(step, numbers))
+
+    def close(self) -> None:
+        for name, sink in list(self.open.items()):
+            self._try(name, sink.close)
+        self.open.clear()
+
+    def _try(self, name: str, what: Any) -> None:
+        try:
+            what()
+        except Exception as e:  # whatever a dashboard raises, the run goes on
+            self.open.pop(name, None)
+            print(f"tracker '{name}' is left out from here on: {type(e).__name__}: {e}", file=sys.stderr)
+
+
+def open_sinks(names: Sequence[str], run: Run, config: Any = None, resumed_at: int = 0) -> Sinks:
+    """The sinks of a run. `config` is the resolved recipe (a mapping or a pydantic model); `resumed_at` the step after
+    which a resumed run goes on."""
+    for name in names:
+        if name not in SINKS:
+            raise RecipeError(f"trackers: there is no tracker '{name}'.{nearest(name, SINKS)}")
+    plain = config.model_dump(mode="json") if hasattr(config, "model_dump") else dict(config or {})
+    return Sinks({name: SINKS[name](run, plain, resumed_at) for name in dict.fromkeys(names)})
+
+
+def _need(name: str, module: str | None = None) -> Any:
+    try:
+        return importlib.import_module(module or name)
+    except ImportError as e:
+        raise RecipeError(
+            f"trackers: '{name}' is not installed ({e}): pip install 'trailmark[trackers]', or leave it out."
+        ) from e
+
+
+def _name(run: Run, config: Mapping[str, Any]) -> str:
+    return str(config.get("name") or run.path.name)
