@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: test lint install test-kill test-peer test-slow test-data clean
+.PHONY: quickstart test lint install test-kill test-peer test-slow test-data clean
 
 install: $(VENV)/.installed
 
@@ -15,6 +15,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+quickstart: install
+	$(BIN)/trailmark quickstart
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """What every benchmark shares: ours and a peer's timed in turns in one process, and one JSON object per measurement.
 
-A machine that is busy with other things slows both sides, so what counts is the ratio of neighbouring runs: `ratio` is the
-median of it over the repeats, `spread` its smallest and largest value.
+On a CPU, where all runs in one thread, seconds are those that the process was computing: what else the machine does is not counted.
+What counts is the ratio of neighbouring runs: `ratio` is the median of it over the repeats, `spread` its smallest and largest value.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def clock() -> float:
+    import torch
+
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
+
+
 def compare(
     name: str,
     ours: Callable[[], float],
@@ -43,9 +49,9 @@ def compare(
     mine, theirs = [], []
     for k in range(repeats):
         for side in (("ours", "peer"), ("peer", "ours"))[k % 2]:
-            began = time.perf_counter()
+            began = clock()
             done = ours() if side == "ours" else peer()
-            rate = done / (time.perf_counter() - began)
+            rate = done / (clock() - began)
             (mine if side == "ours" else theirs).append(rate)
     ratios = [a / b for a, b in zip(mine, theirs)]
     return record(name, statistics.median(mine), statistics.median(theirs), peer_name, statistics.median(ratios), unit,
@@ -53,7 +59,15 @@ def compare(
 
 
 def record(
-    name: str, ours: float, peer: float, peer_name: str, ratio: float, unit: str, repeats: int, spread: list[float], what: str = ""
+    name: str,
+    ours: float,
+    peer: float,
+    peer_name: str,
+    ratio: float,
+    unit: str,
+    repeats: int,
+    spread: list[float],
+    what: str = "",
 ) -> dict[str, Any]:
     """Print one measurement and append it to the results of its benchmark (the part of the name before '/')."""
     row = {

@@ -15,12 +15,9 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from common import compare, one_thread
-
-one_thread()
-
 import numpy as np
 import torch
+from common import compare, one_thread
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.learn.forward import Readout
@@ -33,7 +30,14 @@ from trailmark.types import Episode, Sample, Scored, Task, Turn
 
 PEER = "TRL"
 SHAPES = {"0.2M": {"layers": 2, "width": 64, "heads": 4}, "2.5M": {"layers": 4, "width": 224, "heads": 4}}
-ARGS = {"bf16": False, "fp16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none", "save_strategy": "no"}
+ARGS = {
+    "bf16": False,
+    "fp16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_strategy": "no",
+}
 GROUPS = {  # groups, members, prompt from-to, written from-to
     "short prompts": (8, 8, (12, 40), (4, 48)),
     "shared long prompts": (4, 16, (256, 256), (16, 48)),
@@ -60,15 +64,28 @@ def episodes(kind: str) -> list[Episode]:
     for g in range(groups):
         shared = token(*prompt)
         for m in range(members):
-            out.append(Episode(f"{g}/{m}", Task(str(g)), str(g), (Turn("policy", shared, token(*written)),), {"self": Scored(0.0)}))
+            out.append(
+                Episode(
+                    f"{g}/{m}", Task(str(g)), str(g), (Turn("policy", shared, token(*written)),), {"self": Scored(0.0)}
+                )
+            )
     return out
 
 
-def timed(name: str, lm: LM, samples: list[Sample], objective: Objective, theirs: Any, loss: Callable[[], Any], repeats: int, what: str) -> None:
+def timed(
+    name: str,
+    lm: LM,
+    samples: list[Sample],
+    objective: Objective,
+    theirs: Any,
+    loss: Callable[[], Any],
+    repeats: int,
+    what: str,
+) -> None:
     """Gradient against gradient, then step against step."""
     tokens = float(sum(len(s.tokens) for s in samples))
     learner = Learner({"policy": lm}, LearnerConfig(optim=OptimConfig(lr=1e-6)), total=10**6)
-    want, got = float(loss()), learner.gradient(samples, objective)["loss"]
+    want, got = loss().item(), learner.gradient(samples, objective)["loss"]
     assert abs(want - got) <= 1e-5 * max(1.0, abs(want)), f"{name}: they compute {want}, we {got}"
     what += f", {choose_shape('auto', lm, samples)} layout"
 
@@ -144,7 +161,9 @@ def sft(size: str, repeats: int) -> None:
     word = lambda n: "".join(draw.choice(list("abcdefgh "), n))
     texts = [(word(draw.integers(20, 60)), word(draw.integers(10, 90))) for _ in range(32)]
     with tempfile.TemporaryDirectory() as folder:
-        args = SFTConfig(folder, completion_only_loss=True, max_length=None, per_device_train_batch_size=len(texts), **ARGS)
+        args = SFTConfig(
+            folder, completion_only_loss=True, max_length=None, per_device_train_batch_size=len(texts), **ARGS
+        )
         data = Dataset.from_list([{"prompt": p, "completion": c} for p, c in texts])
         trainer = SFTTrainer(theirs, args=args, train_dataset=data, processing_class=lm.tokenizer)
     batch = trainer.data_collator([trainer.train_dataset[k] for k in range(len(texts))])
@@ -166,6 +185,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="the smallest model only, to see that it runs")
     args = parser.parse_args()
+    one_thread()
     for size in ("0.2M",) if args.quick else SHAPES:
         for kind in GROUPS:
             grpo(size, kind, args.repeats)

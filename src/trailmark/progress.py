@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-SHOWN = ("reward", "success", "loss", "nll", "kl_old", "kl", "entropy")
+SHOWN = ("reward", "success", "kl", "kl_old", "entropy", "nll", "loss")  # in this order
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 32
 EVERY = 10.0  # seconds between plain lines
@@ -143,7 +143,7 @@ class Progress:
 
     def line(self) -> str:
         """One plain line."""
-        keys = [k for k in self.metrics if _last(k) in SHOWN]
+        keys = _shown(self.metrics)
         words = [f"{self.name} {self.step}/{self.total}", *(f"{k} {self.metrics[k]:.4g}" for k in keys[:7])]
         words += [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
         left = self.left()
@@ -174,7 +174,8 @@ class Progress:
             f"{self.step}/{self.total}", ProgressBar(max(1, self.total), self.step), f"{spent} {time_left}".strip()
         )
         numbers = Table.grid(padding=(0, 2))
-        for key, past in list(self.history.items())[:6]:
+        for key in _shown(self.history)[:6]:
+            past = self.history[key]
             numbers.add_row(Text(key, "dim"), Text(f"{past[-1]:.4g}", "bold"), Text(sparkline(past), "cyan"))
         parts: list[Any] = [top, numbers]
         speed = [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
@@ -183,7 +184,7 @@ class Progress:
             parts.append(Text("speed  " + "  ".join(speed), "dim"))
         if self.evaluated:
             step, found = self.evaluated
-            said = "  ".join(f"{k} {v:.4g}" for k, v in found.items() if _last(k) in SHOWN)
+            said = "  ".join(f"{k} {found[k]:.4g}" for k in _shown(found))
             parts.append(Text.assemble((f"evaluation at step {step}  ", "dim"), (said, "bold green")))
         return Panel(Group(*parts), title=Text(self.name or "training"), title_align="left", border_style="dim")
 
@@ -194,3 +195,9 @@ class Progress:
 
 def _last(key: str) -> str:
     return key.split("/")[-1]
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    """The names a person wants to see, training before evaluation, in the order of SHOWN."""
+    known = [n for n in names if _last(n) in SHOWN]
+    return sorted(known, key=lambda n: (n.startswith("eval/"), SHOWN.index(_last(n))))

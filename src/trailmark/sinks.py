@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.store import Run
+from trailmark.store import Run, atomic_write
 
 
 class Sink(Protocol):
@@ -59,7 +60,12 @@ class Wandb:
 
     def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
         wandb = _need("wandb")
-        self.run = wandb.init(name=_name(run, config), config=dict(config), dir=str(run.path), resume="allow")
+        note = run.path / "wandb.id"  # so that a resumed run goes on in the same place
+        if not note.is_file():
+            atomic_write(note, uuid.uuid4().hex[:12].encode())
+        self.run = wandb.init(
+            id=note.read_text("ascii"), name=_name(run, config), config=dict(config), dir=str(run.path), resume="allow"
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.log(dict(metrics), step=step)

@@ -83,7 +83,9 @@ def test_playing_is_training_s_own_code(tmp_path):
 
     seats = [Seat("policy", ScriptedEngine(half, words))]
     report = evaluate(source, seats, n=40, samples=4, seed=5, name="half")
-    assert report.row["episodes"] == 160 and report.row["tasks"] == 40 and report.episodes[0].id.startswith("eval:arith")
+    assert (
+        report.row["episodes"] == 160 and report.row["tasks"] == 40 and report.episodes[0].id.startswith("eval:arith")
+    )
     assert 0.4 < report.row["metrics"]["success"]["value"] < 0.6 < report.row["metrics"]["pass@4"]["value"]
     assert evaluate(source, seats, n=40, samples=4, seed=5, name="half").row == report.row
     path = write_segment(tmp_path, 1, report.episodes)
@@ -96,7 +98,9 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     recipe = str((__import__("pathlib").Path(__file__).parents[2] / "recipes/bandit-online.yaml").resolve())
     for name in ("group", "returns"):
-        shell("train", recipe, f"out={folder / name}", f"credit={name}", "steps=4", "eval.every=4", "eval.n=30", "seed=3")
+        shell(
+            "train", recipe, f"out={folder / name}", f"credit={name}", "steps=4", "eval.every=4", "eval.n=30", "seed=3"
+        )
     return folder
 
 
@@ -117,7 +121,9 @@ def test_eval_of_a_run_is_the_run_s_own_evaluation(trained, tmp_path):
     checkpoint = run / "checkpoints" / "000004"
     for model in (checkpoint, checkpoint / "policy"):  # the same model by its other names
         assert last_line(shell("eval", str(model), "--json"))["rows"][0]["metrics"] == m
-    other = last_line(shell("eval", str(run), "--n", "5", "--samples", "3", "--temperature", "0", "--seed", "1", "--json"))
+    other = last_line(
+        shell("eval", str(run), "--n", "5", "--samples", "3", "--temperature", "0", "--seed", "1", "--json")
+    )
     assert other["rows"][0]["episodes"] == 15 and other["sampling"]["temperature"] == 0
     assert other["rows"][0]["metrics"]["pass@3"]["value"] in (0.0, 1.0)  # greedy tries of one start are one
 
@@ -136,7 +142,11 @@ def test_compare_by_hand(tmp_path):
     done = shell("compare", *files)
     assert done.exit_code == 0 and "a - b" in done.stdout
     found = {d["metric"]: d for d in last_line(done)["differences"]}
-    assert found["success"]["value"] == 0.75 and found["success"]["verdict"] == "holds" and found["success"]["starts"] == 40
+    assert (
+        found["success"]["value"] == 0.75
+        and found["success"]["verdict"] == "holds"
+        and found["success"]["starts"] == 40
+    )
     assert found["cost"]["verdict"] == "reversed" and found["tokens"]["verdict"] == "unclear"
     assert found["success"]["sign_p"] == pytest.approx(2 / 2**30)
     assert len(shell("compare", *files, "--json").stdout.splitlines()) == 1
@@ -185,6 +195,7 @@ def test_where_episodes_lie(tmp_path):
     assert evaluated(run, "sft")[1] == evaluated(run, "evaluation/sft.jsonl")[1] == run / "evaluation" / "sft.jsonl"
     rows = last_line(shell("eval", "--episodes", str(run), "--json"))["rows"]
     assert [r["name"] for r in rows] == ["random", "sft"]
+    assert list(episode_files(tmp_path)) == ["run/random", "run/sft"]  # a folder of runs
     assert short_names(["x/a", "y/a", "b"]) == ["x/a", "y/a", "b"] and short_names(["x/a", "x/b"]) == ["a", "b"]
 
 

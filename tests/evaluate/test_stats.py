@@ -140,7 +140,26 @@ def test_crossed_covers(seeds, starts, spread):
     assert 0.93 <= covers([crossed(table) for table in x], 0.0) <= 0.97
 
 
+@pytest.mark.parametrize(("seeds", "starts", "spread"), [(3, 300, 0.05), (3, 100, 0.0), (5, 50, 0.05)])
+def test_crossed_covers_differences_of_success(seeds, starts, spread):
+    """Two arms, trained anew with each seed, on the same starts of unlike difficulty."""
+    rng, sims = np.random.default_rng(starts), 2000
+    hard, truth = rng.random((sims, 1, starts)), []
+    wins = []
+    for skill in (0.65, 0.5):
+        each = np.clip(skill + spread * rng.normal(size=(sims, seeds, 1)), 0, 1)
+        wins.append((hard + rng.random((sims, seeds, starts))) / 2 < each)
+        q = np.clip(skill + spread * rng.normal(size=1_000_000), 0, 1)  # the mean of two uniforms is triangular
+        truth.append(np.where(q < 0.5, 2 * q * q, 1 - 2 * (1 - q) ** 2).mean())
+    found = [crossed(a.astype(float) - b) for a, b in zip(*wins)]
+    assert 0.93 <= covers(found, truth[0] - truth[1]) <= 0.97
+
+
 def test_crossed_by_hand():
+    # Two seeds that agree by chance, 4 plays of 200 that do not: the seeds alone would give no width at all.
+    lucky = np.zeros((2, 100))
+    lucky[0, :2] = lucky[1, 2:4] = 1
+    assert crossed(lucky).low < 0.001 and t_interval(lucky.mean(1)).low == pytest.approx(0.02)
     # rows 1, 3 (mean 2), columns 1.5, 2.5: MS_seed 4, MS_start 1, MS_rest 0 with (1, 1) degrees of freedom
     found = crossed([[0.5, 1.5], [2.5, 3.5]])
     t = t_quantile(0.975, 1)

@@ -7,7 +7,9 @@ from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 
 
 def test_pass_at_k_by_hand_and_by_enumeration():
-    assert pass_at_k(4, 1, 1) == 0.25 and pass_at_k(4, 1, 2) == 0.5 and pass_at_k(4, 0, 4) == 0 and pass_at_k(4, 3, 2) == 1
+    assert (
+        pass_at_k(4, 1, 1) == 0.25 and pass_at_k(4, 1, 2) == 0.5 and pass_at_k(4, 0, 4) == 0 and pass_at_k(4, 3, 2) == 1
+    )
     for n, c, k in ((6, 2, 3), (7, 3, 2), (5, 5, 1)):
         tries = [i < c for i in range(n)]
         assert pass_at_k(n, c, k) == pytest.approx(np.mean([any(s) for s in combinations(tries, k)]))

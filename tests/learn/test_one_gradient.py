@@ -129,6 +129,32 @@ def test_units_stay_together_and_budget_holds():
     assert left.ids[0].tolist() == [0, 0, 0, 0, 0, 1, 2, 3, 4] and right.ids[0].tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("shape", ["flat", "tree"])
+def test_pieces_that_share_nothing_stand_in_lines(shape):
+    """On a CPU a line costs its square: each piece whole in one line, every token where `where` says, and a row still
+    sees its own path and nothing else. The budget holds; without one, and on a GPU, all is one line."""
+    draw = np.random.default_rng(0)
+    heads = [draw.integers(0, 9, 60) + 10 * k for k in range(6)]
+    samples = [Sample(np.r_[h, draw.integers(0, 9, draw.integers(5, 30))]) for h in heads for _ in range(4)]
+    (packed,) = micro_batches(samples, 3000, shape)
+    rows, width = packed.ids.shape
+    assert rows > 1 and packed.computed <= 3000
+    for n, s in enumerate(packed.samples):
+        place = packed.where[packed.row == n]
+        line, at = np.unique(place // width), place % width
+        assert len(line) == 1 and packed.ids.reshape(-1)[place].tolist() == s.tokens.tolist()
+        assert packed.pos.reshape(-1)[place].tolist() == list(range(len(s.tokens)))
+        end = packed.end[line[0]]
+        for depth, i in enumerate(at):
+            assert [j for j in range(width) if j <= i < end[j]] == at[: depth + 1].tolist()
+    used = np.unique(packed.where)
+    spare = np.setdiff1d(np.arange(packed.computed), used)
+    assert (packed.end.reshape(-1)[spare] == spare % width + 1).all()  # padding is seen by none
+    assert lay_out(samples, shape).ids.shape[0] == micro_batches(samples, 3000, shape, 128)[0].ids.shape[0] == 1
+    tight = micro_batches(samples, len(used), shape)
+    assert len(tight) == 1 and tight[0].computed == len(used)  # no room to waste: one line after all
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2"])
 def test_probe_passes_where_the_tree_is_exact(make_lm, family):
     lm = make_lm(family, window=6 if family in ("mistral", "gemma2") else None)

@@ -5,8 +5,8 @@ import math
 import re
 
 import pytest
-from chrome import BINARY, Chrome
-from made import EVIL, WORDS, add_evaluation, episode, ids, make_run
+from report_chrome import BINARY, Chrome
+from report_runs import EVIL, WORDS, add_evaluation, episode, ids, make_run
 from typer.testing import CliRunner
 
 from trailmark.cli import app
@@ -221,12 +221,17 @@ def test_the_page_stays_small(tmp_path):
     assert data["sources"][0]["name"] == "iteration 1" and data["sources"][-1]["name"] == "iteration 40"
 
 
-def test_nothing_in_the_file_points_anywhere(tmp_path):
-    run = make_run(tmp_path / "run", say=EVIL)
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_nothing_in_the_file_points_anywhere(tmp_path, checkpoint):
+    run = make_run(tmp_path / "run", say=EVIL, checkpoint=checkpoint)
     text = write_report(run.path, plots=False).read_text("utf-8")
     assert "<img" not in text and text.count("</script>") == 2
-    assert not re.search(r"https?://", text) and not re.search(r"\b(src|href|action)\s*=\s*[\"']?(?!data:,|#)\w", text)
-    assert "@import" not in text and "url(" not in text and "innerHTML" not in text
+    assert "http" not in text.replace("http-equiv", "")
+    page = re.sub(
+        r'(id="data">).*?</script>', r"\1", text, flags=re.DOTALL
+    )  # what a model wrote may look like anything
+    assert not re.search(r"\b(src|href|action)\s*=\s*[\"']?(?!data:,|#)\w", page)
+    assert "@import" not in page and "url(" not in page and "innerHTML" not in page
 
 
 # --- in Chromium ---------------------------------------------------------------------------------------------------
@@ -311,16 +316,16 @@ def test_colours_say_what_the_legend_says(opened, tmp_path):
 
 def test_two_plays_of_one_start_stand_side_by_side(opened, tmp_path):
     run = make_run(tmp_path / "run")
-    add_evaluation(run, "before", 2)
     add_evaluation(run, "trained", 9)
+    add_evaluation(run, "untrained", 2)
     c = opened(run)
-    assert text_of(c, "#evaltable tbody tr:nth-child(2)").split("\t")[:3] == [
+    assert text_of(c, "#evaltable tbody tr:nth-child(1)").split("\t")[:3] == [
         "trained",
         "90.0 % (9/10)",
         "59.6 % – 98.2 %",
     ]
     chosen = c.value("['left', 'right'].map(i => document.getElementById(i).selectedOptions[0].textContent)")
-    assert chosen == ["evaluation before", "evaluation trained"]
+    assert chosen == ["evaluation untrained", "evaluation trained"]  # the better one on the right
     assert c.value("document.getElementById('start').value") == "start-2"  # the first that was lost and then won
     c.value("(e => { e.value = 'start-4'; e.dispatchEvent(new Event('change')) })(document.getElementById('start'))")
     assert "no success, reward −3" in text_of(c, "#a") and "success, reward 3" in text_of(c, "#b")
@@ -338,7 +343,7 @@ def test_smoothing_and_hover(opened, tmp_path):
     assert draw() == raw
     c.value(
         "(s => { const b = s.getBoundingClientRect();"
-        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 46 / 360, clientY: b.top + 9})) })"
+        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 54 / 360, clientY: b.top + 9})) })"
         "(document.querySelector('.panel svg'))"
     )
     assert text_of(c, ".panel output") == "step 1 · −0.75 (≈ −0.75) · eval 0.3333 @10"
@@ -386,7 +391,13 @@ def test_what_a_model_writes_is_never_markup(opened, tmp_path):
     run.recipe_file.write_text(run.recipe.replace("name: made", "name: '<b>x</b>'"))
     c = opened(run)
     assert text_of(c, "#turn .written pre") == EVIL.replace("é", "·é").replace("中", "··中").replace("🙂", "···🙂")
-    assert text_of(c, "h1") == "<b>x</b>" and c.value("document.querySelectorAll('img, h1 b, pre b').length") == 0
+    assert text_of(c, "h1") == "<b>x</b>"
+    c.press("ArrowRight")
+    assert EVIL in text_of(c, "#turn .prompt pre")
+    assert c.value("document.querySelectorAll('img, h1 b, pre b').length") == 0
+    c = opened(make_run(tmp_path / "whole", say=EVIL, checkpoint=False))
+    assert text_of(c, "#turn .written pre") == " Well." + EVIL
+    assert c.value("document.querySelectorAll('img, h1 b, pre b').length") == 0
     assert c.value("document.body.dataset.owned") is None
 
 

@@ -249,6 +249,7 @@ def test_scores(post, lm, local):
         ("completions", {"prompt": [10**6]}, "another tokenizer"),
         ("completions", {"prompt": [-1]}, "'prompt'"),
         ("completions", {"prompt": "a" * 300}, "300 tokens long; 'tiny' holds 256"),
+        ("completions", {"prompt": "a" * (7 << 20)}, "characters are too many"),
         ("completions", {"prompt": ["a"] * 700}, "700 sequences at once"),
         ("completions", {"prompt": "a", "min_tokens": 50}, "more than max_tokens"),
         ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, "'logit_bias' is not supported"),

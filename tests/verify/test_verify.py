@@ -14,7 +14,7 @@ from trailmark import methods
 from trailmark.config import dump, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.learn import learner, pack
-from trailmark.methods import sft
+from trailmark.methods import online, sft
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.samples import build_samples
 from trailmark.store import Run, read_segment, segments, write_segment
@@ -90,6 +90,40 @@ def test_a_sound_online_run_passes_every_check(sound, name):
     assert max(report["one gradient"].numbers["relative"].values()) < 1e-5
     assert report["replay"].numbers["prompts_compared"] == report["replay"].numbers["episodes"] > 30
     assert report["rewards"].numbers["sum_of_turns"] == 1.0 and report["groups"].numbers["smallest"] in (3, 4)
+
+
+def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
+    """LoRA: the first weights and the newest are at hand. One checkpoint: staleness cannot show, and the report says so."""
+    more = {"engine": {"slots": 16, "max_len": 256}, **ONLINE["taxi"]}
+    model = {**TINY, "lora": {"rank": 2}}
+    adapted = verify(train(tmp_path / "lora", method="online", steps=2, model=model, **more))
+    assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
+    end = verify(train(tmp_path / "end", method="online", steps=2, checkpoint={"every": 0}, **more))
+    assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "staleness" in end["sampler"].notes[0]
+
+
+def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
+    """Where a method says who speaks when, prompts of every seat are compared; where it does not, the report says so."""
+
+    def rename(e):
+        turns = tuple(dataclasses.replace(t, seat="adviser") if i == 0 else t for i, t in enumerate(e.turns))
+        return dataclasses.replace(e, turns=turns)
+
+    async def by_turns(desk):
+        while not desk.over:
+            seen, seat = desk.observation, "policy" if desk.turns else "adviser"
+            turn = await desk.ask(seat, text=seen.text, allowed=seen.labels)
+            await desk.act(turn.text)
+
+    run = copy("taxi")
+    edit(run, rename)
+    silent = verify(run)["replay"]
+    assert silent.status == "pass" and "does not say its protocol" in silent.notes[0]
+    monkeypatch.setattr(online, "protocol", lambda config, source: by_turns, raising=False)
+    told = verify(run)["replay"]
+    assert told.status == "pass" and told.numbers["prompts_compared"] == told.numbers["episodes"]
+    edit(run, on_turns(lambda t: dataclasses.replace(t, prompt=(*t.prompt, 5)) if t.seat == "adviser" else t))
+    assert "seat 'adviser' is now shown something else" in verify(run)["replay"].what
 
 
 def test_a_sound_imitation_passes_what_applies(sound):
@@ -312,7 +346,7 @@ def test_a_mask_of_imitation_that_is_off(sound, monkeypatch):
 def test_packing_that_leaks(sound, monkeypatch):
     own = pack.lay_out
 
-    def leaky(samples, shape="tree", multiple=1):
+    def leaky(samples, shape="tree", multiple=1, budget=None):
         made = own(samples, shape, multiple)
         return dataclasses.replace(made, end=np.full_like(made.end, made.end.max())) if shape == "flat" else made
 

@@ -13,6 +13,7 @@ trained on; with `exact=True` it is an `EngineError` instead. Whatever goes wron
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -66,6 +67,7 @@ class HttpEngine:
             base_url, {**own, **(headers or {})}, query or {}, concurrency, deadline, retries, backoff, seed
         )
         self._ours: bool | None = None
+        self._asking: asyncio.Task[bool] | None = None
         self._plain = False  # a server that refuses fields which are not OpenAI's
 
     # -- the protocol -------------------------------------------------------------------------------------------
@@ -117,19 +119,23 @@ class HttpEngine:
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def ours(self) -> bool:
-        """Whether the server is `trailmark serve`; asked once."""
+        """Whether the server is `trailmark serve`. Asked once, whoever wants to know."""
         if self._ours is None:
-            try:
-                listed = await self.wire.get("/v1/models")
-                found = listed.get("data") if isinstance(listed, dict) else None
-                self._ours = isinstance(found, list) and any(
-                    isinstance(m, dict) and m.get("owned_by") == OWNER for m in found
-                )
-            except (EngineStatus, EngineGarbage):
-                self._ours = False  # it need not have this route
+            asking = self._asking
+            if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
+                asking = self._asking = asyncio.create_task(self._whose())
+            self._ours = await asyncio.shield(asking)
         return self._ours
 
-    def _fields(self, request: Request) -> dict[str, Any]:
+    async def _whose(self) -> bool:
+        try:
+            listed = await self.wire.get("/v1/models")
+        except (EngineStatus, EngineGarbage):
+            return False  # it need not have this route
+        found = listed.get("data") if isinstance(listed, dict) else None
+        return isinstance(found, list) and any(isinstance(m, dict) and m.get("owned_by") == OWNER for m in found)
+
+    def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
         """Only what differs from the default is sent: a server may know no more than it must."""
         law = request.law
         seed = draw_key(request.seed, request.key, 0)[0] & 0x7FFFFFFF
@@ -142,13 +148,13 @@ class HttpEngine:
         out |= {"min_tokens": law.min_tokens} if law.min_tokens else {}
         out |= {"allowed_token_ids": list(law.allowed)} if law.allowed is not None else {}
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        if request.prompt:  # a conversation ends as the server's template has it
+        if not chat:  # a conversation ends as the server's template has it
             out |= {"stop_token_ids": list(request.stop_ids)} if set(request.stop_ids) - {eos} else {}
             out |= {"ignore_eos": True} if eos not in request.stop_ids else {}
         return out
 
     async def _chat(self, messages: Sequence[Mapping[str, Any]], request: Request) -> list[Completion]:
-        body = {**self._fields(request), "messages": [dict(m) for m in messages]}
+        body = {**self._fields(request, chat=True), "messages": [dict(m) for m in messages]}
         if not self.by_chat:
             body |= {"logprobs": True, "return_token_ids": True}
             if await self.ours():

@@ -35,6 +35,11 @@ class Seen:
     value: float
     starts: dict[Key, float] | None = None
     binary: bool = False
+    lost: frozenset[Key] = frozenset()  # starts that were played and have no number: all their plays failed, say
+
+    @property
+    def played(self) -> frozenset[Key]:
+        return self.lost | frozenset(self.starts or ())
 
 
 def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: str) -> list[Claim]:
@@ -56,17 +61,18 @@ def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: s
     return [Claim(a, b, measure.strip(), sign == ">") for a, sign, b in zip(names, signs, names[1:])]
 
 
-def _grid(rows: Sequence[dict[Key, float]]) -> np.ndarray | None:
-    """Seeds x starts when every seed played the same starts (by name); None when each had its own."""
-    tables = []
-    for row in rows:
-        by_name: dict[str, list[float]] = {}
-        for key, value in row.items():
-            by_name.setdefault(key[0], []).append(value)
-        tables.append({name: float(np.mean(v)) for name, v in by_name.items()})
-    if any(t.keys() != tables[0].keys() for t in tables):
+def _grid(rows: Sequence[dict[Key, float]], played: Sequence[frozenset[Key]]) -> np.ndarray | None:
+    """Seeds x starts when every seed played the same starts (by name), without those that any seed lost; None when each
+    seed had starts of its own."""
+    if any({k[0] for k in p} != {k[0] for k in played[0]} for p in played):
         return None
-    return np.array([[t[name] for name in sorted(tables[0])] for t in tables])
+    tables: list[dict[str, list[float]]] = []
+    for row in rows:
+        tables.append({})
+        for key, value in row.items():
+            tables[-1].setdefault(key[0], []).append(value)
+    names = sorted(set.intersection(*(set(t) for t in tables)))
+    return np.array([[float(np.mean(t[name])) for name in names] for t in tables]) if names else None
 
 
 def arm_interval(seen: Sequence[Seen]) -> Interval:
@@ -77,7 +83,7 @@ def arm_interval(seen: Sequence[Seen]) -> Interval:
     if len(seen) == 1:
         names = [k[0] for k in starts[0]]
         return (proportion if seen[0].binary else mean_of)(list(starts[0].values()), names)
-    grid = _grid(starts)
+    grid = _grid(starts, [s.played for s in seen])
     found = t_interval([s.value for s in seen]) if grid is None else crossed(grid)
     if not all(s.binary for s in seen) or found.low is None or found.high is None:
         return found
@@ -98,17 +104,19 @@ def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequen
     for x, y, seed in zip(a, b, seeds):
         if x.starts is None or y.starts is None:
             return t_interval([p.value - q.value for p, q in zip(a, b)])
-        if x.starts.keys() != y.starts.keys():
+        if x.played != y.played:
             raise DataError(
                 f"claim '{claim}', seed {seed}: the two arms were not evaluated on the same starts and seeds; evaluate them "
                 "alike, or write {claim: …, paired: false}."
             )
-        rows.append({k: x.starts[k] - y.starts[k] for k in x.starts})
+        rows.append({k: x.starts[k] - y.starts[k] for k in x.starts if k in y.starts})
+        if not rows[-1]:
+            raise DataError(f"claim '{claim}', seed {seed}: no start has a number in both arms.")
     if len(rows) == 1:
         keys = sorted(rows[0])
         one, two = a[0].starts or {}, b[0].starts or {}
         return paired([one[k] for k in keys], [two[k] for k in keys], [k[0] for k in keys])
-    grid = _grid(rows)
+    grid = _grid(rows, [s.played for s in a])
     if claim.over == "starts":
         if grid is None:
             raise DataError(f"claim '{claim}': over starts, but each seed played starts of its own.")

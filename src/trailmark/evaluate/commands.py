@@ -18,7 +18,7 @@ def _finish(result: dict[str, Any], quiet: bool, *shown: Any) -> None:
     from rich.console import Console
 
     if not quiet:
-        console = Console(width=None if sys.stdout.isatty() else 140, soft_wrap=not sys.stdout.isatty())
+        console = Console(width=None if sys.stdout.isatty() else 240)
         for item in shown:
             console.print(item, highlight=False)
     typer.echo(json.dumps(result, ensure_ascii=False, allow_nan=False))

@@ -35,8 +35,8 @@ class Budget(Config):
             raise ValueError("a budget is one of steps, updates, tokens or seconds")
         return self
 
-    def keys(self) -> dict[str, int]:
-        return {} if self.steps is None else {"steps": self.steps}
+    def keys(self, extra: int = 0) -> dict[str, int]:
+        return {} if self.steps is None else {"steps": self.steps + extra}
 
 
 class Measure(Config):
@@ -114,10 +114,12 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
     if not path.is_file():
         there = [str(p.relative_to(run)) for p in (run / "evaluation").glob("*.jsonl")]
         raise DataError(f"{name} has no {file}.{nearest(file, there) if there else ''}")
-    starts = by_start(read_segment(path), measure.metric, measure.side, measure.seat)
+    episodes = read_segment(path)
+    starts = by_start(episodes, measure.metric, measure.side, measure.seat)
     if not starts:
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")
-    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success")
+    lost = {(e.task.id, e.task.seed, e.seed) for e in episodes} - starts.keys()
+    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost))
 
 
 def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
@@ -144,12 +146,16 @@ def collect(
         cuts = [cut(run, budget, name) for name, run in runs]
         for m, measure in measures.items():
             seen[spec.name, m] = [observe(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
+            notes += [f"{name}: {len(s.lost)} of {len(s.played)} starts have no {m} and are left out."
+                      for (name, _), s in zip(runs, seen[spec.name, m]) if s.lost]  # fmt: skip
         values = {m: {**arm_interval(s).plain(), "seeds": [x.value for x in s]}
                   for m in measures for s in [seen[spec.name, m]]}  # fmt: skip
         ends = [at or max((int(r["step"]) for r in read_metrics(run)), default=0) for at, (_, run) in zip(cuts, runs)]
         if budget.steps is not None:
-            notes += [f"{name} ended at step {end} of {budget.steps}."
-                      for end, (name, _) in zip(ends, runs) if end < budget.steps]  # fmt: skip
+            whole = budget.steps + spec.extra
+            notes += [f"{name} ended at step {end} of {whole}." for end, (name, _) in zip(ends, runs) if end < whole]
+            if spec.extra and spec.reads.of is None:
+                notes.append(f"Arm '{spec.name}' had {spec.extra} steps beside the budget.")
         arms.append({"name": spec.name, "recipe": spec.recipe.name, "set": list(spec.overrides), "runs": spec.runs,
                      "steps": ends, "values": values})  # fmt: skip
     judged = []

@@ -165,7 +165,8 @@ def paired(
 def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
     """The mean of a table seeds x starts when both were drawn from more. Its variance has two parts: MS_seed / ST, known from
     S - 1 degrees of freedom, and (MS_start - MS_rest) / ST, from T - 1. Each is widened by its own t² (Graybill and Wang's
-    idea): one t for their sum is too narrow whenever few seeds happen to agree."""
+    idea): one t for their sum is too narrow whenever few seeds happen to agree. Where seeds agree
+    exactly, as counts of wins may, MS_rest takes the place of MS_seed: plays of one seed vary, so their agreement is luck."""
     x = np.asarray(table, float)
     s, t = x.shape
     mean = float(x.mean())
@@ -176,7 +177,9 @@ def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
     ms_t = s * float(((columns - mean) ** 2).sum()) / (t - 1)
     ms_e = float(((x - rows[:, None] - columns + mean) ** 2).sum()) / ((s - 1) * (t - 1))
     p = (1 + level) / 2
-    wide = t_quantile(p, s - 1) ** 2 * ms_s + t_quantile(p, t - 1) ** 2 * max(0.0, ms_t - ms_e)
+    agree = ms_s <= 1e-9 * ms_e
+    across = t_quantile(p, (s - 1) * (t - 1)) ** 2 * ms_e if agree else t_quantile(p, s - 1) ** 2 * ms_s
+    wide = across + t_quantile(p, t - 1) ** 2 * max(0.0, ms_t - ms_e)
     return _around(mean, math.sqrt(wide / (s * t)), s * t, "t over seeds and starts")
 
 

@@ -24,7 +24,8 @@ Key = tuple[str, int, int]  # name and seed of the start, seed of the draws
 
 def episode_files(path: str | Path) -> dict[str, list[Path]]:
     """The rows that a path stands for: a file is one; a folder of named files one for each; numbered segments are one
-    together; of a run, its named evaluations, else the last numbered one, else all its episodes."""
+    together; of a run, its named evaluations, else the last numbered one, else all its episodes; of a folder of runs, those
+    of each run."""
     path = Path(path)
     if path.is_file():
         return {path.stem: [path]}
@@ -36,10 +37,12 @@ def episode_files(path: str | Path) -> dict[str, list[Path]]:
         if found or numbered:
             return found or {f"evaluation after step {int(numbered[-1].stem)}": numbered[-1:]}
         path = path / "episodes"
-    found = _in_folder(path)
-    if not found:
-        raise DataError("holds no episodes (files that end in .jsonl).", path)
-    return found
+    if found := _in_folder(path):
+        return found
+    inside = sorted(p.parent for p in path.glob("*/recipe.yaml"))
+    if not inside:
+        raise DataError("holds no episodes (files that end in .jsonl) and no runs.", path)
+    return {f"{run.name}/{name}": files for run in inside for name, files in episode_files(run).items()}
 
 
 def _in_folder(path: Path) -> dict[str, list[Path]]:

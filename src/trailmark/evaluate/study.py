@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from trailmark import __version__, methods
 from trailmark.config import Config, RunConfig, dump, load_recipe, resolve
@@ -39,15 +39,16 @@ class Arm(Config):
     """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of an arm (`of`)."""
 
     recipe: str | None = Field(None, description="file; beside the study, or from here; none: the study's")
-    set: dict[str, Any] = Field({}, description="dotted keys of the recipe")
+    set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
+    extra: NonNegativeInt = Field(0, description="steps beside the budget, such as a stage that only this arm has")
     of: str | None = Field(None, description="no runs of its own: those of this arm")
     episodes: str | None = Field(None, description="the file that measures of episodes read in its runs")
     result: str | None = Field(None, description="its name in results.json; none: the arm's own")
 
     @model_validator(mode="after")
     def _one(self) -> Arm:
-        if self.of is not None and (self.recipe is not None or self.set):
-            raise ValueError("an arm that is 'of' another has its runs, and takes neither recipe nor set")
+        if self.of is not None and (self.recipe is not None or self.set or self.extra):
+            raise ValueError("an arm that is 'of' another has its runs, and takes no recipe, set or extra")
         return self
 
 
@@ -67,6 +68,7 @@ class StudyConfig(Config):
     arms: dict[str, Arm] = Field({}, description="by name")
     sweep: dict[str, list[Any]] = Field({}, description="dotted key: values; each arm times each combination")
     seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the runs")
+    seed_keys: list[str] = Field(["seed", "model.seed"], description="keys of a recipe that a seed sets")
     budget: Budget = Field(description="equal for all arms: steps, updates, tokens or seconds")
     measures: dict[str, Measure] = Field(min_length=1, description="what is measured, by name")
     claims: list[str | ClaimConfig] = Field([], description="such as 'a > b on success'")
@@ -87,6 +89,8 @@ class Spec:
     recipe: Path
     overrides: tuple[str, ...]
     runs: str  # the folder of its runs
+    seed_keys: tuple[str, ...]
+    extra: int  # steps beside the budget
     reads: Arm
 
     def folder(self, out: Path, seed: int) -> Path:
@@ -105,6 +109,17 @@ def find_study(name: str) -> Path:
     if name not in known:
         raise RecipeError(f"there is no study '{name}' in studies/.{nearest(name, known) if known else ''}")
     return known[name]
+
+
+def _flat(keys: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys: like files, they merge with the recipe. One that says its `kind` is set whole."""
+    out: dict[str, Any] = {}
+    for key, value in keys.items():
+        if isinstance(value, dict) and value and "kind" not in value:
+            out |= _flat(value, f"{above}{key}.")
+        else:
+            out[above + key] = value
+    return out
 
 
 def _words(keys: Mapping[str, Any]) -> tuple[str, ...]:
@@ -136,8 +151,16 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
             if recipe is None:
                 raise RecipeError(f"{file}: key 'arms.{name}': names no recipe, and the study none for all.")
             beside = file.parent / recipe
-            words = _words({**study.set, **owner.set, **point, **study.budget.keys()})
-            specs[full] = Spec(full, beside if beside.is_file() else Path(recipe), words, folder, arm)
+            words = _words({**_flat(study.set), **_flat(owner.set), **point, **study.budget.keys(owner.extra)})
+            specs[full] = Spec(
+                full,
+                beside if beside.is_file() else Path(recipe),
+                words,
+                folder,
+                tuple(study.seed_keys),
+                owner.extra,
+                arm,
+            )
     owners: dict[str, Spec] = {}
     for s in specs.values():
         other = owners.setdefault(s.runs, s)
@@ -161,7 +184,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, 
 def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
     """The method and the checked config of one run."""
     where = spec.folder(out, seed)
-    more = _words({"seed": seed, "name": f"{spec.name}, seed {seed}", "out": str(where)})
+    more = _words({**dict.fromkeys(spec.seed_keys, seed), "name": f"{spec.name}, seed {seed}", "out": str(where)})
     loaded = load_recipe(spec.recipe, [*spec.overrides, *more])
     method = methods.get_method(loaded.method)
     return method, resolve(loaded, method.Config)

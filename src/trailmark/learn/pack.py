@@ -68,7 +68,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
-    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128)."""
+    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128). With a `budget` of
+    places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line."""
     rows = [s.tokens for s in samples]
     if shape in ("rows", "left"):
         width = _up(max(map(len, rows)), multiple)
@@ -164,9 +165,9 @@ def _lines(stops: np.ndarray, multiple: int, budget: int | None) -> tuple[np.nda
     sizes = np.diff(stops, prepend=0)
     total, largest = int(sizes.sum()), int(sizes.max())
     one = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), total
-    if multiple > 1 or len(sizes) == 1:
+    if budget is None or multiple > 1 or len(sizes) == 1:
         return one
-    most = total if budget is None else max(total, budget)
+    most = max(total, budget)
     found, cost = one, total * (1 + total / NEAR)
     for width in sorted({min(total, int(largest * k)) for k in (1, 1.25, 1.5, 2, 3, 4)}):
         line, offset, free = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), []

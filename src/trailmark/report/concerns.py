@@ -54,7 +54,10 @@ def _end(state: str, last: int, steps: Any) -> list[dict[str, str]]:
 
 def _dropped(points: Mapping[str, Points], where: str = "") -> list[dict[str, str]]:
     out = []
-    for name, what in (("failed", "failed (a crash of a world, an engine or a judge)"), ("invalid", "without a valid result")):
+    for name, what in (
+        ("failed", "failed (a crash of a world, an engine or a judge)"),
+        ("invalid", "without a valid result"),
+    ):
         bad = [(int(s), v) for s, v in points.get(name, []) if v > 0]
         if bad:
             total = sum(v for _, v in bad)

@@ -68,7 +68,9 @@ def _sources(
 ) -> dict[str, Any]:
     """The episodes of the page by where they come from, those of starts that were played in several places first."""
     pieces, texts, sources = run_pieces(run, tokenizer), Texts(), []
-    names = starts([e for rows in files.values() for e in rows])
+    names = starts(
+        [e for f in (*tests, *files) for e in files[f]]
+    )  # an evaluation's name for a start is the better one
     often = Counter(n for rows in files.values() for n in {names[e.task.id] for e in rows})
     share = max(4, EPISODES // max(1, len(files)))
     size = 0

@@ -23,7 +23,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = "", weight: float = 0.8) -> list[Path]:
-    """One PNG per metric and one of all of them (`all.png`); training pale with its smoothed line, evaluation as dots."""
+    """One PNG per metric and one of all that ever changed (`all.png`); training pale with its smoothed line, evaluation as dots."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -41,12 +41,13 @@ def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = 
             names.add(name.lower())
             figure.savefig(folder / f"{name}.png")
             written.append(folder / f"{name}.png")
-        columns = 3
-        rows = -(-len(curves) // columns)
+        moving = [c for c in curves if len({v for _, v in (*c["train"], *c["eval"])}) > 1] or list(curves)
+        columns = min(3, len(moving))
+        rows = -(-len(moving) // columns)
         figure = Figure(figsize=(4.5 * columns, 2.8 * rows), dpi=100, layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, parse_math=False)
-        for i, c in enumerate(curves):
+        for i, c in enumerate(moving):
             _draw(figure.add_subplot(rows, columns, i + 1), c, weight)
         figure.savefig(folder / "all.png")
     except OSError as e:

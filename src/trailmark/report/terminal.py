@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,9 @@ def inspect_file(
     for name, n in lines.broken.items():
         print(f"{name}: {n} unreadable or unfinished lines left out", file=sys.stderr)
     if wanted is not None and found is None:
-        raise DataError(f"holds no episode '{wanted}'.{nearest(wanted, ids) if ids else ''}", path)
+        close = difflib.get_close_matches(wanted, ids, 1)
+        hint = f" Did you mean '{close[0]}'?" if close else f" It holds {len(ids)}, such as '{ids[0]}'." if ids else ""
+        raise DataError(f"holds no episode '{wanted}'.{hint}", path)
     if not ids:
         raise DataError("holds no episode that can be read.", path)
     if found is not None:
@@ -65,9 +68,8 @@ def inspect_file(
         pieces = Pieces(default=named(tokenizer)) if tokenizer else run_pieces(run) if run else Pieces()
         name, earned = credit(episodes, recipe_of(run) if run else {})
         notes = _notes(file, e)
-        _detail(
-            console, e, seat, by, tokens, pieces, "annotated" if "advantage" in notes else name, earned[e.id], notes
-        )
+        called = "annotated" if "advantage" in notes else name
+        _detail(console, e, seat, by, tokens, pieces, called, earned[e.id], notes, _learnt(file))
 
 
 def _console(color: bool | None) -> Console:
@@ -130,14 +132,14 @@ def _line(e: Episode, seat: str | None, learnable: bool) -> Text:
     out = Text.assemble(
         (_plain(e.id), "bold"), "  ", _outcome(e.outcome), f"  {_few(len(turns), 'turn')}  {written} written "
     )
-    out.append(f"({learnt} trained on)  ", "green" if learnt else "dim")
-    out.append("terminated" if e.terminated else "truncated" if e.truncated else "", "dim")
+    out.append(f"({learnt} trained on)", "green" if learnt else "dim")
+    out.append("  terminated" if e.terminated else "  truncated" if e.truncated else "", "dim")
     return out
 
 
 def _detail(
     console: Console, e: Episode, only: str | None, by: str, tokens: bool | None, pieces: Pieces, credit_name: str,
-    earned: Sequence[float | None], notes: Mapping[str, Sequence[Annotation]],
+    earned: Sequence[float | None], notes: Mapping[str, Sequence[Annotation]], learnable: bool,
 ) -> None:  # fmt: skip
     order = list(dict.fromkeys(t.seat for t in e.turns))
     console.rule(Text(f"episode {_plain(e.id)}", "bold"))
@@ -150,7 +152,7 @@ def _detail(
             rows.append((i, t, values))
     most = max((abs(v) for _, _, values in rows for v in values if v is not None), default=0.0)
     for i, t, values in rows:
-        colour, on = SEATS[order.index(t.seat) % len(SEATS)], trained(e, t.seat)
+        colour, on = SEATS[order.index(t.seat) % len(SEATS)], learnable and trained(e, t.seat)
         head = Text.assemble(f"\nturn {i}  ", (t.seat, f"bold {colour}"), f"  {_who(e, t)}")
         for word in (
             f"continues turn {t.continues}" if t.continues is not None else "",

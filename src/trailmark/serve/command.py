@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
+import math
 import socket
 import threading
 import types
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
+
+TO_HEAR = 5  # seconds in which clients may still read why they got nothing
 
 
 def serve(
@@ -109,7 +113,13 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
             self.force_exit = self.should_exit
             self.should_exit = True
 
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace)  # type: ignore[arg-type]
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(grace, app.state.service.stop)
+            await super().shutdown(sockets)
+
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=math.ceil(grace) + TO_HEAR
+    )
     return Server(settings)
 
 

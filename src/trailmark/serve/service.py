@@ -51,19 +51,19 @@ class Room:
 
 
 class Stream(StreamingResponse):
-    """Events of one request. However it ends, its generator is closed (which frees the slots) and `after` is called."""
+    """Events of one request. However it ends, its generator is closed, which frees the slots, and its room is given back."""
 
-    def __init__(self, events: AsyncGenerator[str, None], after: Callable[[], None]):
+    def __init__(self, events: AsyncGenerator[str, None], service: Service, size: int):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.events, self.after = events, after
+        self.events, self.service, self.size = events, service, size
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await unless_gone(receive, self.stream_response(send))
-        except ApiError as problem:  # the server is stopping
+            await self.service.unless_gone(receive, self.stream_response(send))
+        except ApiError as problem:  # the server is being stopped
             await send({"type": "http.response.body", "body": event(problem.body()).encode()})
         finally:
-            self.after()
+            self.service.room.taken -= self.size
             await self.events.aclose()
 
 
@@ -73,32 +73,37 @@ class Service:
     def __init__(self, engine: LocalEngine, name: str, queue: int = 512):
         self.engine, self.name, self.tokenizer = engine, name, engine.tokenizer
         self.room, self.started = Room(engine.slots, queue), int(time.time())
+        self.working: set[asyncio.Task] = set()
+        self.most_letters = engine.max_len * max(map(len, self.tokenizer.get_vocab()))
 
     async def complete(self, request: Request) -> Response:
         body = read(CompletionBody, await received(request))
         self.known(body.model)
+        self.readable(listed(body.prompt))
         prompts = body.prompts(self.tokenizer)
         budget = 16 if body.max_tokens is None else body.max_tokens
         if budget == 0 and not body.echo:
             raise ApiError(400, "max_tokens 0 has a meaning only with 'echo'.", "max_tokens")
-        texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in listed(body.prompt)]
-        return await self.answer(request, body, prompts, budget, texts if body.echo else None)
+        return await self.answer(request, body, prompts, budget)
 
     async def chat(self, request: Request) -> Response:
         body = read(ChatBody, await received(request))
         self.known(body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
+        self.readable(["".join(m.plain()["content"] for m in body.messages)])
         prompt = body.prompt(self.tokenizer)
         budget = body.max_completion_tokens or body.max_tokens
         if budget == 0:
             raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
-        return await self.answer(request, body, [prompt], budget or max(1, self.engine.max_len - len(prompt)), None)
+        return await self.answer(request, body, [prompt], budget or max(1, self.engine.max_len - len(prompt)))
 
     async def score(self, request: Request) -> Response:
         """Log-probs of tokens that are given: whole sequences, or completions behind a prompt or a conversation."""
         body = read(ScoreBody, await received(request))
         self.known(body.model)
+        self.readable(["".join(m.plain()["content"] for m in body.messages or ())])
+        self.readable([*listed(body.prompt or ""), *listed(body.completion or "")])
         rows = score_rows(body, self.tokenizer)
         for tokens, _ in rows:
             self.check(tokens, "tokens")
@@ -113,28 +118,25 @@ class Service:
         usage = {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used}
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
-    async def answer(
-        self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int, echo: Sequence[str] | None
-    ) -> Response:
+    async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
         asks = body.requests(prompts, self.tokenizer, max(budget, 1), isinstance(body, ChatBody))
         for ask in asks:
             self.check(ask.prompt, "prompt" if isinstance(body, CompletionBody) else "messages", ask)
+        echo = None
+        if isinstance(body, CompletionBody) and body.echo:
+            echo = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in listed(body.prompt)]
         reply = Reply(body, self.tokenizer, self.name, prompts)
         size = len(prompts) * body.n
         self.room.enter(size)
-
-        def leave() -> None:
-            self.room.taken -= size
-
         if body.stream:
-            return Stream(self.events(reply, asks if budget else [], echo), leave)
+            return Stream(self.events(reply, asks if budget else [], echo), self, size)
         try:
-            done = await unless_gone(request.receive, self.whole(reply, asks if budget else [], echo))
+            done = await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo))
             return done or Response(status_code=499)  # nobody will read it
         finally:
-            leave()
+            self.room.taken -= size
 
     async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> Response:
         marks = await self.prompt_marks(reply, echo is not None)
@@ -208,9 +210,41 @@ class Service:
             if reply.wants_logprobs:
                 choice.marks = [Mark(m.token, m.logp, None, m.top[: reply.top]) for m in marks[at]]
 
+    async def unless_gone(self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
+        """Do the work; if the client hangs up before it is done, drop it. (The framework's own way waits for a moment in
+        which no token has arrived, and such a moment may never come.)"""
+
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        task, left = asyncio.create_task(work), asyncio.create_task(gone())
+        self.working.add(task)
+        task.add_done_callback(self.working.discard)
+        try:
+            await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+            if task.cancelled():
+                raise ApiError(503, "the server is being stopped.")
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            left.cancel()
+            await asyncio.gather(task, left, return_exceptions=True)
+
+    def stop(self) -> None:
+        """Whoever is still waiting hears that the server is being stopped."""
+        for task in self.working:
+            task.cancel()
+
     def known(self, model: str | None) -> None:
         if model is not None and model != self.name:
             raise ApiError(404, f"there is no model '{model}' here, only '{self.name}'.", "model", "model_not_found")
+
+    def readable(self, texts: Sequence[Any]) -> None:
+        """Refuse a text that cannot fit whatever its tokens are: to encode megabytes would hold up everyone."""
+        for text in texts:
+            if isinstance(text, str) and len(text) > self.most_letters:
+                raise ApiError(400, f"{len(text)} characters are too many.", code="context_length_exceeded")
 
     def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
         if len(tokens) > self.engine.max_len - (ask is not None):
@@ -251,23 +285,3 @@ async def received(request: Request) -> bytes:
     if size > MOST_BYTES:
         raise ApiError(413, f"the body is larger than {MOST_BYTES >> 20} MB.", code="request_too_large")
     return b"".join(parts)
-
-
-async def unless_gone(receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
-    """Do the work; if the client hangs up before it is done, drop it. (The framework's own way waits for a moment in which
-    no token has arrived, and such a moment may never come.)"""
-
-    async def gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    task, left = asyncio.create_task(work), asyncio.create_task(gone())
-    try:
-        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    except asyncio.CancelledError:
-        raise ApiError(503, "the server is being stopped.") from None
-    finally:
-        task.cancel()
-        left.cancel()
-        await asyncio.gather(task, left, return_exceptions=True)

@@ -1,4 +1,7 @@
-"""A headless Chromium over its debugging pipe: enough to open a page, press keys, read values and take pictures."""
+"""A headless Chromium over its debugging pipe: enough to open a page, press keys, read values and take pictures.
+
+python tests/report/report_chrome.py PAGE.html PICTURE.png [WIDTH [HEIGHT]]
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import select
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -119,3 +124,11 @@ class Chrome:
             return {}
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        browser = Chrome(Path(folder))
+        browser.open(Path(sys.argv[1]), *map(int, sys.argv[3:5]))
+        browser.picture(Path(sys.argv[2]), whole=len(sys.argv) < 5)
+        browser.close()

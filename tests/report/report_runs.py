@@ -31,7 +31,16 @@ def episode(name: str, start: int = 0, win: bool = True, say: str = "Go north, t
     last = 4.0 if win else -2.0
     turns = (
         turn("reflector", f"Map {start}: T..P\nThought:", say, forced=" Well.", stop="stop"),
-        turn("policy", f"Map {start}: T..P\nAction:", "2", law=law, stop="length", action="2", reward=-1.0, version=3),
+        turn(
+            "policy",
+            f"Map {start}: T..P\n{say}\nAction:",
+            "2",
+            law=law,
+            stop="length",
+            action="2",
+            reward=-1.0,
+            version=3,
+        ),
         turn(
             "reflector", "\nMap: .T.P\nThought:", " Nearly there.", continues=0, steps=((0, 7), (7, 14)), stop="length"
         ),

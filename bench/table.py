@@ -1,0 +1,70 @@
+"""`docs/benchmarks.md` from the results of the benchmarks: the newest measurement of every name.
+
+python bench/table.py > docs/benchmarks.md
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
+TITLES = {"sampling": "Sampling", "training": "Training"}
+HEAD = """# Benchmarks
+
+This page is made by `python bench/table.py > docs/benchmarks.md` from `bench/results/*.jsonl`; the scripts that wrote those are named below, and
+running one again adds to its file. Ours and the peer run in turns in one process: `ratio` says how many times better we are (the median over
+the repeats), with the smallest and the largest that was seen; below 1 the peer is better. On a CPU all runs in one thread and seconds are
+those that the process was computing, which on a quiet machine are those of the wall clock.
+"""
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The newest row of every name, in the order in which names first came up; lines that are no comparison are left out."""
+    newest: dict[str, dict[str, Any]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        row = json.loads(line)
+        if row.keys() >= FIELDS:
+            newest[row["name"]] = row
+    return list(newest.values())
+
+
+def page(folder: Path = RESULTS) -> str:
+    parts = [HEAD]
+    for path in sorted(folder.glob("*.jsonl")):
+        if found := rows(path):
+            parts.append(section(path.stem, found))
+    return "\n".join(parts)
+
+
+def section(name: str, found: list[dict[str, Any]]) -> str:
+    lines = [
+        f"## {TITLES.get(name, name)}",
+        "",
+        f"`python bench/{name}.py`, against {', '.join(sorted({r['peer_name'] for r in found}))}.",
+        "",
+    ]
+    lines += ["| what | ours | peer | unit | ratio | from – to | of |", "|---|---:|---:|---|---:|---|---|"]
+    for r in found:
+        low, high = r["spread"]
+        lines.append(f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | {number(r['peer'])} | {r['unit']} | **{r['ratio']:.2f}** | "
+                     f"{low:.2f} – {high:.2f} | {r.get('what', '')} |")  # fmt: skip
+    told: dict[str, list[str]] = {}
+    for r in found:
+        used = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
+        told.setdefault(f"{r['device']}; {used}; commit {r['commit']}; {r['repeats']} repeats", []).append(r["name"])
+    lines.append("")
+    for about, names in told.items():
+        which = "" if len(told) == 1 else f" ({', '.join(n.partition('/')[2] for n in names)})"
+        lines.append(f"Measured on {about}{which}.\n")
+    return "\n".join(lines)
+
+
+def number(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
