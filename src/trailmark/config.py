@@ -174,3 +174,4 @@ class RunConfig(Config):
     learner: LearnerConfig = Field(LearnerConfig(), description="how it is trained")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="what is kept")
     eval: EvalConfig = Field(EvalConfig(), description="evaluation on the way")
+    trackers: list[str] = Field([], description="where metrics go besides the run: tensorboard, trackio, wandb")

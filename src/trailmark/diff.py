@@ -14,7 +14,7 @@ from trailmark.errors import DataError
 from trailmark.marked_yaml import parse
 from trailmark.store import Run
 
-IGNORED = ("out", "name")  # keys of a recipe that may differ between equal runs
+IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
 _ABSENT = object()
 
 

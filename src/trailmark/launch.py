@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+import platform
 from typing import Any
 
 from trailmark.config import RunConfig, dump
@@ -16,10 +19,26 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     resume = resume and Run(config.out).recipe_file.is_file()
     with continue_run(config.out, text) if resume else Run.create(config.out, text) as run:
         try:
+            if not resume:
+                atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
             return method.run(config, run, resume)
         except TrailmarkError:
             run.discard_if_empty()  # a mistake found before the first step leaves no run behind
             raise
+
+
+def versions() -> dict[str, str]:
+    """What a run is made with."""
+    names = ("trailmark", "torch", "transformers", "tokenizers", "peft", "numpy", "safetensors")
+    found = {n: v for n in names if (v := _version(n))}
+    return {**found, "python": platform.python_version()}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def continue_run(out: str, text: str) -> Run:

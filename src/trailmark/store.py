@@ -276,7 +276,7 @@ class Run:
         """Take back a run in which nothing has happened yet: its recipe goes, and with it the folders that are empty."""
         made = [*self.episodes_dir.iterdir(), *self.checkpoints_dir.iterdir(), self.metrics_file]
         if not any(p.exists() for p in made):
-            for path in (self.recipe_file, self.timings_file):
+            for path in (self.recipe_file, self.timings_file, self.path / "versions.json"):
                 path.unlink(missing_ok=True)
             for path in (self.episodes_dir, self.checkpoints_dir):
                 path.rmdir()

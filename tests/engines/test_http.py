@@ -209,6 +209,7 @@ def test_errors_that_pass_are_waited_for():
     answers = [(500, b"oops"), (429, b"{}", {"Retry-After": "0.05"}), (503, {"error": "loading"}), (200, GOOD)]
     with fake(answers) as (url, seen):
         (done,) = ask(quick(url, headers={"X-Team": "a"}, query={"version": "7"}, api_key="s"), Request((1, 2)))[0]
+    assert done.text == TOKENIZER.decode([5, 6])  # what the tokens say, whatever the server left out
     assert done.tokens == (5, 6) and done.logp == done.logq == (-1.0, -2.0) and done.stop == "stop"
     assert len(seen) == 4 and len({json.dumps(body) for _, _, body in seen}) == 1
     path, headers, body = seen[0]

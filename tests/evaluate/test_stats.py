@@ -143,7 +143,7 @@ def test_crossed_covers(seeds, starts, spread):
 @pytest.mark.parametrize(("seeds", "starts", "spread"), [(3, 300, 0.05), (3, 100, 0.0), (5, 50, 0.05)])
 def test_crossed_covers_differences_of_success(seeds, starts, spread):
     """Two arms, trained anew with each seed, on the same starts of unlike difficulty."""
-    rng, sims = np.random.default_rng(starts), 2000
+    rng, sims = np.random.default_rng(starts), 6000  # coverage is 95 to 96 %: enough draws to tell that from 97
     hard, truth = rng.random((sims, 1, starts)), []
     wins = []
     for skill in (0.65, 0.5):

@@ -209,7 +209,15 @@ class HttpEngine:
                 f"'{self.name}' does not tell the log-probs under this sampling law: use temperature 1 without top-k, top-p "
                 "and labels, or `trailmark serve`"
             )
-        return Completion(tokens, logp, logq, text, stop)
+        return Completion(tokens, logp, logq, text if way == "message" else self._said(tokens, stop, request), stop)
+
+    def _said(self, tokens: Tokens, stop: str, request: Request) -> str:
+        """The text of exact tokens as the local engine has it: servers leave out special tokens and halves of characters."""
+        if stop == "stop" and tokens[-1] in request.stop_ids:
+            return self.tokenizer.decode(tokens[:-1])
+        text = self.tokenizer.decode(tokens)
+        found = [at for s in request.stop_strings if (at := text.find(s)) >= 0] if stop == "stop" else []
+        return text[: min(found)] if found else text
 
     def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
         if self.exact:

@@ -26,7 +26,8 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from trailmark import __version__, methods
-from trailmark.config import Config, RunConfig, dump, load_recipe, resolve
+from trailmark.config import Config, RunConfig, load_recipe, resolve
+from trailmark.diff import IGNORED
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
@@ -192,7 +193,8 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
 
 def _mark(config: RunConfig) -> bytes:
     """What finished.json of a run of this recipe holds; a run of another recipe is not finished."""
-    text = dump(config.model_copy(update={"out": "", "name": ""}))
+    kept = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
+    text = json.dumps(kept, sort_keys=True)
     return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
 
 

@@ -6,6 +6,7 @@ goes through `state()` and `load()`. The loop knows nothing else about it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,8 @@ from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
-from trailmark.progress import Progress
+from trailmark.progress import Phases, Progress
+from trailmark.sinks import open_sinks
 from trailmark.store import Run, truncate_metrics, truncate_segments
 
 
@@ -64,17 +66,23 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     if resume:
         truncate_metrics(run, start)
         truncate_segments(run.episodes_dir, start + 1)
+        if (run.path / "evaluation").is_dir():
+            truncate_segments(run.path / "evaluation", start + 1)
         if start >= config.steps or stopped:
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}
     last: dict[str, float] = {}
-    with Progress(config.steps, start, config.name) as progress:
+    sinks = open_sinks(config.trackers, run, config, resumed_at=start)
+    with contextlib.closing(sinks), Progress(config.steps, start, config.name) as progress:
         for step in range(start + 1, config.steps + 1):
             began = time.perf_counter()
             metrics: dict[str, float] = {}
-            for update in method.updates(step):
-                metrics |= method.learner.update(update)
+            phases = Phases()
+            for update in phases.through("collect", method.updates(step)):
+                with phases.phase("learn", tokens=update.passes * sum(len(s.tokens) for s in update.samples)):
+                    metrics |= method.learner.update(update)
             metrics |= method.metrics()
+            phases.add("collect", 0, tokens=int(metrics.get("written_tokens", 0)))
             trained = time.perf_counter() - began
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
@@ -95,8 +103,10 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
                     : max(1, config.checkpoint.keep_best)
                 ]
             last = metrics
-            run.log(step, metrics, {"seconds": time.perf_counter() - began, "train_seconds": trained})
-            progress.update(step, metrics)
+            timings = {"seconds": time.perf_counter() - began, "train_seconds": trained, **phases.numbers}
+            run.log(step, metrics, timings)
+            sinks.log(step, metrics)
+            progress.update(step, metrics, timings)
             due = config.checkpoint.every and step % config.checkpoint.every == 0
             kept = config.checkpoint.keep_best and any(b[1] == step for b in best)
             if due or stop or step == config.steps or kept:

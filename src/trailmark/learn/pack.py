@@ -82,15 +82,17 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
             ids[b, span], pos[b, span], end[b, span] = row, np.arange(len(row)), start + len(row)
             places.append(b * width + np.arange(start, start + len(row)))
     else:
-        if shape == "tree":
-            tokens, ends, position, places = trie(rows)
-        else:
-            tokens, position = np.concatenate(rows), np.concatenate([np.arange(len(r)) for r in rows])
-            stops = np.cumsum([len(r) for r in rows])
-            ends = np.repeat(stops, [len(r) for r in rows])
-            places = [np.arange(stop - len(r), stop) for r, stop in zip(rows, stops)]
-        line, offset, width = _lines(ends[position == 0], multiple, budget)
-        root = np.cumsum(position == 0) - 1  # the piece (a row, or a tree of rows) that each place belongs to
+        pieces = [[r] for r in range(len(rows))] if shape == "flat" else _pieces(rows, multiple, budget)
+        tries = [trie([rows[r] for r in piece]) for piece in pieces]
+        starts = np.cumsum([0, *(len(t[0]) for t in tries)])
+        tokens, position = np.concatenate([t[0] for t in tries]), np.concatenate([t[2] for t in tries])
+        ends = np.concatenate([t[1] + start for t, start in zip(tries, starts)])
+        places = [np.empty(0, np.int64)] * len(rows)
+        for piece, (_, _, _, nodes), start in zip(pieces, tries, starts):
+            for r, path in zip(piece, nodes):
+                places[r] = path + start
+        line, offset, width, _ = _lines(np.diff(starts), multiple, budget)
+        root = np.repeat(np.arange(len(pieces)), np.diff(starts))
         place = offset[root] + np.arange(len(tokens))  # within its line
         width = _up(width, multiple)
         ids, pos = np.zeros((int(line.max()) + 1, width), np.int64), np.zeros((int(line.max()) + 1, width), np.int64)
@@ -156,31 +158,50 @@ def saving(samples: Sequence[Sample]) -> float:
     return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
 
 
-def _lines(stops: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int]:
-    """Where each piece goes that shares nothing with the others: its line, what to add to its places, and the lines' width.
+def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> list[list[int]]:
+    """Which rows become one trie. Where lines are short, a little that all share (a BOS, a header) is better computed again
+    than made the reason for one long line: the least shared prefix that still joins neighbours is the one that costs least."""
+    if budget is None or multiple > 1:
+        return [list(range(len(rows)))]
+    order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
+    lengths = np.array([len(rows[r]) for r in order])
+    shared = np.array([0, *(common_prefix(rows[a], rows[b]) for a, b in zip(order, order[1:]))])
+    found, least = shared < 1, np.inf
+    for joins in (1, 2, 5, 9, 17, 33, 65, 129):
+        cut = shared < joins
+        sizes = np.bincount(np.cumsum(cut) - 1, lengths - np.where(cut, 0, shared)).astype(np.int64)
+        cost = _lines(sizes, multiple, max(budget, int((lengths - shared).sum())))[3]
+        if cost < least:
+            found, least = cut, cost
+    return [list(part) for part in np.split(np.array(order), np.nonzero(found)[0][1:])]
+
+
+def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int, float]:
+    """Where each piece goes that shares nothing with the others: its line, what to add to its places (which count on from
+    piece to piece), the lines' width, and what it costs.
 
     A GPU skips what a mask hides, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a line:
     the pieces are put into several lines, largest first, of that width for which places * (1 + width / NEAR) is least.
     """
-    sizes = np.diff(stops, prepend=0)
-    total, largest = int(sizes.sum()), int(sizes.max())
-    one = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), total
-    if budget is None or multiple > 1 or len(sizes) == 1:
-        return one
-    most = max(total, budget)
-    found, cost = one, total * (1 + total / NEAR)
+    total, largest, first = int(sizes.sum()), int(sizes.max()), np.cumsum(sizes) - sizes
+    zeros = np.zeros(len(sizes), np.int64)
+    cost = total * (1 + total / NEAR) if budget is None or total <= budget else np.inf
+    found = zeros, zeros, total, cost
+    if budget is None or multiple > 1:
+        return found
     for width in sorted({min(total, int(largest * k)) for k in (1, 1.25, 1.5, 2, 3, 4)}):
-        line, offset, free = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64), []
+        line, offset, free = zeros.copy(), zeros.copy(), []
         for piece in np.argsort(-sizes, kind="stable"):
             room = next((k for k, left in enumerate(free) if left >= sizes[piece]), len(free))
             if room == len(free):
                 free.append(width)
-            line[piece], offset[piece] = room, width - free[room] - (stops[piece] - sizes[piece])
+            line[piece], offset[piece] = room, width - free[room] - first[piece]
             free[room] -= int(sizes[piece])
         used = width - min(free)
         area = used * len(free)
-        if area <= most and area * (1 + used / NEAR) < cost:
-            found, cost = (line, offset, used), area * (1 + used / NEAR)
+        if area <= budget and area * (1 + used / NEAR) < cost:
+            cost = area * (1 + used / NEAR)
+            found = line, offset, used, cost
     return found
 
 

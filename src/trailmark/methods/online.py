@@ -136,9 +136,10 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
         return {}
     outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
     wins = [o.success for o in outcomes if o.success is not None]
-    out = {
+    out: dict[str, float] = {
         "reward": float(np.mean([o.reward for o in outcomes])),
         "turns": float(np.mean([len(e.turns) for e in episodes])),
+        "written_tokens": sum(len(t.tokens) for e in episodes for t in e.turns),
     }
     return {**out, "success": float(np.mean(wins))} if wins else out
 
