@@ -134,8 +134,7 @@ def _sample(
             )
         span = slice(start, start + len(turn.tokens))
         streams[weight][span] = per_turn[k]
-        if turn.logq:
-            streams["old"][span] = turn.logq
+        streams["old"][span] = turn.logq or np.nan  # a server that gave no log-probs: the learner must score them first
         streams["law"][span] = laws.setdefault(turn.law, len(laws))
         streams["written"][span] = np.arange(len(turn.tokens))
         streams["turn"][span] = k

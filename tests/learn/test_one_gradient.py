@@ -155,6 +155,18 @@ def test_pieces_that_share_nothing_stand_in_lines(shape):
     assert len(tight) == 1 and tight[0].computed == len(used)  # no room to waste: one line after all
 
 
+def test_a_header_that_all_share_does_not_make_one_long_line():
+    """Four shared tokens in front of everything: computed again for each group, while the groups' own prompts stay shared."""
+    draw = np.random.default_rng(0)
+    heads = [np.r_[1, 2, 3, 4, draw.integers(0, 99, 50)] for _ in range(8)]
+    samples = [Sample(np.r_[h, draw.integers(0, 99, 20)]) for h in heads for _ in range(8)]
+    (packed,) = micro_batches(samples, 10_000, "tree")
+    assert packed.ids.shape[1] < 500 and packed.computed < 1.1 * 8 * (54 + 8 * 20)  # rows would be 64 x 74
+    for n, s in enumerate(packed.samples):
+        place = packed.where[packed.row == n]
+        assert packed.ids.reshape(-1)[place].tolist() == s.tokens.tolist()
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2"])
 def test_probe_passes_where_the_tree_is_exact(make_lm, family):
     lm = make_lm(family, window=6 if family in ("mistral", "gemma2") else None)

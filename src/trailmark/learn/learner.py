@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
@@ -127,8 +128,12 @@ class Learner:
             totals[name] = totals.get(name, 0.0) + value
             totals["loss"] += coef * value
             if not math.isfinite(value) and coef:
+                holes = sorted(
+                    {n for s in samples for n, x in s.streams.items() if x.dtype.kind == "f" and np.isnan(x).any()}
+                )
+                hint = f" (not numbers: {', '.join(holes)}; score them first)" if holes else ""
                 raise LearnError(
-                    f"term '{name}' of {objective.kind} is {value}: nothing was changed; look at the {len(samples)} samples of "
+                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the {len(samples)} samples of "
                     f"this batch (the first is of episode '{samples[0].episode}')"
                 )
         return {name: value for name, value in totals.items() if math.isfinite(value)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -91,7 +92,7 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
         for piece, (_, _, _, nodes), start in zip(pieces, tries, starts):
             for r, path in zip(piece, nodes):
                 places[r] = path + start
-        line, offset, width, _ = _lines(np.diff(starts), multiple, budget)
+        line, offset, width, _ = _lines(np.diff(starts), multiple, budget and max(budget, len(tokens)))
         root = np.repeat(np.arange(len(pieces)), np.diff(starts))
         place = offset[root] + np.arange(len(tokens))  # within its line
         width = _up(width, multiple)
@@ -165,7 +166,7 @@ def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> li
         return [list(range(len(rows)))]
     order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
     lengths = np.array([len(rows[r]) for r in order])
-    shared = np.array([0, *(common_prefix(rows[a], rows[b]) for a, b in zip(order, order[1:]))])
+    shared = np.array([0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))])
     found, least = shared < 1, np.inf
     for joins in (1, 2, 5, 9, 17, 33, 65, 129):
         cut = shared < joins
