@@ -6,6 +6,7 @@ What counts is the ratio of neighbouring runs: `ratio` is the median of it over 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -45,6 +46,7 @@ def compare(
     what: str = "",
 ) -> dict[str, Any]:
     """Call both in turns. Each call returns how much it did (tokens, decisions, updates); more a second is better."""
+    commit()
     ours(), peer()  # the first call of anything warms up
     mine, theirs = [], []
     for k in range(repeats):
@@ -109,8 +111,9 @@ def versions() -> dict[str, str]:
     return out
 
 
+@functools.cache
 def commit() -> str:
-    """The commit that was measured; a '+' says that files had changed since."""
+    """The commit that was measured, asked once; a '+' says that files had changed since."""
     here = Path(__file__).parent
     ask = lambda *words: subprocess.run(["git", *words], capture_output=True, text=True, cwd=here)
     name = ask("rev-parse", "--short", "HEAD").stdout.strip()
