@@ -70,7 +70,9 @@ def gradient(lm: LM, samples: list[Sample], layout: str, budget: int = 4096) -> 
     learner.gradient(samples, WeightedLogp())
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return torch.cat([p.grad.double().flatten() for _, p in lm.parameters() if p.grad is not None]), time.perf_counter() - began
+    return torch.cat(
+        [p.grad.double().flatten() for _, p in lm.parameters() if p.grad is not None]
+    ), time.perf_counter() - began
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -84,7 +86,10 @@ def check(family: str) -> dict:
     rows, _ = gradient(lm, samples, "rows")
     split, _ = gradient(lm, samples, "tree", 1024)
     noisy = model(family, torch.bfloat16)
-    bf_tree, bf_flat = relative(gradient(noisy, samples, "tree")[0], flat), relative(gradient(noisy, samples, "flat")[0], flat)
+    bf_tree, bf_flat = (
+        relative(gradient(noisy, samples, "tree")[0], flat),
+        relative(gradient(noisy, samples, "flat")[0], flat),
+    )
     return {
         "family": family,
         "probe": probe(lm) or "exact",
@@ -102,7 +107,10 @@ def engine(lm: LM) -> dict:
     """Sampler against learner, and bitwise equality over neighbours and arrival order."""
     draw = np.random.default_rng(1)
     laws = [SamplingLaw(), SamplingLaw(temperature=0.7, top_p=0.9), SamplingLaw(allowed=tuple(range(20)))]
-    asked = [Request(tuple(int(t) for t in draw.integers(0, 250, 5 + 9 * k)), laws[k % 3], 3, 32, key=str(k)) for k in range(9)]
+    asked = [
+        Request(tuple(int(t) for t in draw.integers(0, 250, 5 + 9 * k)), laws[k % 3], 3, 32, key=str(k))
+        for k in range(9)
+    ]
     made = lambda: LocalEngine(lm, slots=16, max_len=256)
     together = run(made(), asked)
     alone = [run(made(), [r])[0] for r in asked]
@@ -114,14 +122,20 @@ def engine(lm: LM) -> dict:
             streams = {name: np.zeros(n + len(c.tokens)) for name in ("weight", "old")}
             streams["weight"][n:], streams["old"][n:] = 1.0, c.logq
             law = np.where(streams["weight"] > 0, 0, -1)
-            samples.append(Sample(np.array(request.prompt + c.tokens), {**streams, "law": law}, {"weight": 1.0}, (request.law,)))
+            samples.append(
+                Sample(np.array(request.prompt + c.tokens), {**streams, "law": law}, {"weight": 1.0}, (request.law,))
+            )
     scored = Learner({"policy": lm}, LearnerConfig(layout="tree")).fill(samples, now=Readout(""))
     worst = max(float(np.abs(s.streams["now"] - s.streams["old"])[s.streams["weight"] > 0].max()) for s in scored)
     began = time.perf_counter()
     fast = LocalEngine(lm, slots=64, max_len=256)
     run(fast, [Request(r.prompt, SamplingLaw(), 16, 128, key=r.key) for r in asked])
     rate = fast.decoded / (time.perf_counter() - began)
-    return {"sampler_vs_learner": worst, "bitwise_over_neighbours": together == alone == backwards, "tokens_per_second": round(rate)}
+    return {
+        "sampler_vs_learner": worst,
+        "bitwise_over_neighbours": together == alone == backwards,
+        "tokens_per_second": round(rate),
+    }
 
 
 def main() -> None:
@@ -134,7 +148,10 @@ def main() -> None:
     for family in ("llama", "gpt2", "mistral"):
         results.append(check(family))
         print(json.dumps(results[-1]), flush=True)
-    commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = (
+        args.commit
+        or subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    )
     report = {
         "name": "gpu_core",
         "passed": all(r["probe"] == "exact" and r["tree_vs_flat"] <= 1e-5 and r["sampler_vs_learner"] <= 1e-3

@@ -87,7 +87,7 @@ def timed(
     learner = Learner({"policy": lm}, LearnerConfig(optim=OptimConfig(lr=1e-6)), total=10**6)
     want, got = loss().item(), learner.gradient(samples, objective)["loss"]
     assert abs(want - got) <= 1e-5 * max(1.0, abs(want)), f"{name}: they compute {want}, we {got}"
-    what += f", {choose_shape('auto', lm, samples)} layout"
+    what += f", {choose_shape('auto', lm)} layout"
 
     def ours() -> float:
         learner.gradient(samples, objective)

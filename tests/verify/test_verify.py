@@ -357,7 +357,7 @@ def test_packing_that_leaks(sound, monkeypatch):
 
 def test_a_packing_that_changes_between_scoring_and_training(sound, monkeypatch):
     shapes = iter(["rows", "tree"] * 100)
-    monkeypatch.setattr(learner, "choose_shape", lambda wish, lm, samples: next(shapes) if wish == "auto" else wish)
+    monkeypatch.setattr(learner, "choose_shape", lambda wish, lm: next(shapes) if wish == "auto" else wish)
     report = verify(sound / "talk")
     assert failed(report) == {"step one"} and "ratio at step one is not 1" in report["step one"].what
 

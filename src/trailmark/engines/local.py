@@ -3,7 +3,7 @@
 Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample then
 decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a prefill,
 slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours and arrival order.
-`fixed=False` computes only the rows and columns in use.
+`fixed=False` prefills only the rows and looks only at the columns in use.
 """
 
 from __future__ import annotations
@@ -337,10 +337,10 @@ class LocalEngine:
         ):  # noise for labels only
             ids = ids[sorted({t for r in requests for t in r.law.allowed or ()})]
         noise = gumbel(keys, torch.as_tensor(written, device=logits.device), ids, own.dtype)
-        token = ids[(under[:, ids] + noise).argmax(-1, keepdim=True)]
+        token = ids[((under if len(ids) == under.shape[1] else under[:, ids]) + noise).argmax(-1, keepdim=True)]
         whole = own.log_softmax(-1)
         logp = whole.gather(1, token)
-        logq = under.log_softmax(-1).gather(1, token)
+        logq = logp if under is own else under.log_softmax(-1).gather(1, token)
         real = own.dtype if own.device.type == "mps" else torch.float64
         drawn = torch.cat([token.to(real), logp.to(real), logq.to(real)], 1).cpu().double().numpy()
         for live, (t, p, q) in zip(lives, drawn):

@@ -14,7 +14,7 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.forward import Readout, view
 from trailmark.learn.optim import Optimiser
-from trailmark.learn.pack import Packed, Shape, micro_batches, saving
+from trailmark.learn.pack import Packed, Shape, micro_batches
 from trailmark.models.lm import LM
 from trailmark.objectives.base import Objective
 from trailmark.types import Sample
@@ -54,7 +54,7 @@ class Learner:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
         all_models = list(self.models.values())
         poorest = min(all_models, key=lambda lm: RICHNESS[lm.sharing])
-        shape = choose_shape(self.config.layout, poorest, samples)
+        shape = choose_shape(self.config.layout, poorest)
         longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in all_models)
         if longest > context:
             raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {context}")
@@ -179,12 +179,7 @@ def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
     ]
 
 
-def choose_shape(wish: Shape, lm: LM, samples: Sequence[Sample]) -> Shape:
-    """What was asked for, or the best that is exact: on a CPU a trie when it saves a fifth of the tokens, else padded
-    rows (attention there costs the square of the packed length); on a GPU always packed."""
-    if wish == "auto":
-        if lm.device.type == "cuda":
-            wish = "tree"
-        else:
-            wish = "tree" if saving(samples) > 0.2 else "rows"
+def choose_shape(wish: Shape, lm: LM) -> Shape:
+    """What was asked for, or the richest that is exact for the model."""
+    wish = "tree" if wish == "auto" else wish
     return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]

@@ -272,6 +272,11 @@ class ReflectMethod(Plain):
         self.replay, self.frozen = [from_json(line) for line in state["replay"]], state["frozen"]
 
 
+def protocol(config: Config, source: Any) -> Protocol:
+    """Who speaks when, for those who replay a run."""
+    return two_players(config.reflect, config.restrict, share=config.reflect_prob)
+
+
 def keep_evaluation(run: Run, name: str, episodes: Sequence[Episode]) -> Path:
     """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
     path = run.path / "evaluation" / f"{name}.jsonl"

@@ -112,7 +112,8 @@ class LM:
         yield from ((f"heads.{n}", p) for n, p in self.heads.named_parameters() if p.requires_grad)
 
     def train(self, mode: bool = True) -> None:
-        self.model.train(mode)
+        if self.model.training != mode:  # walking over every module costs as much as decoding a token of a tiny model
+            self.model.train(mode)
         self.heads.train(mode)
 
     def freeze(self) -> LM:
