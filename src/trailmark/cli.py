@@ -112,7 +112,7 @@ def tasks(
     words: Annotated[list[str] | None, typer.Argument(metavar="[check] NAME KEY=VALUE")] = None,
 ) -> None:
     """List the tasks, show one with a first start, or check that one keeps the protocol (`tasks check NAME`)."""
-    from trailmark.tasks import get_task, task_names
+    from trailmark.tasks import get_task, task_names, task_options
 
     check, words = (words or [])[:1] == ["check"], list(words or [])
     words = words[1:] if check else words
@@ -121,7 +121,7 @@ def tasks(
             raise TrailmarkError("tasks check: which task? Such as 'trailmark tasks check taxi'.")
         typer.echo("\n".join(task_names()))
         return
-    source = get_task(words[0], **_keywords(words[1:]))
+    source = get_task(words[0], **task_options(words[1:]))
     if check:
         from trailmark.tasks.check import check_task
 
@@ -131,19 +131,6 @@ def tasks(
     first = source.tasks(n=1)[0]
     typer.echo((type(source).__doc__ or source.name).strip())
     typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
-
-
-def _keywords(words: list[str]) -> dict[str, Any]:
-    """key=value words as the keywords of a task."""
-    from trailmark.marked_yaml import parse
-
-    options: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
-            raise TrailmarkError(f"option '{word}': expected key=value, such as mode=pickup.")
-        options[key] = parse(value, f"option '{word}'", line=False)[0]
-    return options
 
 
 @app.command()
@@ -159,11 +146,11 @@ def data(
     import json
 
     from trailmark.store import atomic_write
-    from trailmark.tasks import get_task
+    from trailmark.tasks import get_task, task_options
 
     if out.exists():
         raise RunError(f"{out} exists: choose another file.")
-    source = get_task(task, **_keywords(words or []))
+    source = get_task(task, **task_options(words or []))
     world, rows = source.make(), []
     for start in source.tasks(split, n, seed):
         if not isinstance(start.meta.get("gold"), str):

@@ -55,20 +55,9 @@ def find_model(name: str) -> tuple[str, dict[str, Any]]:
     return str(folder), parse(Run(run).recipe, str(run / "recipe.yaml"))[0]
 
 
-def task_options(words: Sequence[str]) -> dict[str, Any]:
-    """key=value words as the keywords of a task."""
-    options: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not equals or not key.isidentifier():
-            raise TrailmarkError(f"option '{word}': expected key=value, such as mode=pickup.")
-        options[key] = parse(value, f"option '{word}'", line=False)[0]
-    return options
-
-
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     """The episodes, and a plain record of how they were made."""
-    from trailmark.tasks import get_task
+    from trailmark.tasks import get_task, task_options
 
     folder, recipe = find_model(name)
     if recipe.get("method") not in (None, "online", "sft") and wish.task is None:

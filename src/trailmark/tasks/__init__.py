@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
@@ -72,3 +72,16 @@ def _check_options(name: str, signature: inspect.Signature, options: dict[str, A
     for key, p in named.items():
         if p.default is kinds.empty and key not in options:
             raise TaskError(f"task '{name}' needs the option '{key}'.")
+
+
+def task_options(words: Sequence[str]) -> dict[str, Any]:
+    """key=value words of a command line as the keywords of a task."""
+    from trailmark.marked_yaml import parse
+
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise TaskError(f"option '{word}': expected key=value, such as mode=pickup.")
+        options[key] = parse(value, f"option '{word}'", line=False)[0]
+    return options
