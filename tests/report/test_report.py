@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 from report_chrome import BINARY, Chrome
@@ -413,3 +414,26 @@ def test_a_running_and_a_dead_run_open(opened, tmp_path):
     Run.create(tmp_path / "empty", "method: sft\n").close()
     c = opened(Run(tmp_path / "empty"))
     assert c.value("['curves', 'episodes', 'compare', 'evaluation'].every(i => document.getElementById(i).hidden)")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
+    """The quickstart's own recipe, cut to a few steps: both players, evaluations, a start played by two stages."""
+    import trailmark
+    from trailmark.config import load_recipe, resolve
+    from trailmark.launch import launch
+    from trailmark.methods import reflect
+    from trailmark.store import Run
+
+    raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
+    short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 9, "out": str(tmp_path / "run"), "thought": 6}
+    launch(reflect, resolve({**raw, **short}, reflect.Config))
+    c = opened(Run.open(tmp_path / "run"), width=width)
+    assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5
+    first = text_of(c, "#where")
+    seats = set()
+    for _ in range(4):
+        seats.add(text_of(c, "#turn header b"))
+        c.press("ArrowRight")
+    assert ("policy" in seats and text_of(c, "#where") != first) or first.startswith("turn 1 of 1")
+    assert "reflect-rl" in c.value("document.body.innerText") and "reflect-sft" in c.value("document.body.innerText")
