@@ -74,7 +74,13 @@ class _Checker:
             self.report.problems.append(sentence)
 
     def guard(self, what: str, call: Callable[[], Any], allowed: type[Exception] | tuple[()] = ()) -> Any:
-        """The call's result, or the exception it raised when that is `allowed`. Watches the global random states."""
+        """The call's result, or the exception it raised when that is `allowed`. Watches the global random states.
+
+        Both generators are put into a state nobody seeds them with, so that seeding counts as use, and then put back.
+        """
+        kept = random.getstate(), np.random.get_state()
+        random.seed("a state that no task asks for")
+        np.random.seed(2**32 - 5)
         before = random.getstate(), _numpy_state()
         try:
             return call()
@@ -87,6 +93,8 @@ class _Checker:
             for module, was, now in zip(("random", "numpy.random"), before, (random.getstate(), _numpy_state())):
                 if was != now:
                     self.problem(module, f"{what} used the global generator of '{module}'; seed one by the task.")
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])
 
     def run(self, episodes: int, split: str) -> Report:
         name, markov = getattr(self.source, "name", None), getattr(self.source, "markov", None)
