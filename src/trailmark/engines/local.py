@@ -25,6 +25,7 @@ from trailmark.models.lm import LM
 from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
+GPU_PREFILL = 16384  # tokens computed at once on a GPU
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -77,10 +78,36 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
     return made.freeze()
 
 
+class Graph:
+    """A step of constant shapes recorded once on a GPU and played again, so that a thousand small kernels are one launch.
+    Weights are read where they lie: what changes them in place is seen."""
+
+    def __init__(self, step: Callable[..., torch.Tensor], *inputs: torch.Tensor):
+        self.inputs = [x.clone() for x in inputs]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries set themselves up outside the recording
+                step(*self.inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = step(*self.inputs)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        for mine, given in zip(self.inputs, inputs):
+            mine.copy_(given)
+        self.graph.replay()
+        return self.out
+
+
 class LocalEngine:
-    def __init__(self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int = 4):
+    def __init__(
+        self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int | None = None
+    ):
+        """`prefill_rows`: how many prompts are computed at once; None: 4, and on a GPU as many as fill it."""
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
-        self.slots, self.fixed, self.prefill_rows = slots, fixed, prefill_rows
+        self.slots, self.fixed, self._prefill_rows = slots, fixed, prefill_rows
         self.max_len = min(max_len or DEFAULT_LEN, lm.context)
         self.bucket = FLEX_BLOCK if lm.device.type == "cuda" else BUCKET
         self.capacity = -(-self.max_len // self.bucket) * self.bucket
@@ -92,6 +119,7 @@ class LocalEngine:
         self._rows: list[_Live | None] = [None] * slots
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
+        self._graph: Graph | None = None
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
@@ -241,14 +269,21 @@ class LocalEngine:
             by_bucket.setdefault(-(-len(prompt) // self.bucket) * self.bucket, []).append(prompt)
         self.lm.train(False)
         for width, group in by_bucket.items():
-            for first in range(0, len(group), self.prefill_rows):
-                part = group[first : first + self.prefill_rows]
+            rows = self.prefill_rows(width)
+            for first in range(0, len(group), rows):
+                part = group[first : first + rows]
                 self._prefill_part(part, width, [prompts[p] for p in part])
+
+    def prefill_rows(self, width: int) -> int:
+        """Rows of a prefill of this width: constant for the width, so that neighbours cannot change a row."""
+        if self._prefill_rows is None:
+            return max(4, min(64, GPU_PREFILL // width)) if self.lm.device.type == "cuda" else 4
+        return self._prefill_rows
 
     def _prefill_part(
         self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]
     ) -> None:
-        rows = self.prefill_rows if self.fixed else len(part)
+        rows = self.prefill_rows(width) if self.fixed else len(part)
         ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
         end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
         for r, prompt in enumerate(part):
@@ -292,25 +327,30 @@ class LocalEngine:
                 self._rows[row], self._index[row], self._last[row] = None, 0, 0
 
     def _seat(self) -> None:
+        """Give free slots to samples that wait; those of one prefill are copied together."""
+        together: dict[int, list[tuple[int, _Ready]]] = {}
         for row in range(self.slots):
-            if not self._ready:
-                return
-            if self._rows[row] is None:
+            if self._ready and self._rows[row] is None:
                 ready = self._ready.popleft()
-                self._cache.write(row, ready.kept, ready.source, ready.length)
-                self._rows[row] = ready.live
-                self._index[row] = ready.length
+                together.setdefault(id(ready.kept), []).append((row, ready))
+                self._rows[row], self._index[row] = ready.live, ready.length
                 self._last[row] = ready.live.tokens[-1]
+        for part in together.values():
+            self._cache.write([row for row, _ in part], part[0][1].kept, [r.source for _, r in part])
 
     @torch.inference_mode()
     def _decode(self) -> None:
         device = self.lm.device
         self.lm.train(False)
-        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
-        index = torch.as_tensor(self._index, device=device)
-        layout = self._cache.at(index, width)
-        hidden = self.lm.hidden(torch.as_tensor(self._last, device=device)[:, None], layout, index[:, None])
-        self._draw(self.lm.logits(hidden[:, 0]), self._rows)
+        index, last = (torch.as_tensor(x, device=device) for x in (self._index, self._last))
+        if device.type == "cuda":
+            if self._graph is None:
+                self._graph = Graph(lambda i, t: self._next(i, t, self.capacity), index, last)
+            logits = self._graph(index, last)
+        else:
+            width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
+            logits = self._next(index, last, width)
+        self._draw(logits, self._rows)
         for row, live in enumerate(self._rows):
             if live is None:
                 continue
@@ -318,6 +358,11 @@ class LocalEngine:
             self._last[row] = live.tokens[-1]
             if self._ended(live):
                 self._rows[row], self._index[row], self._last[row] = None, 0, 0
+
+    def _next(self, index: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
+        """Logits after the last token of every slot, [slots, V]."""
+        hidden = self.lm.hidden(last[:, None], self._cache.at(index, width), index[:, None])
+        return self.lm.logits(hidden[:, 0])
 
     # -- drawing and stopping -----------------------------------------------------------------------------------
 

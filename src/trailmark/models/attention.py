@@ -97,6 +97,10 @@ class Prefill(Layout):
         softcap: float | None,
     ) -> Tensor:
         self.kept[layer] = (k, v)
+        if q.is_cuda and softcap is None and (window is None or q.shape[2] <= window):
+            groups = q.shape[1] // k.shape[1]  # whole rows are causal as they stand: no mask, nothing to compile
+            k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
+            return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
         return super().attend(layer, q, k, v, scale, window, softcap)
 
 
@@ -113,14 +117,19 @@ class Slots:
         self.index: Tensor | None = None  # [rows] where this step's token goes
         self._masks: dict[int | None, Tensor] = {}
 
-    def write(self, row: int, kept: dict[int, tuple[Tensor, Tensor]], source: int, length: int) -> None:
-        """Start slot `row` from the first `length` positions of row `source` of a prefill."""
+    def write(self, rows: list[int], kept: dict[int, tuple[Tensor, Tensor]], sources: list[int]) -> None:
+        """Start slots `rows` from rows `sources` of a prefill. What lies behind a prompt's end is never looked at."""
+        if len(rows) == 1:
+            to, of = slice(rows[0], rows[0] + 1), slice(sources[0], sources[0] + 1)
+        else:
+            device = next(iter(kept.values()))[0].device
+            to, of = torch.tensor(rows, device=device), torch.tensor(sources, device=device)
         for layer, (k, v) in kept.items():
             if layer not in self.keys:
                 self.keys[layer] = k.new_zeros(self.rows, k.shape[1], self.capacity, k.shape[3])
                 self.values[layer] = v.new_zeros(self.rows, v.shape[1], self.capacity, v.shape[3])
-            self.keys[layer][row, :, :length] = k[source, :, :length]
-            self.values[layer][row, :, :length] = v[source, :, :length]
+            self.keys[layer][to, :, : k.shape[2]] = k[of]
+            self.values[layer][to, :, : v.shape[2]] = v[of]
 
     def at(self, index: Tensor, width: int | None = None) -> Slots:
         """Set where the next token of every row goes; `width` limits how many columns are looked at."""
@@ -148,7 +157,16 @@ class Slots:
             if window is not None:
                 allowed &= self.index[:, None] - j < window
             self._masks[window] = allowed[:, None, None, :]
-        return _dense(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
+        attend = _one_token if q.is_cuda and softcap is None else _dense
+        return attend(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
+
+
+def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    """A single query a row, [B, H, 1, D]: heads that share keys become rows of one product, so keys are read once."""
+    rows, heads, _, size = q.shape
+    scores = q.view(rows, k.shape[1], -1, size) @ k.transpose(2, 3) * (size**-0.5 if scale is None else scale)
+    weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return (weights @ v).view(rows, heads, 1, -1)
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:

@@ -78,7 +78,7 @@ def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
             head = Prefill(torch.full_like(ids[:, :prompt], prompt), pos[:, :prompt])
             lm.hidden(ids[:, :prompt], head, pos[:, :prompt])
             slots = Slots(1, 32)
-            slots.write(0, head.kept, 0, prompt)
+            slots.write([0], head.kept, [0])
             gap = 0.0
             for t in range(prompt, n):
                 step = lm.hidden(ids[:, t : t + 1], slots.at(pos[0, t : t + 1]), pos[:, t : t + 1])
