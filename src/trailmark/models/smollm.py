@@ -30,6 +30,7 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
     if importlib.util.find_spec("gguf") is None:
         raise ModelError("reading SmolLM2 needs the package 'gguf': pip install 'trailmark[smollm]'")
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = dict(gguf_file=gguf.name)
@@ -39,12 +40,15 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, name):
             delattr(config, name)
-    plain = AutoModelForCausalLM.from_config(config).to(torch.float32)
-    plain.load_state_dict(model.state_dict())
-    plain.tie_weights()
+    config.architectures = [type(model).__name__]
+    weights = {name: w.contiguous() for name, w in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-    plain.save_pretrained(scratch)
+    save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})  # as it lies: no second model is made
+    config.save_pretrained(scratch)
+    model.generation_config.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
     try:
         scratch.rename(folder)
