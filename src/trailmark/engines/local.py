@@ -25,7 +25,7 @@ from trailmark.models.lm import LM
 from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
-GPU_PREFILL = 16384  # tokens computed at once on a GPU
+GPU_PREFILL = 65536  # tokens computed at once on a GPU
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -277,7 +277,7 @@ class LocalEngine:
     def prefill_rows(self, width: int) -> int:
         """Rows of a prefill of this width: constant for the width, so that neighbours cannot change a row."""
         if self._prefill_rows is None:
-            return max(4, min(64, GPU_PREFILL // width)) if self.lm.device.type == "cuda" else 4
+            return max(4, min(256, GPU_PREFILL // width)) if self.lm.device.type == "cuda" else 4
         return self._prefill_rows
 
     def _prefill_part(
