@@ -1,0 +1,114 @@
+"""`trailmark play`: a person at the keyboard plays a task, and the episode is kept.
+
+End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the command runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trailmark.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from trailmark.sitting import Sitting
+
+
+def _asker() -> Callable[[], str | None]:
+    """How a line is asked for: None at the end of the input. Bytes that are no text are replaced."""
+    if (change := getattr(sys.stdin, "reconfigure", None)) is not None:
+        change(errors="replace")
+    if not sys.stdin.isatty():
+        return lambda: sys.stdin.readline() or None
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (arrow keys and history of `input`)
+
+    def ask() -> str | None:
+        try:
+            return input("> ")
+        except EOFError:
+            return None
+
+    return ask
+
+
+def _free_name(task: str) -> Path:
+    stem = "".join(c if c.isalnum() else "-" for c in task)
+    return next(p for i in range(1, 1 << 30) if not (p := Path(f"play-{stem}-{i}.jsonl")).exists())
+
+
+def _options(
+    words: list[str], game: str | None, repo: Path | None, query: str | None, target: list[str] | None
+) -> dict:
+    from trailmark.tasks import task_options
+
+    made = task_options(words)
+    if game is not None:
+        made["games" if Path(game).exists() else "game"] = game
+    if repo is not None:
+        made["repo"] = str(repo)
+    if query is not None:
+        made["query"] = query
+    if target:
+        made["target"] = target
+    return made
+
+
+def play(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task by name, such as taxi.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")] = None,
+    game: Annotated[str | None, typer.Option(help="alfworld: a game's file or id.")] = None,
+    repo: Annotated[Path | None, typer.Option(metavar="PATH", help="auto-explore: a repository.")] = None,
+    query: Annotated[str | None, typer.Option(help="auto-explore: the question.")] = None,
+    target: Annotated[list[str] | None, typer.Option(help="auto-explore: the file that answers it.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split; 'train', or 'all' with --repo.")] = None,
+    start: Annotated[int, typer.Option(min=1, help="Which start of the split.")] = 1,
+    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="For the saved tokens and the labels: a folder, a hub name, smollm2 or tiny."
+        ),
+    ] = "tiny",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
+) -> None:
+    """Play a task in the terminal and save the episode."""
+    from trailmark.formats.command import _tokenizer
+    from trailmark.sitting import Sitting, pick, sit
+    from trailmark.tasks import get_task
+
+    if out is not None and out.exists():
+        raise RunError(f"{out} exists: choose another file.")
+    if out is not None and not out.parent.is_dir():
+        raise DataError("there is no such folder to save into.", out.parent)
+    source = get_task(task, **_options(words or [], game, repo, query, target))
+    # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
+    words_of = None if tokenizer == "tiny" else _tokenizer(tokenizer)
+    if words_of is not None and hasattr(source, "bind"):
+        source.bind(words_of)  # pyrefly: ignore[missing-attribute]
+    sitting = Sitting(source, pick(source, split or ("train" if repo is None else "all"), start, seed))
+    typer.echo(f"{source.name}, start '{sitting.task.id}'; 'help' says what can be typed.\n")
+    try:
+        sit(sitting, _asker(), lambda text: typer.echo(text, nl=False))
+    except KeyboardInterrupt:
+        typer.echo("")
+    finally:
+        if sitting.played:
+            _save(sitting, words_of or _tokenizer(tokenizer), out or _free_name(task))
+        else:
+            typer.echo("Nothing was played, so nothing is saved.")
+
+
+def _save(sitting: Sitting, tokenizer: Any, out: Path) -> None:
+    from trailmark.sitting import ending, episode_of
+    from trailmark.store import atomic_write, to_json
+
+    episode = episode_of(sitting, tokenizer)
+    atomic_write(out, (to_json(episode) + "\n").encode())
+    steps = len(sitting.played)
+    typer.echo(f"{ending(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")

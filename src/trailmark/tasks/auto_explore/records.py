@@ -1,0 +1,154 @@
+"""Task files of AutoExplore.
+
+    tasks_*.jsonl   one task a line: repo, query, target (a path or several); id, version, kind, split, … may be there
+    *.json          the reference's: a list of records with question, filename, root, trajectories, …
+
+In the reference's format a task's targets are the annotated file and every file that a teacher's trajectory identified; a record
+in which none identified a file is dropped. Also dropped are targets that the world never offers: hidden ones, and those of
+another kind than code, text, data and shell. What was dropped is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError
+from trailmark.lines import object_from_json
+from trailmark.tasks.auto_explore.contents import kind_of
+
+REFERENCE_SPLITS = ("train", "validate", "test")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One question and the files that answer it."""
+
+    key: str
+    repo: str
+    query: str
+    targets: tuple[str, ...]
+    version: str = ""
+    split: str = "train"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def depths(self) -> set[int]:
+        return {t.count("/") for t in self.targets}
+
+
+def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Record], Counter[str]]:
+    """The records of files or folders, and how many were dropped for which reason."""
+    records: list[Record] = []
+    dropped: Counter[str] = Counter()
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        for file in _files(Path(path).expanduser()):
+            records += _jsonl(file, dropped) if file.suffix == ".jsonl" else _reference(file, dropped)
+    seen: set[str] = set()
+    for r in records:
+        if r.key in seen:
+            raise DataError(f"two tasks have the id '{r.key}' (repository and id together): make them different.")
+        seen.add(r.key)
+    if not records:
+        why = ", ".join(f"{n} {what}" for what, n in sorted(dropped.items())) or "the file is empty"
+        raise DataError(f"there is no task in {paths} ({why}).")
+    return records, dropped
+
+
+def task_folder(paths: str | Path | Sequence[str | Path]) -> Path:
+    """Where the (first) task file lies: `file_trees.json` is looked for there."""
+    first = Path(paths if isinstance(paths, str | Path) else paths[0]).expanduser()
+    return first if first.is_dir() else first.parent
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(path.glob("tasks*.jsonl")) or [
+            p for s in REFERENCE_SPLITS if (p := path / f"{s}.json").is_file()
+        ]
+        if not found:
+            raise DataError("holds no task files: tasks*.jsonl, or train.json, validate.json and test.json.", path)
+        return found
+    if path.suffix not in (".jsonl", ".json"):
+        raise DataError("a task file ends in .jsonl or .json.", path)
+    return [path]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+
+
+def _text(row: Mapping[str, Any], key: str, path: Path, line: int, default: str | None = None) -> str:
+    value = row.get(key, default)
+    if not isinstance(value, str) or (default is None and not value.strip()):
+        raise DataError(f"must be a text, not {value!r:.60}.", path, line, key)
+    return value
+
+
+def _jsonl(path: Path, dropped: Counter[str]) -> list[Record]:
+    made = []
+    for n, line in enumerate(_bytes(path).split(b"\n"), 1):
+        if not line.strip():
+            continue
+        row = object_from_json(line, path, n)
+        repo, target = _text(row, "repo", path, n), row.get("target")
+        targets = [target] if isinstance(target, str) else target
+        if not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
+            raise DataError(f"must be a path or a list of paths, not {target!r:.60}.", path, n, "target")
+        known = ("repo", "version", "query", "target", "id", "split")
+        record = Record(
+            f"{repo}-{row.get('id', n - 1)}", repo, _text(row, "query", path, n), tuple(targets),
+            _text(row, "version", path, n, ""), _text(row, "split", path, n, "train"),
+            {k: v for k, v in row.items() if k not in known},
+        )  # fmt: skip
+        made += _usable(record, dropped)
+    return made
+
+
+def _reference(path: Path, dropped: Counter[str]) -> list[Record]:
+    try:
+        rows = json.loads(_bytes(path))
+    except ValueError as e:
+        raise DataError(f"cannot be read as JSON ({e}).", path) from None
+    if not isinstance(rows, list):
+        raise DataError("must be a list of task records.", path)
+    made = []
+    for n, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"record {n} must be an object, not {row!r:.40}.", path)
+        root, question = _text(row, "root", path, n), _text(row, "question", path, n, "")
+        said = [t.get("filename") for t in row.get("trajectories") or [] if isinstance(t, dict)]
+        named = [_plain(f) for f in said if isinstance(f, str) and f]
+        if not question.strip() or not named:
+            dropped["records without a question" if named else "records no teacher identified a file for"] += 1
+            continue
+        targets = tuple(dict.fromkeys([_plain(_text(row, "filename", path, n)), *named]))
+        repo = root.rstrip("/").rpartition("/")[2]
+        split = path.stem if path.stem in REFERENCE_SPLITS else "train"
+        kept = ("answer", "optimal_path", "n_level", "model")
+        meta = {k: row[k] for k in kept if k in row}
+        made += _usable(Record(f"{repo}-{path.stem}-{n - 1}", repo, question, targets, "", split, meta), dropped)
+    return made
+
+
+def _plain(path: str) -> str:
+    """A path without the quotes that some files have around names with spaces."""
+    return path.replace('"', "").removeprefix("./")
+
+
+def _usable(record: Record, dropped: Counter[str]) -> list[Record]:
+    """The record with the targets that the world offers; nothing when none is left."""
+    targets = tuple(
+        t for t in record.targets if kind_of(t) and not any(p.startswith(".") or not p for p in t.split("/"))
+    )
+    if not targets:
+        dropped["targets that are hidden or of another kind"] += 1
+        return []
+    return [Record(record.key, record.repo, record.query, targets, record.version, record.split, record.meta)]

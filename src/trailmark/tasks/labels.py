@@ -1,0 +1,143 @@
+"""Labels: the one-token names that a menu gives to its actions.
+
+A policy that answers with a label makes one decision with one token, so every label has to be a single token of its model.
+How many there are is up to the tokenizer: of the 252 `CHOICES`, GPT-2 has all, SmolLM2 (whose digits stand alone) has 62.
+
+    alphabet(tokenizer)     the choices that are one token where they are written, right after a newline
+    add_labels(lm)          the missing ones become new tokens of tokenizer and model
+    pages(actions, labels)  a list of actions that is longer than the alphabet, cut into pages that lead to one another
+
+A tokenizer that learns the label "17" writes every free-standing "17" as that token from then on, in files and maps too;
+"2017" stays as it was.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trailmark.errors import ModelError, TaskError
+
+if TYPE_CHECKING:
+    from trailmark.models.lm import LM
+
+CHOICES: tuple[str, ...] = (*map(str, range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
+NEXT_PAGE, PREVIOUS_PAGE = "next page", "previous page"
+FEWEST = 3  # one action, the way on and the way back
+
+
+def check_labels(labels: Sequence[str], fewest: int = FEWEST) -> tuple[str, ...]:
+    """The labels as a tuple, or a TaskError that says why they cannot be used."""
+    made = tuple(labels)
+    for label in made:
+        if not isinstance(label, str) or not label or label.strip(".") != label or label.split() != [label]:
+            raise TaskError(f"label {label!r} cannot be used: a label is a word, without spaces and outer dots.")
+    if len(set(made)) < len(made):
+        twice = next(x for x in made if made.count(x) > 1)
+        raise TaskError(f"label '{twice}' is listed twice: each label names one action.")
+    if len(made) < fewest:
+        raise TaskError(
+            f"{len(made)} labels are too few: at least {fewest} are needed to turn the pages of a long list."
+        )
+    return made
+
+
+def alphabet(tokenizer: Any, choices: Sequence[str] = CHOICES, fewest: int = FEWEST) -> tuple[str, ...]:
+    """The `choices` that `tokenizer` writes as one token of their own right after a newline, in their order.
+
+    The token must be the same with and without the newline and must decode to the label, so that a tokenizer that has
+    one token for everything unknown offers nothing by it.
+    """
+    before, found = _encode(tokenizer, "\n"), []
+    for label in check_labels(choices, 0):
+        alone = _encode(tokenizer, label)
+        if len(alone) == 1 and _encode(tokenizer, "\n" + label) == before + alone and tokenizer.decode(alone) == label:
+            found.append(label)
+    if len(found) < fewest:
+        raise TaskError(
+            f"this tokenizer has {len(found)} of the {len(choices)} labels as single tokens, and {fewest} are needed: "
+            f"add them as new tokens (trailmark.tasks.labels.add_labels) or use another model."
+        )
+    return tuple(found)
+
+
+def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple[str, ...]:
+    """Make those of `choices` that are not single tokens of `lm` new ones, and say which. Twice is as good as once.
+
+    A new token starts as the mean of the pieces it was written with before, plus a little noise of its own: "12" and "21"
+    have the same pieces and must not be the same action.
+    """
+    import torch
+    from tokenizers import AddedToken
+
+    known = set(alphabet(lm.tokenizer, choices, 0))
+    new = [label for label in choices if label not in known]
+    if not new:
+        return ()
+    layers = _vocabulary_layers(lm)
+    pieces = [_encode(lm.tokenizer, label) for label in new]
+    lm.tokenizer.add_tokens([AddedToken(w, single_word=True, normalized=False) for w in new])
+    still = set(new) - set(alphabet(lm.tokenizer, choices, 0))
+    if still:
+        raise ModelError(f"label '{min(still)}' does not become a token of this tokenizer's: choose other labels.")
+    if len(lm.tokenizer) > lm.vocab:
+        lm.base.resize_token_embeddings(len(lm.tokenizer), mean_resizing=False)
+        layers = _vocabulary_layers(lm)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in layers:
+            size = weight.float().std(dim=0).cpu()
+            for label, old in zip(new, pieces):
+                start = weight[old].float().mean(dim=0).cpu()
+                noise = 0.1 * size * torch.randn(weight.shape[1], generator=draw)
+                weight[_encode(lm.tokenizer, label)[0]] = (start + noise).to(weight)
+    return tuple(new)
+
+
+def _vocabulary_layers(lm: LM) -> list[Any]:
+    """The weights with a row per token: that of the input and, where it is another one, that of the output."""
+    into, out = lm.base.get_input_embeddings(), lm.base.get_output_embeddings()
+    if hasattr(into, "base_layer") or hasattr(out, "base_layer"):
+        raise ModelError("labels cannot be added under a LoRA of the embeddings or the output layer: take these out of "
+                         "model.lora.targets.")  # fmt: skip
+    return [into.weight] if into.weight is out.weight else [into.weight, out.weight]
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return [int(t) for t in tokenizer.encode(text, add_special_tokens=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A label for each action; `actions` may end in NEXT_PAGE or PREVIOUS_PAGE."""
+
+    labels: tuple[str, ...]
+    actions: tuple[str, ...]
+
+
+def pages(actions: Sequence[str], labels: Sequence[str]) -> tuple[Page, ...]:
+    """The actions in order under the first labels; where there are more than labels, cut into pages.
+
+    Every page but the last ends with "next page" under the last label, every page but the first has "previous page"
+    under the one before it, and there are `len(labels) - 2` places for actions on each. An empty list is one empty page.
+    """
+    actions, labels = tuple(actions), tuple(labels)
+    if len(actions) <= len(labels):
+        return (Page(labels[: len(actions)], actions),)
+    if len(labels) < FEWEST:
+        raise TaskError(f"{len(actions)} actions do not fit {len(labels)} labels: pages need {FEWEST} labels at least.")
+    room, made = len(labels) - 2, []
+    for start in range(0, len(actions), room):
+        here = actions[start : start + room]
+        ways = [(labels[-2], PREVIOUS_PAGE)] if start else []
+        ways += [(labels[-1], NEXT_PAGE)] if start + room < len(actions) else []
+        made.append(Page(labels[: len(here)] + tuple(w for w, _ in ways), here + tuple(a for _, a in ways)))
+    return tuple(made)
+
+
+def shuffled(labels: Sequence[str], count: int, draw: random.Random) -> tuple[str, ...]:
+    """`count` distinct labels drawn from all of them; all of them in a new order where `count` is more than there are."""
+    return tuple(draw.sample(labels, min(count, len(labels))))
