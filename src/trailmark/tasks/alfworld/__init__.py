@@ -1,0 +1,33 @@
+"""ALFWorld without the wait: household text games, played natively.
+
+    engine        one game, grounded: plays, copies, admissible commands
+    games         where games come from: folders, packed files, a download
+    source        the task: labelled actions or Thought/Action text
+    dialect       `move X to Y` and `put X in/on Y`
+    experts       who sees everything (and `exploring`: who knows only what it has observed)
+    habits        where things usually are, for the exploring one
+    trajectories  published expert plays as episodes, checked by replay
+
+`from trailmark.tasks.alfworld import Alfworld, Games, Seeing, Exploring` loads what it names and no more, so that the
+engine can be used with nothing but Python.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trailmark.tasks.alfworld.experts import Exploring, Seeing
+    from trailmark.tasks.alfworld.games import Games
+    from trailmark.tasks.alfworld.source import Alfworld, converse
+
+__all__ = ["Alfworld", "Exploring", "Games", "Seeing", "converse"]
+
+_WHERE = {"Alfworld": "source", "Exploring": "experts", "Games": "games", "Seeing": "experts", "converse": "source"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module '{__name__}' has no '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,126 @@
+r"""One spelling for what is written in many: LaTeX that means the same thing becomes the same text.
+
+Only spelling is changed. What a formula is worth (2+3 and 5) is for `numbers.py` and the formula workers to say.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trailmark.tasks.math.extract import pairs
+
+LETTERS = {
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "√": r"\sqrt ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": "", "∈": r"\in ", "±": r"\pm ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "\u00a0": " ", "\u2009": " ", "\x00": "",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+}  # fmt: skip
+NAMES = {
+    r"\\(?:d|t|c)frac(?![A-Za-z])": r"\\frac", r"\\(?:leqslant|leq)(?![A-Za-z])": r"\\le", r"\\(?:geqslant|geq)(?![A-Za-z])": r"\\ge",
+    r"\\neq(?![A-Za-z])": r"\\ne", r"\\lt(?![A-Za-z])": "<", r"\\gt(?![A-Za-z])": ">", r"\\(?:lbrace)(?![A-Za-z])": r"\\{",
+    r"\\(?:rbrace)(?![A-Za-z])": r"\\}", r"\\(?:land|wedge)(?![A-Za-z])": r"\\text{ and }", r"\\lor(?![A-Za-z])": r"\\text{ or }",
+    r"\\bigcup(?![A-Za-z])": r"\\cup", r"\\lvert(?![A-Za-z])": "|", r"\\rvert(?![A-Za-z])": "|", r"\\ast(?![A-Za-z])": r"\\cdot",
+    r"\\emptyset(?![A-Za-z])": r"\\varnothing",
+}  # fmt: skip
+SPACES = re.compile(r"(?<!\\)\\(?:[,;:! ]|quad|qquad|thinspace|space)(?![A-Za-z])|(?<!\\)~")
+SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|limits|boldsymbol)(?![A-Za-z])\s*")
+FONTS = re.compile(
+    r"\\(?:mathbf|mathrm|mathsf|mathit|mathcal|textbf|textit|textrm|textnormal|mbox|operatorname\*?|bold|rm|bf)(?![A-Za-z])\s*"
+)
+DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\\circ(?![A-Za-z])")
+UNBRACED = re.compile(r"\\frac\s*(?:(\d)|\{([^{}]*)\})\s*(?:(\d)|\{([^{}]*)\})")
+ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])")
+INFINITY = re.compile(r"(?<![A-Za-z\\])\+?(?:infinity|infty|inf|oo)(?![A-Za-z])|\+?\\infty", re.IGNORECASE)
+THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:\{,\}\d{3})+)")
+
+
+def clean(text: str) -> str:
+    """`text` in one spelling; brackets, words and values as they were."""
+    for letter, plain in LETTERS.items():
+        if letter in text:
+            text = text.replace(letter, plain)
+    text = _undollared(text.strip())
+    text = re.sub(r"\\\$|\$", "", text)
+    text = THOUSANDS.sub(lambda m: m[0].replace("{,}", ","), text).replace("{,}", ",")
+    text = re.sub(r"(?<=\d),\\!(?=\d{3})", ",", text)
+    text = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3}(?!\d))", "", text)
+    for name, plain in NAMES.items():
+        text = re.sub(name, plain, text)
+    text = SIZES.sub("", SPACES.sub(" ", text)).replace("\\%", "%")
+    text = DEGREES.sub("", text)
+    text = FONTS.sub(r"\\text", text)
+    text = re.sub(r"\\text(?![A-Za-z{])\s*", "", text)
+    for _ in range(3):  # a fraction may stand in a fraction
+        text = UNBRACED.sub(lambda m: rf"\frac{{{m[1] or m[2] or ''}}}{{{m[3] or m[4] or ''}}}", text)
+    text = ROOT.sub(r"\\sqrt{\1}", text)
+    text = INFINITY.sub(r"\\infty ", text)
+    text = _ascii(text)
+    text = re.sub(r"\s+", " ", text).strip()
+    return _unwrapped(text.rstrip(" .,;").removesuffix("\\").strip())
+
+
+def _undollared(text: str) -> str:
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if text.startswith(left) and text.endswith(right) and len(text) > len(left) + len(right):
+            return text[len(left) : -len(right)].strip()
+    return text
+
+
+def _ascii(text: str) -> str:
+    """What people type without LaTeX: sqrt(2), pi, **, *, x^10."""
+    text = text.replace("**", "^")
+    text = re.sub(r"\*", r"\\cdot ", text)
+    text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
+    text = re.sub(r"\^\s*(\d+)\^\s*(\d+)", r"^{\1^{\2}}", text)
+    text = re.sub(r"\^\s*(-?\d{2,}|-\d)", r"^{\1}", text)
+    text = re.sub(r"\^\{(\w)\}", r"^\1", text)
+    text = re.sub(r"_\{(\w)\}", r"_\1", text)
+    text = re.sub(r"(?<![\\A-Za-z])sqrt(?=[({])", r"\\sqrt", text)
+    while (at := text.find("\\sqrt(")) >= 0 and (end := _round(text, at + 5)) is not None:
+        text = f"{text[:at]}\\sqrt{{{text[at + 6 : end]}}}{text[end + 1 :]}"
+    return text
+
+
+def _round(text: str, at: int) -> int | None:
+    """Where the round bracket that opens at `at` is closed."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if depth == 0:
+            return i
+    return None
+
+
+def _unwrapped(text: str) -> str:
+    """Without braces, or \\text{…}, around the whole."""
+    for _ in range(10):
+        start = next((p for p in ("\\text{", "{") if text.startswith(p)), None)
+        if start is None or pairs(text).get(len(start) - 1) != len(text) - 1:
+            break
+        text = text[len(start) : -1].strip()
+    return text
+
+
+def tight(text: str) -> str:
+    """Without blanks, except between two numbers."""
+    return re.sub(r"(?<=\d) (?=\d)", "\x02", text).replace(" ", "")
+
+
+def split_top(text: str, *marks: str) -> list[str]:
+    """`text` cut at every mark that stands in no bracket, the longest mark first."""
+    ordered = sorted(marks, key=len, reverse=True)
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        mark = next((m for m in ordered if text.startswith(m, i)), None) if depth == 0 else None
+        if mark is not None:
+            parts.append(text[start:i])
+            i = start = i + len(mark)
+            continue
+        if text[i] == "\\" and text[i + 1 : i + 2] in ("{", "}", "\\"):
+            depth += {"{": 1, "}": -1}.get(text[i + 1], 0)
+            i += 2
+            continue
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        i += 1
+    parts.append(text[start:])
+    return [p.strip() for p in parts]

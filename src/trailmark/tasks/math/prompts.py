@@ -1,0 +1,67 @@
+r"""How a problem is put to a model. The words must be the same when a model is trained, sampled from and evaluated.
+
+    qwen-math      ChatML: a system message that asks for steps and for the marker of the answer, then the bare problem
+    deepseek-math  "User: problem, instruction" and "Assistant:"; the answer always goes into a box
+    plain          the problem and a newline
+
+A prompt is a text that is encoded as it stands, without special tokens added to it, so the only BOS is the one written here: Qwen has
+none, DeepSeek's stands in front of its prompt, and for other models the option `bos` names theirs. `one_bos` says whether it worked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from trailmark.errors import TaskError, nearest
+from trailmark.tasks.math.extract import Marker
+
+Style = Literal["qwen-math", "deepseek-math", "plain"]
+IN_BOX = "Please reason step by step, and put your final answer within \\boxed{}."  # as these models were trained with
+BEHIND_HASHES = (
+    "Please reason step by step, and end with a line that has your final answer behind four hash signs, as in #### 0."
+)
+DEEPSEEK_BOS = "<｜begin▁of▁sentence｜>"
+
+
+def marker_of(style: Style, asks: Marker) -> Marker:
+    """Where the answer is to be written: DeepSeekMath knows boxes only."""
+    return "boxed" if style == "deepseek-math" else asks
+
+
+def bos_of(style: Style) -> str:
+    return DEEPSEEK_BOS if style == "deepseek-math" else ""
+
+
+def messages(question: str, style: Style, asks: Marker) -> list[dict[str, str]]:
+    """The problem as messages, for servers and chat templates, which write their own BOS."""
+    _known(style)
+    instruction = IN_BOX if marker_of(style, asks) == "boxed" else BEHIND_HASHES
+    if style == "qwen-math":
+        return [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
+    said = f"{question}\n{instruction}" if style == "deepseek-math" else question
+    return [{"role": "user", "content": said}]
+
+
+def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) -> str:
+    """The problem as the text that the answer follows. `bos`: another one than the style's own."""
+    told = messages(question, style, asks)
+    start = bos_of(style) if bos is None else bos
+    if style == "qwen-math":
+        turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told)
+        return f"{start}{turns}<|im_start|>assistant\n"
+    if style == "deepseek-math":
+        return f"{start}User: {told[0]['content']}\n\nAssistant:"
+    return f"{start}{question}\n"
+
+
+def one_bos(tokenizer: Any, text: str) -> bool:
+    """Whether `text`, encoded as it stands, has exactly as many BOS as this tokenizer wants: one in front, or none."""
+    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    wants = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+    found = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
+    return found == int(wants) and (not wants or ids[0] == tokenizer.bos_token_id)
+
+
+def _known(style: str) -> None:
+    if style not in get_args(Style):
+        raise TaskError(f"math has no prompt style '{style}'.{nearest(str(style), get_args(Style))}")

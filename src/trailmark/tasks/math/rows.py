@@ -1,0 +1,200 @@
+r"""Problems from files and from the hub: each data set's own rows, read into one form.
+
+    gsm8k   {"question", "answer"}                               the answer ends in a line "#### 72"
+    math    {"problem", "solution", …}                           the solution has the answer in a box
+    svamp   {"Body", "Question", "Answer", "Equation", …}
+    asdiv   {"body", "question", "answer", "formula", …}         an answer is such as "9 (apples)"
+
+Files are JSON lines, a JSON list, one JSON object a file in folders (as MATH was published), or parquet; .gz is unpacked.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, TaskError, nearest
+from trailmark.formats.rows import Row
+from trailmark.tasks.math.extract import Marker, boxed
+
+HUB = {
+    "gsm8k": ("openai/gsm8k", ("main",)),
+    "math": ("EleutherAI/hendrycks_math", ("algebra", "counting_and_probability", "geometry", "intermediate_algebra",
+                                           "number_theory", "prealgebra", "precalculus")),
+    "svamp": ("ChilleD/SVAMP", ()),
+    "asdiv": ("EleutherAI/asdiv", ()),
+}  # fmt: skip
+DATASETS = tuple(HUB)
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+MARKS = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    question: str
+    answer: str
+    solution: str  # worked, its answer behind the data set's marker
+    about: dict[str, str]  # level, type: what the row says of it
+
+
+def asks(dataset: str) -> Marker:
+    return "boxed" if dataset == "math" else "hash"
+
+
+def _gsm8k(row: Row) -> Problem | None:
+    value = row.fields(row.value, "", ("question", "answer"))
+    question, solution = row.text(value["question"], "question"), row.text(value["answer"], "answer")
+    steps, found, answer = solution.rpartition("####")
+    if not found or not answer.strip():
+        raise row.bad("has no line '#### number'.", "answer")
+    return Problem(question.strip(), answer.strip(), f"{MARKS.sub('', steps).rstrip()}\n#### {answer.strip()}", {})
+
+
+def _math(row: Row) -> Problem | None:
+    """None where the solution's box is empty and the row has no answer of its own: nothing could be right."""
+    value = row.fields(row.value, "", ("problem", "solution"), ("answer", "level", "type", "subject"))
+    question, solution = row.text(value["problem"], "problem"), row.text(value["solution"], "solution")
+    answer = (boxed(solution) or "").strip() or str(value.get("answer") or "").strip()
+    about = {k: str(value[k]) for k in ("level", "type", "subject") if k in value}
+    return Problem(question.strip(), answer, solution, about) if answer else None
+
+
+def _svamp(row: Row) -> Problem | None:
+    value = row.fields(row.value, "", ("Body", "Question", "Answer"), ("Equation", "Type", "ID"))
+    body, question = row.text(value["Body"], "Body").strip(), row.text(value["Question"], "Question").strip()
+    number = row.number(value["Answer"], "Answer")
+    if number is None:
+        raise row.bad("must be a number.", "Answer")
+    body = body if body[-1:] in ".!?" else f"{body}."
+    answer = str(int(number)) if number.is_integer() else str(number)
+    equation = str(value.get("Equation") or "").strip()
+    return Problem(f"{body} {question}", answer, _worked(equation, answer), {"type": str(value.get("Type", ""))})
+
+
+def _asdiv(row: Row) -> Problem | None:
+    value = row.fields(row.value, "", ("body", "question", "answer"), ("formula", "solution_type"))
+    body, question = row.text(value["body"], "body").strip(), row.text(value["question"], "question").strip()
+    answer = row.text(value["answer"], "answer").strip()
+    if not answer:
+        raise row.bad("must not be empty.", "answer")
+    formula = str(value.get("formula") or "").strip()
+    about = {"type": str(value.get("solution_type", ""))}
+    return Problem(f"{body} {question}".strip(), answer, _worked(formula, answer), about)
+
+
+def _worked(formula: str, answer: str) -> str:
+    return f"{formula}\n#### {answer}" if formula else f"#### {answer}"
+
+
+READ: dict[str, Callable[[Row], Problem | None]] = {"gsm8k": _gsm8k, "math": _math, "svamp": _svamp, "asdiv": _asdiv}
+
+
+def read_files(dataset: str, files: list[Path]) -> list[Problem | None]:
+    """Every row of the files, in order; None for one that has no answer."""
+    made = [READ[dataset](row) for file in files for row in _rows(file)]
+    if not any(made):
+        raise DataError(f"holds no problem of {dataset}.", files[0] if files else None)
+    return made
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text.", path) from None
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
+    whole = path.name.removesuffix(".gz").endswith(".json")
+    if whole or text.lstrip()[:1] == "[":
+        value = _json(text, path, None)
+        yield from (
+            (Row(v, path, None, i) for i, v in enumerate(value)) if isinstance(value, list) else (Row(value, path),)
+        )
+        return
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip(" \t\r"):
+            yield Row(_json(line, path, n), path, n)
+
+
+def _json(text: str, path: Path, line: int | None) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"is not JSON: {problem}.", path, line) from None
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet as parquet  # type: ignore[import-not-found]
+    except ImportError:
+        raise DataError("reading parquet needs pyarrow: pip install pyarrow", path) from None
+    try:
+        found = parquet.read_table(path).to_pylist()
+    except Exception as problem:
+        raise DataError(f"is not parquet: {problem}.", path) from None
+    yield from (Row(v, path, None, i) for i, v in enumerate(found))
+
+
+def find_files(dataset: str, path: Path, split: str) -> list[Path]:
+    """The files of a split. `path` is a file, or a folder with files named by data set and split (gsm8k_train.jsonl.gz), by split
+    (train.jsonl, train-00000-of-00001.parquet), or lying in a folder of the split's name (train/algebra/1.json)."""
+    if path.is_file():
+        words = _words(path)
+        if split not in words and words & {"train", "test", "val", "valid", "validation", "dev"}:
+            raise TaskError(f"{path} is not split '{split}' by its name: give the folder, or the file of that split.")
+        return [path]
+    if not path.is_dir():
+        raise TaskError(f"there is no file or folder {path} to read {dataset} from.")
+    here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(ENDINGS))
+    named = [p for p in here if p.name.lower().startswith(dataset) and split in _words(p)]
+    plain = [p for p in here if re.split(r"[-_.]", p.name.lower())[0] == split]
+    for found in (named, plain):
+        if len(found) > 1 and not all(p.suffix == ".parquet" for p in found):
+            raise TaskError(
+                f"{path} has several files for split '{split}' of {dataset}: name one ({', '.join(p.name for p in found)})."
+            )
+        if found:
+            return found
+    if deep := sorted((path / split).rglob("*.json"), key=lambda p: (str(p.parent), len(p.stem), p.stem)):
+        return deep
+    there = {w for p in here if p.name.lower().startswith(dataset) for w in _words(p)} - {dataset}
+    raise TaskError(f"{path} has no split '{split}' of {dataset}.{nearest(split, there) if there else ''}")
+
+
+def _words(path: Path) -> set[str]:
+    return set(re.split(r"[-_.]", path.name.lower()))
+
+
+def read_hub(dataset: str, split: str, name: str | None, revision: str | None) -> list[Problem | None]:
+    """The same rows by way of the datasets library, from the hub or its cache. `name`: another copy, with ":config" behind it."""
+    try:
+        import datasets  # type: ignore[import-not-found]
+    except ImportError:
+        raise TaskError(
+            f"reading {dataset} from the hub needs the datasets library: pip install datasets; or give path=, a file or folder."
+        ) from None
+    known, configs = HUB[dataset]
+    if name:
+        known, _, config = name.partition(":")
+        configs = (config,) if config else ()
+    made: list[Problem | None] = []
+    for config in configs or (None,):
+        try:
+            table = datasets.load_dataset(known, config, split=split, revision=revision)
+        except Exception as problem:
+            first = str(problem).strip().split("\n")[0][:200]
+            raise TaskError(
+                f"'{known}' split '{split}' cannot be loaded from the hub: {first}. Or give path=."
+            ) from problem
+        made += [READ[dataset](Row(dict(v), Path(known), None, i)) for i, v in enumerate(table)]
+    return made
