@@ -42,6 +42,18 @@ learner: {{optim: {{lr: 1e-3}}}}
 checkpoint: {{every: 2, keep_last: 2}}
 eval: {{every: 3, n: 8}}
 """
+OREO = """
+method: oreo
+data: {scored}
+out: {out}
+steps: 10
+batch: 4
+kl: {{target: 0.01, lr: 0.1}}
+model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}}}
+critic: {{lora: {{rank: 2}}, optim: {{lr: 1e-2}}}}
+learner: {{optim: {{lr: 1e-3, schedule: cosine, warmup: 0.03}}}}
+checkpoint: {{every: 2, keep_last: 2}}
+"""
 POINTS = [
     "checkpoint.begin", "checkpoint.weights#2", "checkpoint.optimiser", "checkpoint.state#2", "checkpoint.synced",
     "checkpoint.renamed#2", "checkpoint.pruned", "metrics.before#5", "metrics.after#4", "timings.after#3",
@@ -50,13 +62,16 @@ POINTS = [
 
 
 def recipe(folder, kind, name, data_folder=None):
-    data = (data_folder or folder) / "data.jsonl"
+    data, scored = ((data_folder or folder) / name for name in ("data.jsonl", "scored.jsonl"))
     if not data.exists():
         rows = [{"prompt": f"{a}+{b}=", "response": str(a + b)} for a in range(5) for b in range(4)]
         data.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        rows += [{**r, "response": "7"} for r in rows]
+        scored.write_text("".join(json.dumps({**r, "reward": int(k < 20)}) + "\n" for k, r in enumerate(rows)))
     path = folder / f"{name}.yaml"
     lora = "{rank: 2}" if kind == "lora" else "null"
-    path.write_text((SFT if kind == "sft" else ONLINE).format(data=data, out=folder / name, lora=lora))
+    text = {"sft": SFT, "oreo": OREO}.get(kind, ONLINE)
+    path.write_text(text.format(data=data, scored=scored, out=folder / name, lora=lora))
     return path
 
 
@@ -93,7 +108,7 @@ def whole(tmp_path_factory):
     """The uninterrupted runs, and how long they take."""
     folder = tmp_path_factory.mktemp("whole")
     seconds = {}
-    for kind in ("sft", "online", "lora"):
+    for kind in ("sft", "online", "lora", "oreo"):
         began = time.monotonic()
         done = start(recipe(folder, kind, kind))
         _, said = done.communicate()
@@ -102,7 +117,7 @@ def whole(tmp_path_factory):
     return folder, seconds
 
 
-@pytest.mark.parametrize("kind", ["sft", "online"])
+@pytest.mark.parametrize("kind", ["sft", "online", "oreo"])
 @pytest.mark.parametrize("moment", range(20))
 def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     """Twenty moments each, from the first second to the last; some runs are killed twice."""
@@ -122,7 +137,7 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     same(tmp_path / "run", folder / kind)
 
 
-@pytest.mark.parametrize(("kind", "point"), [(k, p) for k in ("sft", "online", "lora") for p in POINTS if k != "sft" or "segment" not in p])
+@pytest.mark.parametrize(("kind", "point"), [(k, p) for k in ("sft", "online", "lora", "oreo") for p in POINTS if k in ("online", "lora") or "segment" not in p])
 def test_killed_inside_a_write(tmp_path, whole, kind, point):
     path = recipe(tmp_path, kind, "run", whole[0])
     dying = start(path, env={"TRAILMARK_KILL_AT": point})

@@ -283,7 +283,7 @@ def test_soft_bellman_gradient_of_a_token_is_its_own_residual():
     beta = 0.3
     lengths, logp, w, data = bellman_view()
     view, leaves = look(lengths, {"logp": logp}, weight=w, **data)
-    (term,) = SoftBellman(beta=beta).terms(view)
+    term = terms(SoftBellman(beta=beta), view)["policy"]
     row, at = np.repeat(np.arange(3), lengths), np.arange(len(w))
     ratio = np.where(w > 0, logp - data["ref"], 0.0)
     tail = np.array([ratio[(row == row[t]) & (at >= t)].sum() for t in at])
@@ -299,7 +299,7 @@ def test_soft_bellman_value_carries_the_gradient():
     lengths, logp, w, data = bellman_view()
     value = data.pop("value")
     view, leaves = look(lengths, {"value": value}, weight=w, policy_logp=logp, **data)
-    (term,) = SoftBellman(part="value", beta=0.3).terms(view)
+    term = terms(SoftBellman(part="value", beta=0.3), view)["value"]
     (g,) = torch.autograd.grad(term.sum, leaves["value"])
     row, at = np.repeat(np.arange(3), lengths), np.arange(len(w))
     ratio = np.where(w > 0, logp - data["ref"], 0.0)

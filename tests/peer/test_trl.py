@@ -20,7 +20,7 @@ from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
-from trailmark.objectives import Clipped, Pairwise, Sft
+from trailmark.objectives import Clipped, Kto, Pairwise, Sft
 from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 
@@ -291,6 +291,55 @@ def test_dpo_lora(request, one_each, tmp_path):
     ours = Pairwise(beta=0.1)
     terms = dpo(request, one_each, tmp_path, PREFERENCES, ours, lora=lora, loss_type=["sigmoid"], beta=0.1)
     assert abs(terms["chosen_reward"] - terms["rejected_reward"]) > 0.01
+
+
+# ----------------------------------------------------------------------------------------------------------------- KTO
+
+JUDGED = [
+    ("What is 2 + 2?", " It is 4.", True),
+    ("And 2 + 3?", " It is 4?<|im_end|> no", False),
+    ("Count to six", " one two three four five six", True),
+    ("Say<|im_end|>it", " yes, and then much more than that", False),
+    ("Short", " no", False),
+]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.5, 0.4)])
+@pytest.mark.parametrize("trained", ["policy", "ref"])
+def test_kto(request, one_each, tmp_path, weights, trained):
+    """Theirs finds the reference point in a micro-batch, so one holds the whole batch; ours is the same in any split. Of the two
+    models, one as the policy has it below 0, where it is clamped, the other above."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    models = one_each
+    if trained == "ref":
+        for side in (models.ours, models.theirs):
+            side["policy"], side["ref"] = side["ref"], side["policy"]
+        for p in models.ours["policy"].model.parameters():
+            p.requires_grad_(True)
+        models.ours["ref"].freeze()
+    data = Dataset.from_list([{"prompt": p, "completion": c, "label": good} for p, c, good in JUDGED])
+    args = KTOConfig(str(tmp_path), max_length=None, per_device_train_batch_size=len(JUDGED), beta=0.1,
+                     desirable_weight=weights[0], undesirable_weight=weights[1], **ARGS)
+    trainer = KTOTrainer(models.theirs["policy"], models.theirs["ref"], args=args, train_dataset=data,
+                         processing_class=models.tokenizer)
+    batch = trainer.data_collator([trainer.train_dataset[k] for k in range(len(JUDGED))])
+    want, grads = backward(trainer, [batch])
+
+    rows = build_samples(texts(models, [row[:2] for row in JUDGED]), "policy")
+    for s, ids, trained in zip(rows, batch["input_ids"], batch["completion_mask"].bool()):
+        assert s.tokens[s.streams["weight"] != 0].tolist() == ids[trained].tolist()
+    role = lambda good: "desirable" if good else "undesirable"
+    samples = [
+        dataclasses.replace(s, mass={"weight": 1.0}, role=role(good)) for s, (_, _, good) in zip(rows, JUDGED)
+    ]
+    samples = models.learner().fill(samples, ref=Readout("", model="ref", law=False))
+    objective = Kto(beta=0.1, desirable=weights[0], undesirable=weights[1])
+    terms = same(request, models, samples, objective, want, grads)
+    z = trainer._metrics["train"]["kl"][-1]
+    assert terms["reference_point"] == pytest.approx(z, abs=10 * TOLERANCE)
+    assert (z > 1) == (trained == "ref")
 
 
 # ---------------------------------------------------------------------------------------------------------------- GRPO

@@ -3,7 +3,7 @@ as safetensors and JSON, never pickle.
 
     checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files, heads.safetensors
     checkpoints/000010/optimiser-policy.safetensors
-    checkpoints/000010/state.json       step, random states, the method's own state, metric history
+    checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state, metric history
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         whole = {
             "step": step,
             "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()},
+            "learned": learner.learned,
             "random": random_state(),
             **state,
         }
@@ -130,6 +131,7 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
     for name, optimiser in learner.optimisers.items():
         load_weights(learner.models[name], folder / name)
         optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
+    learner.learned = state.get("learned", {})
     set_random_state(state["random"])
     return state
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -52,12 +52,14 @@ class Readout:
 
 @dataclass(eq=False)
 class View:
-    """What an objective is given: streams and readouts over one token axis, and which row each token belongs to."""
+    """What an objective is given: streams and readouts over one token axis, which row each token belongs to, and the
+    numbers that the objective itself has learned so far."""
 
     packed: Packed
     streams: dict[str, Tensor]
     read: dict[str, Tensor]
     row: Tensor
+    learned: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         found = self.read if name in self.read else self.streams
@@ -81,6 +83,7 @@ def view(
     readouts: Sequence[Readout],
     train: Collection[str] = (),
     amp: bool = False,
+    learned: Mapping[str, float] | None = None,
 ) -> View:
     """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into the
     models named in `train` and into no other."""
@@ -124,7 +127,7 @@ def view(
             value = value.to(real)
             out = torch.zeros((len(packed.where), *value.shape[1:]), dtype=real, device=device)
             read[r.name] = out.index_copy(0, at_m, value.detach() if r.detach else value)
-    return View(packed, streams, read, torch.as_tensor(packed.row, device=device))
+    return View(packed, streams, read, torch.as_tensor(packed.row, device=device), learned or {})
 
 
 def _read(

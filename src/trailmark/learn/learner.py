@@ -16,7 +16,7 @@ from trailmark.learn.forward import Readout, view
 from trailmark.learn.optim import Optimiser
 from trailmark.learn.pack import Packed, Shape, micro_batches
 from trailmark.models.lm import LM
-from trailmark.objectives.base import Objective
+from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample
 
 RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attention computes exactly
@@ -44,11 +44,16 @@ class Learner:
         models: dict[str, LM],
         config: LearnerConfig,
         trains: Mapping[str, OptimConfig] | None = None,
-        total: int = 1,
+        total: int | Mapping[str, int] = 1,
     ):
+        """`total`: optimiser steps that a schedule reaches its end in; by model where they differ."""
         self.models, self.config = models, config
+        self.learned: dict[
+            str, dict[str, float]
+        ] = {}  # what objectives learned themselves, by the name of their update
         wanted = {"policy": config.optim} if trains is None else trains
-        self.optimisers = {name: Optimiser(models[name], optim, total, config.ema) for name, optim in wanted.items()}
+        ends = total if isinstance(total, Mapping) else dict.fromkeys(wanted, total)
+        self.optimisers = {name: Optimiser(models[name], o, ends[name], config.ema) for name, o in wanted.items()}
 
     def pack(self, samples: Sequence[Sample]) -> list[Packed]:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
@@ -79,11 +84,17 @@ class Learner:
         return [s for s in out if s is not None]
 
     def gradient(
-        self, samples: Sequence[Sample], objective: Objective, train: Sequence[str] | None = None
+        self,
+        samples: Sequence[Sample],
+        objective: Objective,
+        train: Sequence[str] | None = None,
+        learned: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
         """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are read);
-        return every term's mean."""
+        return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
         train = list(self.models) if train is None else train
+        learned = objective.begin() if learned is None else learned
+        samples = objective.prepare(samples, self.fill)
         for optimiser in self.optimisers.values():
             optimiser.adam.zero_grad(set_to_none=True)
         mass: dict[str, float] = {}
@@ -91,7 +102,7 @@ class Learner:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
         try:
-            return self._accumulate(samples, objective, mass, train)
+            return self._accumulate(samples, objective, mass, train, learned)
         except LearnError:
             for optimiser in self.optimisers.values():
                 optimiser.adam.zero_grad(set_to_none=True)
@@ -100,17 +111,28 @@ class Learner:
             self._mode(False)
 
     def _accumulate(
-        self, samples: Sequence[Sample], objective: Objective, mass: Mapping[str, float], train: Sequence[str]
+        self,
+        samples: Sequence[Sample],
+        objective: Objective,
+        mass: Mapping[str, float],
+        train: Sequence[str],
+        learned: Mapping[str, float],
     ) -> dict[str, float]:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
+        notes: dict[str, list[torch.Tensor]] = {}
         parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
         self._mode(True)
         for packed in self.pack(samples):
-            seen = view(self.models, packed, objective.readouts(), train, amp=self.config.amp == "bf16")
+            seen = view(self.models, packed, objective.readouts(), train, self.config.amp == "bf16", learned)
             losses = []
             for term in objective.terms(seen):
+                if isinstance(term, Note):
+                    notes.setdefault(term.name, []).append(term.values.detach())
+                    continue
                 whole = mass.get(term.weight, 0.0)
+                if whole <= 0 and term.optional:
+                    continue
                 if whole <= 0:
                     raise LearnError(
                         f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
@@ -136,7 +158,7 @@ class Learner:
                     f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the {len(samples)} samples of "
                     f"this batch (the first is of episode '{samples[0].episode}')"
                 )
-        return {name: value for name, value in totals.items() if math.isfinite(value)}
+        return {n: v for n, v in (totals | _spread(notes)).items() if math.isfinite(v)}
 
     def update(self, update: Update) -> dict[str, float]:
         """Passes and minibatches of one update. Reported: the mean over its optimiser steps."""
@@ -151,20 +173,41 @@ class Learner:
         }
         if unread := [n for n in names if id(self.models[n]) not in read]:
             raise LearnError(f"{update.objective.kind} reads nothing of model '{unread[0]}' that could train it")
+        key = update.name or update.objective.kind
+        learned = update.objective.begin() | self.learned.get(key, {})
         for _ in range(update.passes):
             for part in split(update.samples, update.minibatches):
-                report = self.gradient(part, update.objective, names)
+                report = self.gradient(part, update.objective, names, learned)
                 for n in names:
-                    report |= self.optimisers[n].step(update.lr)
+                    step, whose = self.optimisers[n].step(update.lr), "" if isinstance(update.model, str) else f"{n}/"
+                    report |= {whose + name: value for name, value in step.items()}
+                learned = update.objective.learn(learned, report)
+                if learned:
+                    self.learned[key] = learned
                 for name, value in report.items():
                     sums.setdefault(name, []).append(value)
         prefix = f"{update.name}/" if update.name else ""
-        return {prefix + name: sum(v) / len(v) for name, v in sums.items()}
+        means = {name: sum(v) / len(v) for name, v in sums.items()}
+        own = {name: value for name, value in learned.items() if not name.startswith("_")}
+        return {prefix + name: value for name, value in (means | own).items()}
 
     def _mode(self, training: bool) -> None:
         trained = {id(self.models[name]) for name in self.optimisers}  # one model may have two names
         for lm in self.models.values():
             lm.train(training and id(lm) in trained)
+
+
+def _spread(notes: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Smallest, median and largest of what was noted; of nothing, nothing."""
+    out: dict[str, float] = {}
+    for name, parts in notes.items():
+        values = torch.cat(list(parts)).double().cpu()
+        if len(values):
+            out |= {f"{name}_{k}": float(f(values)) for k, f in _SPREAD.items()}
+    return out
+
+
+_SPREAD = {"min": torch.min, "median": torch.median, "max": torch.max}
 
 
 def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:

@@ -10,7 +10,7 @@ from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
 from trailmark.store import Run
 
-METHODS = {name: f"trailmark.methods.{name}" for name in ("sft", "online", "reflect")}
+METHODS = {name: f"trailmark.methods.{name}" for name in ("sft", "online", "reflect", "oreo", "oreo_rounds")}
 
 
 class MethodModule(Protocol):
@@ -52,7 +52,9 @@ def check(config: RunConfig) -> list[str]:
         source = get_task(task.name, **task.options)
         lines.append(f"task: {task.name}, first start '{source.tasks('train', 1)[0].id}'")
     data = getattr(config, "data", None)
-    if data is not None:
+    if hasattr(method := get_method(config.method), "check"):
+        lines += method.check(config)
+    elif data is not None:
         from trailmark.formats.messages import count_rows
 
         lines.append(f"data: {data}, {count_rows(data)} rows")

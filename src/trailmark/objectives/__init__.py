@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.base import Note, Objective, Term
 from trailmark.objectives.classify import Classify
 from trailmark.objectives.clipped import Clipped
+from trailmark.objectives.kto import Kto
 from trailmark.objectives.pairwise import Pairwise
 from trailmark.objectives.sft import Sft
 from trailmark.objectives.soft_bellman import SoftBellman
@@ -22,6 +23,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "value": Value,
     "classify": Classify,
     "pairwise": Pairwise,
+    "kto": Kto,
     "soft_bellman": SoftBellman,
 }
 
@@ -37,6 +39,8 @@ __all__ = [
     "OBJECTIVES",
     "Classify",
     "Clipped",
+    "Kto",
+    "Note",
     "Objective",
     "Pairwise",
     "Sft",

@@ -1,0 +1,355 @@
+"""OREO: offline reinforcement learning from scored trajectories, and the baselines that learn from the same file.
+
+A policy pi and a value V are trained until they satisfy the soft Bellman equation on what is stored:
+
+    V(s_t) = R - beta sum_{i>=t} log pi(a_i|s_i) / ref(a_i|s_i)       for every state s_t of every trajectory
+
+Each step takes a batch of trajectories. The value moves towards the right side, the policy so that the sides meet
+(`objectives/soft_bellman.py` has the variants); both losses are taken where both models stand before the step. The reference
+`ref` is the policy as it starts, or another model. `objective` chooses a baseline instead: rejection sampling (imitate the
+successes), DPO and IPO (pairs of a success and a failure of one prompt), KTO (good and bad ones, unpaired).
+
+What differs from the reference implementation: a trajectory that is too long is left out, not cut and credited; prompts are not
+trained on whatever the padding; rewards are as they stand in the file unless told otherwise (there 2r - 1 is the default);
+both models, both optimisers and the KL coefficient are in every checkpoint; medians of log weights are over the batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from trailmark.config import Config as Section
+from trailmark.config import EngineConfig, LoraConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
+from trailmark.engines.local import LocalEngine
+from trailmark.errors import DataError, ModelError, RecipeError
+from trailmark.formats import FORMATS
+from trailmark.formats.rows import each
+from trailmark.learn.forward import Readout
+from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Plain, train
+from trailmark.methods import oreo_data
+from trailmark.methods.online import TaskConfig, summary
+from trailmark.methods.sft import batch_rows
+from trailmark.models.lm import LM
+from trailmark.models.load import load_model
+from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
+from trailmark.objectives.soft_bellman import Level
+from trailmark.rollout.play import Seat, play
+from trailmark.samples import scored
+from trailmark.store import Run, write_segment
+from trailmark.tasks import get_task
+from trailmark.tasks.base import draw_tasks
+from trailmark.types import SamplingLaw
+
+
+class KlConfig(Section):
+    """alpha * KL to the reference, added to the policy's loss. It raises the effective temperature: about beta + alpha / (2 beta)."""
+
+    kind: Literal["reverse", "forward", "k3"] = Field(
+        "reverse", description="exact KL(policy || ref), exact KL(ref || policy), or k3 of the stored tokens"
+    )
+    alpha: float = Field(0.01, ge=0, description="its weight; the paper: token 0.01, step 0.1, response 0.3")
+    target: float | None = Field(None, ge=0, description="learn the weight so that the KL becomes this")
+    lr: float = Field(1e-3, gt=0, description="learning rate of the log of the learnt weight")
+    start: float = Field(0.0, description="log of the learnt weight at the start")
+
+
+class CriticConfig(Section):
+    """The model of the value. Its head starts at zero unless it is loaded."""
+
+    name: str | None = Field(None, description="folder of a value model (also OpenRLHF's); none: the policy's start")
+    lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
+    optim: OptimConfig | None = Field(None, description="its optimiser; none: as the policy's")
+
+
+class RewardConfig(Section):
+    mul: float = Field(1.0, description="R = mul * reward + add")
+    add: float = Field(0.0, description="R = mul * reward + add")
+
+
+class Config(RunConfig):
+    data: str | list[str] = Field(description="one file of scored trajectories, or several")
+    format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
+    seat: str = Field("policy", description="whose turns are trained")
+    max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
+    batch: PositiveInt = Field(128, description="trajectories (or pairs) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
+    objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field("oreo", description="what is learnt")
+    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03 for oreo, 0.1 for dpo, ipo and kto")
+    level: Level = Field("token", description="which policy loss")
+    states: Literal["token", "step"] | None = Field(
+        None, description="which moments have a value; none: steps at level step, else tokens"
+    )
+    split: oreo_data.Split = Field(
+        "newline", description="steps of turns that have none: turn, newline, sentence or auto"
+    )
+    kl: KlConfig = Field(KlConfig(), description="what holds the policy near the reference")
+    reward: RewardConfig = Field(RewardConfig(), description="scale of the stored rewards")
+    importance: Literal["none", "sequence", "batch"] = Field(
+        "none", description="weigh by exp(min(sum l, 1)); the mean over each sequence, or over all states of a batch"
+    )
+    clip_log: float | None = Field(None, gt=0, description="limit of the sum of log-ratios in the value's target")
+    hinge: float = Field(0.0, ge=0, description="at level response: keeps successes at least as likely as at the start")
+    target: Literal["policy", "ema"] = Field("policy", description="whose log-ratios are the value's target")
+    freeze: float = Field(0.0, ge=0, lt=1, description="share of the steps before the policy starts to move")
+    critic_only: bool = Field(False, description="train the value only")
+    critic: CriticConfig = Field(CriticConfig(), description="the value's model")
+    ref: str | None = Field(None, description="the reference; none: the policy as it starts")
+    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
+    desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
+    undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
+    task: TaskConfig | None = Field(None, description="a world to evaluate in")
+    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Config:
+        if self.format not in FORMATS:
+            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
+        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
+            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
+        if self.level == "step" and self.states == "token":
+            raise ValueError("level step needs states: step")
+        if self.hinge and self.level != "response":
+            raise ValueError("hinge is for level response")
+        if self.target == "ema" and self.learner.ema is None:
+            raise ValueError("target ema needs learner.ema, such as 0.995")
+        return self
+
+    @property
+    def files(self) -> list[str]:
+        return [self.data] if isinstance(self.data, str) else self.data
+
+
+class OreoMethod(Plain):
+    def __init__(self, config: Config, run: Run):
+        policy = load_model(config.model)
+        self.run = run
+        self.max_len = min(policy.context, config.max_len or policy.context)
+        found = oreo_data.read_scored(config.files, config.format, policy.tokenizer, config.seat, self.max_len)
+        self.rows, skipped = rows(config, found.episodes, policy.tokenizer)
+        self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in {**found.skipped, **skipped}.items()}
+        if config.epochs is not None:
+            config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
+        self.config = config
+        self.models: dict[str, LM] = {"policy": policy}
+        self.ref = "" if config.objective == "rejection" else self._reference()
+        self.learner = self._learner(run)
+        self.objective = make_objective(config, self.ref, self.max_len)
+        self.source = get_task(config.task.name, **config.task.options) if config.task else None
+        e = config.engine
+        self.engine = LocalEngine(policy, e.slots, e.max_len, e.fixed) if config.task else None
+
+    def _reference(self) -> str:
+        """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
+        c = self.config
+        start = c.model.model_copy(update={"lora": None})
+        if c.ref is None and c.objective == "oreo" and c.critic_only:
+            return "policy"
+        if c.ref is None and c.model.lora and not is_adapter(c.model.name):
+            return "policy/base"
+        self.models["ref"] = load_model(start if c.ref is None else start.model_copy(update={"name": c.ref})).freeze()
+        return "ref"
+
+    def _learner(self, run: Run) -> Learner:
+        c = self.config
+        if c.objective != "oreo":
+            return Learner(self.models, c.learner, total=c.steps)
+        self.models["critic"] = load_critic(c.model, c.critic, run.path / "critic-import")
+        self.frozen = math.ceil(c.freeze * c.steps)
+        trains = {"critic": c.critic.optim or c.learner.optim}
+        if not c.critic_only:
+            trains["policy"] = c.learner.optim
+        return Learner(self.models, c.learner, trains, {"critic": c.steps, "policy": c.steps - self.frozen})
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
+        if c.objective == "oreo":
+            yield self._oreo(step, chosen)
+            return
+        make: dict[str, Any] = {"rejection": oreo_data.answer_samples, "kto": oreo_data.labelled_samples}
+        samples = make.get(c.objective, oreo_data.pair_samples)(chosen, c.seat)
+        if self.ref:
+            samples = self.learner.fill(samples, ref=Readout("", model=self.ref, law=False))
+        yield Update(samples, self.objective)
+
+    def _oreo(self, step: int, chosen: Sequence[Any]) -> Update:
+        c = self.config
+        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
+        samples = oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+        if c.target == "ema" and "policy" in self.learner.optimisers:
+            with self.learner.optimisers["policy"].averaged():
+                samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
+        if c.critic_only or step <= self.frozen:
+            return Update(samples, self.objective.model_copy(update={"alpha": 0.0, "kl_target": None}), ("critic",))
+        return Update(samples, self.objective, ("critic", "policy"))
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.counts
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        if self.source is None or self.engine is None:
+            return {}
+        c = self.config
+        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
+        self.engine.publish(step, self.models["policy"])
+        seats = [player(self.engine, c.seat, c.sampling)]
+        episodes = play(self.source, tasks, seats, seed=c.seed + 1, prefix="eval:")
+        write_segment(self.run.path / "evaluation", step, episodes)
+        good, dropped = scored(episodes)
+        return {**summary(good), **dropped}
+
+
+def states(c: Config) -> Literal["token", "step"]:
+    return c.states or ("step" if c.level == "step" else "token")
+
+
+def rows(c: Config, episodes: Sequence[Any], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+    """What a batch is drawn from: trajectories, or pairs of them; and how many could not be used."""
+    if c.objective == "oreo":
+        if states(c) == "step":
+            episodes = [oreo_data.mark_steps(e, c.seat, tokenizer, c.split) for e in episodes]
+        return list(episodes), {}
+    if c.objective in ("dpo", "ipo"):
+        given = c.format == "pairs"
+        made = oreo_data.stored_pairs(episodes) if given else oreo_data.preference_pairs(episodes, c.pairs, c.seed)
+        groups = 0 if given else len(oreo_data.by_group(episodes)) - len({a.group for a, _ in made})
+        if not made:
+            raise DataError("no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0])
+        return made, {"groups_of_one_kind": groups} if groups else {}
+    if c.objective == "rejection":
+        won = oreo_data.successes(episodes)
+        if not won:
+            raise DataError("holds no success to imitate.", c.files[0])
+        return won, {"lost": len(episodes) - len(won)} if len(won) < len(episodes) else {}
+    return list(episodes), {}
+
+
+def make_objective(c: Config, ref: str, max_len: int) -> Objective:
+    beta = c.beta or (0.03 if c.objective == "oreo" else 0.1)
+    if c.objective == "rejection":
+        return Sft()
+    if c.objective == "kto":
+        return Kto(beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=ref, max_len=max_len)
+    if c.objective in ("dpo", "ipo"):
+        return Pairwise(loss="ipo" if c.objective == "ipo" else "sigmoid", beta=beta)
+    return SoftBellman(
+        part="both",
+        level=c.level,
+        beta=beta,
+        ref=ref,
+        actions="action",
+        lagged=c.target == "ema" and not c.critic_only,
+        alpha=c.kl.alpha,
+        kl=c.kl.kind,
+        kl_target=c.kl.target,
+        kl_lr=c.kl.lr,
+        kl_start=c.kl.start,
+        clip_log=c.clip_log,
+        importance=c.importance != "none",
+        hinge=c.hinge,
+    )
+
+
+def player(engine: LocalEngine, name: str, s: SamplingConfig) -> Seat:
+    law = SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
+    return Seat(name, engine, law, s.max_tokens, tuple(s.stop), "trained")
+
+
+# --- the value's model --------------------------------------------------------------------------------------------
+
+HEADS = ("value_head.weight", "score.weight")  # as OpenRLHF has called it
+
+
+def is_adapter(name: str) -> bool:
+    return (Path(name) / "adapter_config.json").is_file()
+
+
+def load_critic(model: ModelConfig, critic: CriticConfig, scratch: Path) -> LM:
+    """A value model: the policy's start with a head of zeros, or what lies in a folder (with its head, if it has one)."""
+    name = critic.name or model.name
+    if critic.name and (found := foreign_head(Path(critic.name))):
+        name = str(import_critic(Path(critic.name), scratch, found))
+    lm = load_model(model.model_copy(update={"name": name, "lora": critic.lora}))
+    if "value" not in lm.heads:
+        lm.add_head("value")
+    return lm
+
+
+def foreign_head(folder: Path) -> str:
+    """The name of a value head among the weights of a folder, where a critic of OpenRLHF has it, or nothing."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name != "heads.safetensors":
+            with safe_open(path, "np") as stored:
+                names = [n.removeprefix("base_model.model.") for n in list(stored.keys())]
+            plain = {n.replace(".lora_A", "").replace(".lora_B", "") for n in names}
+            if found := next((h for h in HEADS if h in plain), ""):
+                return found
+    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
+        raise ModelError(f"{folder}: its weights are pickles, which are not read: save them as safetensors first")
+    return ""
+
+
+def import_critic(source: Path, target: Path, head: str) -> Path:
+    """An OpenRLHF critic as a folder of ours: the head goes to heads.safetensors. In an adapter the head is adapted too and its
+    base was zero and is not stored, so it is scale * B @ A; a base head of any other origin must not be added."""
+    from safetensors.torch import load_file, save_file
+
+    if (target / "heads.safetensors").is_file():
+        return target
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.index.json"))
+    tensors: dict[str, Any] = {}
+    for path in sorted(source.glob("*.safetensors")):
+        tensors.update(load_file(path))
+    plain = head.removesuffix(".weight")
+    mine = {n: tensors.pop(n) for n in list(tensors) if plain in n.split(".")}
+    if is_adapter(str(source)):
+        settings = json.loads((source / "adapter_config.json").read_text())
+        scale = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
+        a, b = (next(t for n, t in mine.items() if f"lora_{k}" in n).float() for k in "AB")
+        weight = scale * (b @ a)
+        if isinstance(settings.get("target_modules"), list):
+            settings["target_modules"] = [m for m in settings["target_modules"] if m != plain]
+        settings["task_type"] = "CAUSAL_LM"
+        (partial / "adapter_config.json").write_text(json.dumps(settings, indent=2))
+        save_file(tensors, partial / "adapter_model.safetensors")
+    else:
+        weight = next(iter(mine.values())).float()
+        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+    save_file({"value.weight": weight.contiguous()}, partial / "heads.safetensors")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(target)
+    partial.rename(target)
+    return target
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def check(config: Config) -> list[str]:
+    """What a dry run can say of the data, which need not be there yet."""
+
+    def rows_of(path: str) -> str:
+        return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).is_file() else "which is not here yet"
+
+    return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
+
+
+def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    if not config.files or not all(config.files):
+        raise RecipeError("data: name a file of scored trajectories")
+    method = OreoMethod(config, run)
+    return train(method, method.config, run, resume)

@@ -1,0 +1,316 @@
+"""The data of OREO and of the baselines over the same file: what is read, left out, cut into steps, paired and collected.
+
+reading      scored trajectories of any format; what cannot be learnt from is left out and counted
+steps        spans of tokens; a turn that has none is split by newline, or by sentence too
+samples      one sequence per trajectory, with the states and the actions as streams
+builders     successes (rejection sampling), pairs (DPO, IPO), good and bad (KTO)
+collection   n samples of each start, or a balanced number of right and wrong ones
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product
+from typing import Any, Literal
+
+import numpy as np
+
+from trailmark import formats
+from trailmark.errors import DataError
+from trailmark.formats.scored import tie_pairs
+from trailmark.rollout.play import Protocol, Seat, play
+from trailmark.samples import build_samples, chains, pair, scored
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode, Sample, Scored, Task, Tokens
+
+Split = Literal["turn", "newline", "sentence", "auto"]
+Pair = tuple[Episode, Episode]
+NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The episodes that can be learnt from, and how many were left out and why."""
+
+    episodes: list[Episode]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
+    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
+    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
+    episodes: list[Episode] = []
+    skipped: dict[str, int] = {}
+    for number, path in enumerate(paths):
+        more = {"prefix": f"{number}:"} if len(paths) > 1 else {}
+        found = formats.read(format, path, tokenizer, seat=seat, skip_bad=True, **more)
+        for why in found.skipped:
+            if not any(words in why for words in NOTHING):
+                raise DataError(why)
+        _count(skipped, "no_action", len(found.skipped))
+        episodes += found.episodes
+    if format != "pairs":
+        episodes, dropped = scored(episodes)
+        _count(skipped, "no_reward", dropped["invalid"])
+        _count(skipped, "failed", dropped["failed"])
+    kept = []
+    for e in episodes:
+        if why := _useless(e, seat, max_len):
+            _count(skipped, why, 1)
+        else:
+            kept.append(e)
+    if not kept:
+        why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
+        raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
+    if len({e.id for e in kept}) < len(kept):
+        raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
+    return Data(kept, skipped)
+
+
+def _count(counts: dict[str, int], name: str, more: int) -> None:
+    if more:
+        counts[name] = counts.get(name, 0) + more
+
+
+def _useless(e: Episode, seat: str, max_len: int) -> str:
+    """Why a trajectory cannot be learnt from, or nothing."""
+    mine = [t for t in e.turns if t.seat == seat and t.tokens]
+    if not mine:
+        return "no_action"
+    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
+        return "empty"
+    found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
+    if len(found) > 1:
+        raise DataError(
+            f"episode '{e.id}' is {len(found)} sequences (each turn was shown a prompt of its own): values are summed along "
+            "one sequence, so the world must be played as one growing conversation"
+        )
+    return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
+
+
+def won(e: Episode) -> bool:
+    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
+    outcome = e.outcome
+    if not isinstance(outcome, Scored):
+        return False
+    return outcome.reward > 0 if outcome.success is None else outcome.success
+
+
+# --- steps --------------------------------------------------------------------------------------------------------
+
+_CUTS = {"newline": re.compile(r"(?<=\n)"), "sentence": re.compile(r"(?<=\n)|(?<=\. )|(?<=\.\$ )")}
+
+
+def split_steps(text: str, split: Literal["newline", "sentence"]) -> list[str]:
+    """The steps of a text, each with the delimiter that ends it; together they are the text. `sentence` also cuts behind
+    ". " and ".$ ". What is blank belongs to the step before it, or at the top to the first."""
+    steps: list[str] = []
+    for piece in _CUTS[split].split(text):
+        if steps and (not piece.strip() or not steps[-1].strip()):
+            steps[-1] += piece
+        elif piece:
+            steps.append(piece)
+    return steps
+
+
+def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
+    """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence where the prompt asks for a
+    \\boxed{} answer, else by newline; `turn` leaves a whole turn as one step."""
+    if split == "turn":
+        return e
+    turns = list(e.turns)
+    for i, t in enumerate(turns):
+        if t.seat == seat and t.tokens and not t.steps:
+            rule: Literal["newline", "sentence"] = "newline" if split == "auto" else split
+            if split == "auto" and "\\boxed" in tokenizer.decode(e.context(i)):
+                rule = "sentence"
+            turns[i] = replace(t, steps=token_steps(tokenizer, t.tokens, t.text, rule))
+    return replace(e, turns=tuple(turns))
+
+
+def token_steps(
+    tokenizer: Any, tokens: Tokens, text: str, split: Literal["newline", "sentence"]
+) -> tuple[tuple[int, int], ...]:
+    """The steps as spans that cover `tokens`; a token belongs to the step in which it ends. The text is never encoded in
+    their place: its offsets are used only where it encodes to these very tokens."""
+    ends: Sequence[int] | None = None
+    if tokenizer.is_fast:
+        found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+        if tuple(found["input_ids"]) == tokens[: len(found["input_ids"])]:
+            ends = [b for _, b in found["offset_mapping"]]
+            ends = [*ends, *[len(text)] * (len(tokens) - len(ends))]
+    if ends is None:
+        text = tokenizer.decode(tokens)
+    at, borders = 0, [0]
+    for step in split_steps(text, split)[:-1]:
+        at += len(step)
+        if ends is not None:
+            borders.append(bisect_right(ends, at))
+        else:
+            borders.append(bisect_right(range(len(tokens)), at, key=lambda k: len(tokenizer.decode(tokens[: k + 1]))))
+    spans = pairwise(sorted({*borders, len(tokens)}))
+    return tuple((a, b) for a, b in spans)
+
+
+# --- samples ------------------------------------------------------------------------------------------------------
+
+
+def trajectory_samples(
+    episodes: Sequence[Episode],
+    seat: str = "policy",
+    states: Literal["token", "step"] = "token",
+    mean: Literal["sequence", "token"] = "sequence",
+    mul: float = 1.0,
+    add: float = 0.0,
+) -> list[Sample]:
+    """One sample per trajectory. Streams: `action` (1 / number of actions), `weight` (the states: every action, or the first of
+    each step; 1 / their number, or with mean "token" 1), `reward` (R = mul * reward + add), `first` and `won` (1 on the first
+    state, the second only of a success), `step`."""
+    rewards = {}
+    for e in episodes:
+        assert isinstance(e.outcome, Scored), f"episode '{e.id}' has no reward"
+        rewards[e.id] = [mul * e.outcome.reward + add] * sum(t.seat == seat and bool(t.tokens) for t in e.turns)
+    rows = build_samples(episodes, seat, {"reward": rewards}, "sequence", weight="action")
+    return [_states(s, won(e), states, mean) for s, e in zip(rows, episodes, strict=True)]
+
+
+def _states(s: Sample, success: bool, states: str, mean: str) -> Sample:
+    acts, step = s.streams["action"] != 0, s.streams["step"]
+    begins = acts & (step != np.concatenate([[-1], step[:-1]])) if states == "step" else acts
+    number = float(begins.sum())
+    first = np.zeros(len(acts))
+    first[np.argmax(begins)] = 1.0
+    streams = {
+        "action": s.streams["action"],
+        "weight": begins / number if mean == "sequence" else begins.astype(float),
+        "reward": s.streams["reward"],
+        "first": first,
+        "won": first * success,
+        "step": step,
+    }
+    mass = {"action": 1.0, "weight": 1.0 if mean == "sequence" else number, "first": 1.0, "won": float(success)}
+    return Sample(s.tokens, streams, mass, episode=s.episode, group=s.group)
+
+
+def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
+    """One sample per trajectory with weight 1 on every action, so that sums over a row are sums over its actions."""
+    rows = build_samples(episodes, seat, mean="token")
+    keep = lambda s: {"weight": s.streams["weight"]}
+    return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
+
+
+def pair_samples(pairs: Sequence[Pair], seat: str = "policy") -> list[Sample]:
+    sides = [answer_samples([p[k] for p in pairs], seat) for k in (0, 1)]
+    return [s for n, both in enumerate(zip(*sides, strict=True)) for s in pair(*both, unit=f"pair {n}")]
+
+
+def labelled_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
+    """For KTO: a role by success, and mass 1 a row."""
+    rows = zip(answer_samples(episodes, seat), episodes, strict=True)
+    return [replace(s, mass={"weight": 1.0}, role="desirable" if won(e) else "undesirable") for s, e in rows]
+
+
+def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each step of a scored sample (streams value, policy_logp, ref): what the value says it was worth, A = V(s') - V(s),
+    with R in the place of V(s') at the end; and what the policy says, beta * sum l. At the optimum they are equal."""
+    at = np.nonzero(s.streams["weight"])[0]
+    v = np.append(s.streams["value"][at], s.streams["reward"][at[-1]])
+    ratio = np.where(s.streams["action"] != 0, s.streams["policy_logp"] - s.streams["ref"], 0.0)
+    return np.diff(v), beta * np.add.reduceat(ratio, at)
+
+
+# --- builders -----------------------------------------------------------------------------------------------------
+
+
+def successes(episodes: Sequence[Episode]) -> list[Episode]:
+    return [e for e in episodes if won(e)]
+
+
+def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
+    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
+    only one kind gives none."""
+    out: list[Pair] = []
+    for name, group in by_group(episodes).items():
+        good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]
+        pairs = list(product(good, bad))
+        if cap is not None and len(pairs) > cap:
+            pairs = random.Random(f"pairs {seed} {name}").sample(pairs, cap)
+        out += pairs
+    return out
+
+
+def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
+    """The pairs of a file of format `pairs`; one whose other side was left out goes too."""
+    sides = Counter(e.info.get("pair") for e in episodes)
+    return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
+
+
+def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.group, []).append(e)
+    return groups
+
+
+# --- collection ---------------------------------------------------------------------------------------------------
+
+
+def collect(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    seats: Sequence[Seat],
+    n: int = 10,
+    seed: int = 0,
+    prefix: str = "",
+    protocol: Protocol | None = None,
+) -> list[Episode]:
+    """`n` episodes of each task, every one kept, those of a task next to one another."""
+    return play(source, tasks, seats, protocol, n, seed, prefix)
+
+
+def collect_balanced(
+    source: TaskSource,
+    tasks: Sequence[Task],
+    seats: Sequence[Seat],
+    rounds: int = 16,
+    want: int = 4,
+    seed: int = 0,
+    prefix: str = "",
+    protocol: Protocol | None = None,
+) -> list[Episode]:
+    """Up to `rounds` episodes of each task, one a round, until `want` are right and `want` wrong; then the balanced part."""
+    found: dict[str, list[Episode]] = {t.id: [] for t in tasks}
+    open_ = list(tasks)
+    for number in range(rounds):
+        if not open_:
+            break
+        for t, e in zip(open_, play(source, open_, seats, protocol, 1, seed, f"{prefix}{number}:"), strict=True):
+            found[t.id].append(replace(e, group=f"{prefix}{t.id}"))
+        open_ = [t for t in open_ if not _enough(found[t.id], want)]
+    return [e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")]
+
+
+def _enough(plays: Sequence[Episode], want: int) -> bool:
+    good = [won(e) for e in plays if isinstance(e.outcome, Scored)]
+    return sum(good) >= want and len(good) - sum(good) >= want
+
+
+def balanced(plays: Sequence[Episode], want: int = 4, seed: int | str = 0) -> list[Episode]:
+    """At most `want` failures, and min(successes, max(failures, 1), want) successes, drawn without replacement and left in
+    their order. What has no result is left out."""
+    plays = [e for e in plays if isinstance(e.outcome, Scored)]
+    draw = random.Random(f"balanced {seed}")
+    good, bad = [e for e in plays if won(e)], [e for e in plays if not won(e)]
+    few = min(len(bad), want)
+    bad = draw.sample(bad, few)
+    good = draw.sample(good, min(len(good), max(few, 1), want))
+    kept = {e.id for e in (*good, *bad)}
+    return [e for e in plays if e.id in kept]

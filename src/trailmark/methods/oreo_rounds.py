@@ -1,0 +1,135 @@
+"""OREO in rounds: play, learn from what was played, play with what was learnt.
+
+A round collects episodes with the policy as it stands (`episodes/00000k.jsonl`) and trains on them in a run of its own
+(`round-k/`, method oreo, any of its objectives). Three choices are left open by the paper, and are made here in words:
+
+    anchor  the reference of a round: the `previous` policy (the default: beta is then spent anew each round, so after k
+            rounds of enough data the policy is where one round with beta / k would be), or the one at the `start`
+    critic_from  the value starts as the `previous` round's (default), or `fresh`
+    learn_from   a round learns from `new` episodes (default), or from `all` so far
+
+`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from). A killed run goes on with --resume: rounds that are
+done stay as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from trailmark.config import Config as Section
+from trailmark.config import SamplingConfig
+from trailmark.engines.local import LocalEngine
+from trailmark.errors import RecipeError, RunError
+from trailmark.launch import launch
+from trailmark.learn.checkpoint import listed
+from trailmark.methods import oreo, oreo_data
+from trailmark.methods.online import TaskConfig, summary
+from trailmark.models.load import load_model
+from trailmark.samples import scored
+from trailmark.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
+from trailmark.tasks import get_task
+from trailmark.tasks.base import draw_tasks
+
+
+class CollectConfig(Section):
+    starts: PositiveInt = Field(64, description="tasks of a round")
+    n: PositiveInt = Field(10, description="episodes of each task; with balanced: at most so many")
+    balanced: PositiveInt | None = Field(
+        None, description="keep at most this many right and wrong ones of each task; none: keep all"
+    )
+    split: str = Field("train", description="of the task")
+    sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how the policy draws")
+
+
+class Config(oreo.Config):
+    data: str | list[str] = Field("", description="not used: each round collects its own")
+    format: str = Field("episodes", description="of what is collected")
+    steps: PositiveInt = Field(3, description="rounds")
+    training: NonNegativeInt = Field(
+        100, description="optimiser steps of a round (epochs, if given, count instead); 0: only collect"
+    )
+    collect: CollectConfig = Field(CollectConfig(), description="how a round plays")
+    task: TaskConfig = Field(TaskConfig(), description="the world")
+    anchor: Literal["previous", "start"] = Field("previous", description="the reference of a round")
+    critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
+    learn_from: Literal["new", "all"] = Field("new", description="which episodes a round learns from")
+
+
+def check(config: Config) -> list[str]:
+    each = config.collect.starts * config.collect.n
+    return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
+
+
+def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    if config.format != "episodes" or config.files != [""]:
+        raise RecipeError("data and format: rounds collect their own episodes; leave both out")
+    done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
+    if resume:
+        truncate_metrics(run, done)
+    last: dict[str, float] = {}
+    for k in range(done + 1, config.steps + 1):
+        last = {f"collect/{n}": v for n, v in gather(config, run, k).items()}
+        if config.training:
+            inner = round_config(config, run.path, k)
+            launch(oreo, inner, resume=True)
+            last |= {n: v for n, v in read_metrics(Path(inner.out))[-1].items() if n != "step"}
+        run.log(k, last)
+        run.sync()
+    return last
+
+
+def gather(config: Config, run: Run, k: int) -> dict[str, float]:
+    """The episodes of round k, played unless they are there already; what they are like."""
+    path, c = run.episodes_dir / f"{k:06d}.jsonl", config.collect
+    if not path.exists():
+        source = get_task(config.task.name, **config.task.options)
+        lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
+        if policy_of(config, run.path, k) != config.model.name:
+            lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
+        engine = LocalEngine(lm, config.engine.slots, config.engine.max_len, config.engine.fixed)
+        engine.publish(k - 1, lm)
+        seats = [oreo.player(engine, config.seat, c.sampling)]
+        tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
+        if c.balanced is None:
+            episodes = oreo_data.collect(source, tasks, seats, c.n, config.seed, f"{k}:")
+        else:
+            episodes = oreo_data.collect_balanced(source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
+        write_segment(run.episodes_dir, k, episodes)
+    good, dropped = scored(read_segment(path))
+    return {**summary(good), **dropped}
+
+
+def round_config(config: Config, out: Path, k: int) -> oreo.Config:
+    """The recipe of round k."""
+    given: dict[str, Any] = {n: getattr(config, n) for n in oreo.Config.model_fields}
+    files = range(1 if config.learn_from == "all" else k, k + 1)
+    start = config.ref or config.model.name
+    critic = config.critic
+    if k > 1 and config.critic_from == "previous" and config.objective == "oreo":
+        critic = critic.model_copy(update={"name": str(last_checkpoint(out, k - 1) / "critic")})
+    given |= {
+        "method": "oreo",
+        "name": f"{config.name} round {k}",
+        "out": str(out / f"round-{k}"),
+        "data": [str(out / "episodes" / f"{i:06d}.jsonl") for i in files],
+        "steps": config.training,
+        "model": config.model.model_copy(update={"name": policy_of(config, out, k)}),
+        "critic": critic,
+        "ref": (start if k > 1 else config.ref) if config.anchor == "start" else (config.ref if k == 1 else None),
+    }
+    return oreo.Config(**given)
+
+
+def policy_of(config: Config, out: Path, k: int) -> str:
+    """The policy that round k starts from."""
+    return config.model.name if k == 1 or not config.training else str(last_checkpoint(out, k - 1) / "policy")
+
+
+def last_checkpoint(out: Path, k: int) -> Path:
+    found = listed(out / f"round-{k}" / "checkpoints")
+    if not found:
+        raise RunError(f"{out}/round-{k} has no checkpoint: it is not finished")
+    return found[-1]
