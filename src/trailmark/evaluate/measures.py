@@ -49,6 +49,7 @@ class Measure(Config):
     episodes: str | None = Field(
         None, description="file in the run, unless the arm names its own; 'evaluation': the last on the way"
     )
+    stage: str | None = Field(None, description="only the starts of this stage (of episodes)")
     results: bool = Field(False, description="read results.json: rows with arm, metric and value")
     side: str | None = Field(None, description="whose outcome counts")
     seat: str | None = Field(None, description="whose turns and tokens count")
@@ -114,7 +115,7 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
     if not path.is_file():
         there = [str(p.relative_to(run)) for p in (run / "evaluation").glob("*.jsonl")]
         raise DataError(f"{name} has no {file}.{nearest(file, there) if there else ''}")
-    episodes = read_segment(path)
+    episodes = [e for e in read_segment(path) if measure.stage in (None, e.task.meta.get("stage"))]
     starts = by_start(episodes, measure.metric, measure.side, measure.seat)
     if not starts:
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")

@@ -28,6 +28,16 @@ class Wish:
     top_p: float | None = None
     max_tokens: int | None = None
     device: str = "auto"
+    chat: bool = False
+    react: bool = False
+    served: str | None = None
+    headers: Sequence[str] = ()
+    query: Sequence[str] = ()
+    key_env: str | None = None
+    search: str | None = None
+    value: str | None = None
+    budget: int | None = None
+    tree: bool = False
 
 
 def find_model(name: str) -> tuple[str, dict[str, Any]]:
@@ -56,15 +66,19 @@ def find_model(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made."""
+    """The episodes, and a plain record of how they were made. `name` may also be the address of a server, "random" or
+    "oracle"."""
     from trailmark.tasks import get_task, task_options
 
     folder, recipe = find_model(name)
-    if recipe.get("method") not in (None, "online", "sft") and wish.task is None:
+    trained_by = recipe.get("method")
+    alone = trained_by in (None, "online", "sft", "oreo") or wish.task is not None or wish.chat
+    if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
-            f"{name} was trained by '{recipe['method']}', whose seats eval cannot fill: recompute its own evaluation with "
-            "--episodes RUN, or name a --task to play alone."
+            f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
         )
+    if not alone:
+        return play_seats(name, folder, recipe, wish)
     own = recipe.get("task") or {}
     if wish.task is None and "name" not in own:
         raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
@@ -81,20 +95,78 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         {**(recipe.get("sampling") or {}), **{k: v for k, v in said.items() if v is not None}}, SamplingConfig
     )
     source = get_task(task, **options)
+    about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
+             "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
+    from trailmark.tasks.base import draw_tasks
+
+    if name in ("random", "oracle"):
+        from trailmark.methods.reflect_play import oracle_player, random_player
+        from trailmark.models.tiny import tiny_tokenizer
+
+        player = random_player if name == "random" else oracle_player
+        tasks = [t for t in draw_tasks(source, split, n, seed) for _ in range(wish.samples)]
+        return player(source, seed + 1, tiny_tokenizer(), tasks), about
 
     from trailmark.engines.local import LocalEngine
     from trailmark.evaluate.run import evaluate
+    from trailmark.methods.online import bound_task
     from trailmark.models.load import load_model
     from trailmark.rollout.play import Seat
     from trailmark.types import SamplingLaw
 
-    e = recipe.get("engine") or {}
-    engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
-    model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
     law = SamplingLaw(sampling.temperature, sampling.top_p, sampling.top_k, min_tokens=sampling.min_tokens)
-    player = LocalEngine(load_model(model), engine.slots, engine.max_len, engine.fixed)
-    seat = Seat("policy", player, law, sampling.max_tokens, tuple(sampling.stop), "frozen")
-    report = evaluate(source, [seat], split=split, n=n, samples=wish.samples, seed=seed)
-    about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
-             "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
+    if remote := is_address(name):
+        from trailmark.evaluate.served import server_seat
+
+        where = wish.served or "default"
+        seat = server_seat(name, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
+    else:
+        e = recipe.get("engine") or {}
+        engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
+        model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
+        local = LocalEngine(load_model(model), engine.slots, engine.max_len, engine.fixed)
+        bound_task(source, local.tokenizer)
+        seat = Seat("policy", local, law, sampling.max_tokens, tuple(sampling.stop), "frozen")
+    if wish.search is not None:
+        from trailmark.evaluate.searched import play_searched
+
+        return play_searched(source, seat, wish, about)
+    if not (remote or wish.chat):
+        return evaluate(source, [seat], split=split, n=n, samples=wish.samples, seed=seed).episodes, about
+    from trailmark.evaluate.served import Here, Prompted, There
+
+    prompted = Prompted(There() if remote else Here(), wish.react)
+    report = evaluate(source, [seat], prompted.protocol(), split=split, n=n, samples=wish.samples, seed=seed)
+    turns = sum(t.action is not None for e in report.episodes for t in e.turns)
+    drawn = sum(prompted.guessed.values())
+    return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def is_address(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
+    """A run whose method seats several players: all of them from one checkpoint, stage by stage, as the run itself evaluates."""
+    from trailmark import methods
+    from trailmark.evaluate.run import evaluate
+    from trailmark.tasks import task_options
+    from trailmark.types import SamplingLaw
+
+    method = methods.get_method(recipe["method"])
+    if not hasattr(method, "players"):
+        raise TrailmarkError(
+            f"{name} was trained by '{recipe['method']}', whose seats eval cannot fill: recompute its own evaluation with "
+            "--episodes RUN, or name a --task to play alone."
+        )
+    options = (recipe["task"].get("options") or {}) | task_options(wish.options)
+    config = resolve({**recipe, "task": {**recipe["task"], "options": options}}, method.Config)
+    law = SamplingLaw(1.0 if wish.temperature is None else wish.temperature, wish.top_p or 1.0)
+    source, seats, protocol, stages = method.players(config, Path(folder).parent, law, wish.device)
+    split, n = wish.split or config.eval.split, wish.n or config.eval.n
+    seed = config.seed if wish.seed is None else wish.seed
+    tasks = [t for stage in stages for t in stage.starts(source, split, n, seed)]
+    report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
+    about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats]}  # fmt: skip
     return report.episodes, about

@@ -83,6 +83,18 @@ def summarise(
     return {**row, "metrics": metrics}
 
 
+def stage_rows(
+    episodes: Sequence[Episode], name: str = "", side: str | None = None, seat: str | None = None
+) -> list[dict[str, Any]]:
+    """The row of all episodes and, where their starts belong to several stages (`task.meta["stage"]`), one of each."""
+    stages = list(dict.fromkeys(str(e.task.meta["stage"]) for e in episodes if "stage" in e.task.meta))
+    rows = [summarise(episodes, name, side, seat)]
+    for stage in stages if len(stages) > 1 else []:
+        part = [e for e in episodes if e.task.meta.get("stage") == stage]
+        rows.append(summarise(part, f"{name}, {stage}", side, seat))
+    return rows
+
+
 def check_sides(episodes: Sequence[Episode], side: str | None) -> None:
     for e in episodes:
         if side is not None and side not in e.outcomes:
@@ -120,13 +132,19 @@ METRICS = ("success", "reward", "cost", "turns", "tokens")
 
 
 def read_answer(episode: Episode) -> str | None:
-    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`."""
+    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`, else
+    what a response of mathematics marks as its answer."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
     from trailmark.tasks.arith import parse_answer
 
-    number = parse_answer(episode.turns[-1].text) if episode.turns else None
+    text = episode.turns[-1].text if episode.turns else ""
+    number = parse_answer(text)
+    if number is None and any(mark in text for mark in ("####", "\\boxed", "he answer is")):
+        from trailmark.tasks.math.check import vote
+
+        return vote(text, "hash" if "####" in text else "boxed")
     return None if number is None else str(number)
 
 

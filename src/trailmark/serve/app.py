@@ -15,14 +15,21 @@ from starlette.exceptions import HTTPException
 
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import TrailmarkError
+from trailmark.rollout.values import HeadValues
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.service import Service
 
 OWNER = "trailmark"  # in /v1/models: how our own http engine knows us
 
 
-def build_app(engine: LocalEngine, name: str | None = None, api_key: str | None = None, queue: int = 512) -> FastAPI:
-    service = Service(engine, name or engine.name, queue)
+def build_app(
+    engine: LocalEngine,
+    name: str | None = None,
+    api_key: str | None = None,
+    queue: int = 512,
+    values: HeadValues | None = None,
+) -> FastAPI:
+    service = Service(engine, name or engine.name, queue, values)
     app = FastAPI(title="trailmark", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
 
@@ -39,6 +46,13 @@ def build_app(engine: LocalEngine, name: str | None = None, api_key: str | None 
         one = {"id": service.name, "object": "model", "created": service.started, "owned_by": OWNER}
         return JSONResponse({"object": "list", "data": [{**one, "max_model_len": engine.max_len}]})
 
+    async def values_of(request: Request) -> Response:
+        return JSONResponse({"object": "values", "model": service.name, "values": await service.value(request)})
+
+    async def bare_values(request: Request) -> Response:
+        """The same as a bare list, which is what clients of the published value server read."""
+        return JSONResponse(await service.value(request))
+
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok", "sequences": service.room.taken, "limit": service.room.limit})
 
@@ -51,6 +65,8 @@ def build_app(engine: LocalEngine, name: str | None = None, api_key: str | None 
     app.add_route("/v1/completions", guarded(service.complete), ["POST"])
     app.add_route("/v1/chat/completions", guarded(service.chat), ["POST"])
     app.add_route("/v1/score", guarded(service.score), ["POST"])
+    app.add_route("/v1/values", guarded(values_of), ["POST"])
+    app.add_route("/get_values", guarded(bare_values), ["POST"])
     for kind in (ApiError, HTTPException, TrailmarkError, Exception):
         app.add_exception_handler(kind, failed)
     return app

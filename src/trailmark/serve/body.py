@@ -2,14 +2,14 @@
 
 The fields are OpenAI's, and vLLM's where those have no name for a thing (`min_tokens`, `stop_token_ids`, `ignore_eos`,
 `allowed_token_ids`, `prompt_logprobs`, `return_token_ids`). `key` is our own: together with `seed` it names a draw, as in
-`engines.base.Request`. A field we do not know is refused unless it asks for nothing.
+`engines.base.Request`; so is `search`. A field we do not know is refused unless it asks for nothing.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
@@ -74,6 +74,26 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+class SearchBody(BaseModel):
+    """How to search for an answer: see `rollout/search.py`. `by` the server's value model, or by the policy's own log-probs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    beam: int | None = Field(None, ge=1, le=64)
+    best_of: int | None = Field(None, ge=1, le=128)
+    rounds: int = Field(20, ge=1, le=1000)
+    budget: int | None = Field(None, ge=1)
+    step_ends: Annotated[list[str], Field(min_length=1, max_length=32)] = ["\n"]
+    by: Literal["value", "logp"] = "value"
+    tree: bool = False
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SearchBody:
+        if (self.beam is None) == (self.best_of is None) or "" in self.step_ends:
+            raise ValueError("give either beam or best_of, and no empty text among step_ends")
+        return self
+
+
 class Sampling(Body):
     """What both ways of asking for samples share."""
 
@@ -93,6 +113,7 @@ class Sampling(Body):
     stream_options: StreamOptions = StreamOptions()
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     return_token_ids: bool = False
+    search: SearchBody | None = None
 
     @field_validator("stop")
     @classmethod
@@ -172,6 +193,14 @@ class ScoreBody(Body):
         if len(given) != 1 or (self.completion is None) != (self.tokens is not None):
             raise ValueError("give either 'tokens', or 'prompt' and 'completion', or 'messages' and 'completion'.")
         return self
+
+
+class ValuesBody(Body):
+    """What is to be valued: texts, token ids, or conversations."""
+
+    states: Annotated[
+        list[str | Ids | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1, max_length=4096)
+    ]
 
 
 def conversation(tokenizer: Any, **options: Any) -> Conversation:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
+    from trailmark.rollout.values import HeadValues
 
 TO_HEAR = 5  # seconds in which clients may still read why they got nothing
 
@@ -41,9 +42,13 @@ def serve(
     revision: Annotated[str | None, typer.Option(help="Commit or tag on the hub.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
     fixed: Annotated[bool, typer.Option(help="Fixed shapes: a seed gives the same bits at any load.")] = True,
+    value: Annotated[
+        str | None, typer.Option(metavar="RUN", help="A run or folder with a value model: search, and /v1/values.")
+    ] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that requests get when the server is stopped.")] = 10.0,
 ) -> None:
-    """Serve a model to OpenAI's clients: completions, chat, scores. A LoRA checkpoint is served with its base."""
+    """Serve a model to OpenAI's clients: completions, chat, scores; with --value, search too. A LoRA checkpoint is served
+    with its base."""
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
@@ -63,7 +68,12 @@ def serve(
             raise ModelError(f"--{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.") from None
         lm = load_model(config)
         engine = LocalEngine(lm.freeze(), slots, max_len, fixed)
-        app = build_app(engine, name or model, api_key, queue)
+        values = None
+        if value is not None:
+            from trailmark.rollout.values import load_values
+
+            values = load_values(value, lm.tokenizer, device, dtype)
+        app = build_app(engine, name or model, api_key, queue, values)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
@@ -125,14 +135,18 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
 
 @contextlib.contextmanager
 def serving(
-    engine: LocalEngine, name: str | None = None, api_key: str | None = None, queue: int = 512
+    engine: LocalEngine,
+    name: str | None = None,
+    api_key: str | None = None,
+    queue: int = 512,
+    values: HeadValues | None = None,
 ) -> Iterator[str]:
     """The address of a server that runs in a thread as long as the block does: for notebooks and tests. The engine is the
     thread's meanwhile."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        running = server(build_app(engine, name, api_key, queue), grace=1)
+        running = server(build_app(engine, name, api_key, queue, values), grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]
         thread.start()

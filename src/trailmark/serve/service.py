@@ -15,10 +15,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
 from trailmark.engines.local import LocalEngine, Written
+from trailmark.rollout.values import HeadValues
 from trailmark.serve.answers import Mark, Reply
-from trailmark.serve.body import ChatBody, CompletionBody, Sampling, ScoreBody, listed, read
+from trailmark.serve.body import ChatBody, CompletionBody, Sampling, ScoreBody, ValuesBody, listed, read
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.score import score_rows
+from trailmark.serve.search import allow_search, search_all, told, value_rows
 from trailmark.types import Tokens
 
 MOST_BYTES = 8 << 20  # of a body; more is read away, so that the client hears why, up to
@@ -70,7 +72,8 @@ class Stream(StreamingResponse):
 class Service:
     """The engine behind the routes."""
 
-    def __init__(self, engine: LocalEngine, name: str, queue: int = 512):
+    def __init__(self, engine: LocalEngine, name: str, queue: int = 512, values: HeadValues | None = None):
+        self.values = values
         self.engine, self.name, self.tokenizer = engine, name, engine.tokenizer
         self.room, self.started = Room(engine.slots, queue), int(time.time())
         self.working: set[asyncio.Task] = set()
@@ -118,6 +121,19 @@ class Service:
         usage = {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used}
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
+    async def value(self, request: Request) -> list[float]:
+        """Values of texts, tokens or conversations, each at its last token."""
+        body = read(ValuesBody, await received(request))
+        self.known(body.model)
+        if self.values is None:
+            raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
+        self.readable([s for s in body.states if isinstance(s, str)])
+        rows = value_rows(body, self.tokenizer)
+        for tokens in rows:
+            self.check(tokens, "states")
+        with self.room.holding(len(rows)):
+            return await self.values.values(rows)
+
     async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
@@ -128,11 +144,18 @@ class Service:
         if isinstance(body, CompletionBody) and body.echo:
             echo = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in listed(body.prompt)]
         reply = Reply(body, self.tokenizer, self.name, prompts)
-        size = len(prompts) * body.n
+        plan = allow_search(body, self.values is not None, echo is not None)
+        size = len(prompts) * (body.n if plan is None else plan.width)
         self.room.enter(size)
         if body.stream:
             return Stream(self.events(reply, asks if budget else [], echo), self, size)
         try:
+            if plan is not None:
+                work = search_all(
+                    self.engine, self.values if body.search and body.search.by == "value" else None, plan, asks
+                )
+                found = await self.unless_gone(request.receive, work)
+                return Response(status_code=499) if found is None else JSONResponse(told(reply, found))
             done = await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo))
             return done or Response(status_code=499)  # nobody will read it
         finally:

@@ -1,0 +1,123 @@
+"""Evaluate with search: the same starts and draws as a plain evaluation, with a value that chooses.
+
+`beam` and `actions` search every decision. `best_of:N` plays N whole episodes of each start and keeps the one whose last state has the
+highest value; what the N are worth without a value (pass@k, maj@k) stands beside it. For the other two, `--samples N` plays N plain
+episodes for the same purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trailmark.errors import TrailmarkError
+from trailmark.evaluate.run import evaluate, summarise
+from trailmark.rollout.play import Seat, stop_ids
+from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
+from trailmark.rollout.values import HttpValues, LogProb, Scorer, load_values
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode, Failed, Invalid, Scored
+
+if TYPE_CHECKING:
+    from trailmark.evaluate.players import Wish
+
+
+def play_searched(
+    source: TaskSource, seat: Seat, wish: Wish, about: dict[str, Any]
+) -> tuple[list[Episode], dict[str, Any]]:
+    """The chosen episodes, and a record in which `beside` has the rows of plain ones."""
+    ends = tuple(getattr(source, "step_ends", ("\n",)))
+    plan = parse_plan(wish.search or "", step_ends=ends, budget=wish.budget, tree=wish.tree)
+    if wish.chat or seat.kind == "remote":
+        raise TrailmarkError("eval --search needs a model here, and no --chat: a server searches with serve --value.")
+    if plan.kind == "best_of" and (wish.budget or wish.tree):
+        raise TrailmarkError(
+            "eval --search best_of plays whole episodes: --budget and --tree belong to beam and actions."
+        )
+    if plan.width > 1 and seat.law.temperature == 0:
+        raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
+    scorer = pick_scorer(wish.value, plan, seat, wish.device)
+    how = {"split": about["split"], "n": about["n"], "seed": about["seed"]}
+    if plan.kind == "best_of":
+        plain = evaluate(source, [seat], samples=plan.width, **how).episodes
+        chosen, spent = best_by_value(plain, scorer, seat), sum(len(t.tokens) for e in plain for t in e.turns)
+    else:
+        searcher = Searcher(seat.engine, scorer, plan, keep=True)
+        played = evaluate(source, [dataclasses.replace(seat, engine=searcher)], **how).episodes
+        plain = evaluate(source, [seat], samples=wish.samples, **how).episodes if wish.samples > 1 else []
+        chosen, spent = [noted(e, searcher) for e in played], sum(f.tokens for f in searcher.found.values())
+    starts = max(1, len({e.task.id for e in chosen}))
+    record = {
+        **about,
+        "search": wish.search,
+        "value": wish.value,
+        "budget": wish.budget,
+        "searched_tokens": spent / starts,
+    }
+    if plain and (plan.width > 1 or plan.kind != "best_of"):
+        size = plan.width if plan.kind == "best_of" else wish.samples
+        record["beside"] = [summarise(plain, f"{size} plain samples")]
+    return chosen, record
+
+
+def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto") -> Scorer:
+    if value is None:
+        if plan.width > 1:
+            raise TrailmarkError(
+                "eval --search: by what is it chosen? --value RUN, or --value logp for the policy's own."
+            )
+        return LogProb()
+    if value == "logp":
+        return LogProb()
+    if value.startswith(("http://", "https://")):
+        return HttpValues(value)
+    return load_values(value, seat.engine.tokenizer, device)
+
+
+def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
+    """One episode of each group: the first with the highest value at its last state. One that failed takes no part, unless all
+    did; one that is invalid may be chosen, for nobody would know."""
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.group, []).append(e)
+    can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
+    rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
+    lines = [last_state(e, seat) for _, e in rows]
+    values = asyncio.run(scorer.score(lines)) if lines else []
+    best: dict[str, tuple[float, Episode]] = {}
+    for (g, e), v in zip(rows, values):
+        if g not in best or v > best[g][0]:
+            best[g] = (v, e)
+    return [
+        dataclasses.replace(best[g][1], info={**best[g][1].info, "search": {"score": best[g][0], "of": len(es)}})
+        if g in best
+        else es[0]
+        for g, es in groups.items()
+    ]
+
+
+def last_state(e: Episode, seat: Seat) -> Any:
+    """The last thing that the seat wrote, behind all it had seen."""
+    turn = max(i for i, t in enumerate(e.turns) if t.seat == seat.name)
+    t = e.turns[turn]
+    stops = stop_ids(seat.engine.tokenizer, chat=True)
+    return Text(t.tokens, t.logp, t.logq, (), t.stop).line(e.context(turn) + t.forced, stops)
+
+
+def noted(e: Episode, searcher: Searcher) -> Episode:
+    """With what was searched in its `info`. Where the last decision finished nothing, the answer is wrong, whatever a world makes of
+    an empty one."""
+    decisions = [searcher.found.get(f"{e.id}\0{i}") for i in range(len(e.turns))]
+    known = [d for d in decisions if d is not None]
+    if not known:
+        return e
+    empty = known[-1].best is None
+    info: dict[str, Any] = {"tokens": sum(d.tokens for d in known), "empty": sum(d.best is None for d in known)}
+    if searcher.plan.tree:
+        info["decisions"] = [d.plain() for d in known]
+    outcomes = dict(e.outcomes)
+    if empty:
+        outcomes = {s: Scored(0.0, False) if isinstance(o, Scored | Invalid) else o for s, o in outcomes.items()}
+    return dataclasses.replace(e, outcomes=outcomes, info={**e.info, "search": info})

@@ -1,0 +1,151 @@
+"""Models behind an API, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
+
+    plain    one message: state and menu -> thoughts, a plan, and "Action: LABEL"
+    react    two: state -> an analysis; state, analysis and menu -> "Action: LABEL"
+
+Every decision starts a new conversation, as the trained players' does. A label is read by `read_choice`; where a reply has none, a
+listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and the row says so.
+The same protocol runs on a model in this process (`Here`) and on a server (`There`); our own server draws the same tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from trailmark.errors import TrailmarkError
+from trailmark.rollout.play import Desk, Seat
+from trailmark.rollout.play import Protocol as Play
+from trailmark.types import Episode, SamplingLaw, Turn
+
+SYSTEM = (
+    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose."
+)
+THINK = "Look at what was done and seen so far, and say in a few sentences what it means and what to do next."
+CHOOSE = "Choose one of the listed actions. Answer with 'Action: ' and its label."
+BOTH = "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label of one listed action."
+
+Messages = Sequence[Mapping[str, str]]
+
+
+def read_choice(text: str, labels: Sequence[str], draw: random.Random) -> tuple[str, bool]:
+    """The label that a reply means, and whether it had to be drawn by lot. Looked for in this order: a label right after
+    "action:"; the first whole number after "action:", after "action", anywhere; a label as a word of its own."""
+    low = text.lower()
+    marked = re.search(r"action:[\s*`'\"(\[]*(\w+)", text, re.IGNORECASE)
+    if marked and marked[1] in labels:
+        return marked[1], False
+    for mark in ("action:", "action", ""):
+        at = low.find(mark)
+        if at >= 0 and (number := re.search(r"\d+", text[at + len(mark) :])):
+            if number[0] in labels:
+                return number[0], False
+            break
+    for word in re.findall(r"\w+", text):
+        if word in labels:
+            return word, False
+    return draw.choice(list(labels)), True
+
+
+class Speaker(Protocol):
+    """Who answers a list of messages, as a turn of `seat`."""
+
+    async def say(self, desk: Desk, seat: str, messages: Messages) -> str: ...
+
+
+@dataclass
+class Here:
+    """A model in this process: the messages in its chat template, or as plain lines where it has none."""
+
+    async def say(self, desk: Desk, seat: str, messages: Messages) -> str:
+        tokenizer = desk.seats[seat].engine.tokenizer
+        if getattr(tokenizer, "chat_template", None):
+            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        else:
+            text = "".join(m["content"] + "\n" for m in messages)
+        return (await desk.ask(seat, text=text)).text
+
+
+@dataclass
+class There:
+    """A server that knows messages; what it tells of its tokens is kept."""
+
+    async def say(self, desk: Desk, seat: str, messages: Messages) -> str:
+        player = desk.seats[seat]
+        engine: Any = player.engine
+        key = f"{desk.start.id}\0{len(desk.turns)}"
+        done = await engine.chat(messages, player.law, player.max_tokens, player.stop_strings, desk.start.seed, key)
+        desk.turns.append(Turn(seat, (), done.tokens, done.logp, done.logq, player.law, stop=done.stop, text=done.text))
+        return done.text
+
+
+@dataclass
+class Prompted:
+    """The protocol, and how many decisions of each episode were drawn by lot."""
+
+    speaker: Speaker
+    react: bool = False
+    guessed: dict[str, int] = field(default_factory=dict)
+
+    def protocol(self) -> Play:
+        async def play_one(desk: Desk) -> None:
+            self.guessed[desk.start.id] = 0
+            while not desk.over:
+                seen = desk.observation
+                if not seen.labels:
+                    raise TrailmarkError(
+                        "this world lists no actions, so there is no label to choose: play it without --chat"
+                    )
+                reply = await self.decide(desk, seen.state, seen.menu or "\n".join(seen.labels) + "\n")
+                lot = random.Random(f"{desk.start.seed} {desk.start.id} {len(desk.turns)}")
+                label, blind = read_choice(reply, seen.labels, lot)
+                self.guessed[desk.start.id] += blind
+                await desk.act(label)
+
+        return play_one
+
+    async def decide(self, desk: Desk, state: str, menu: str) -> str:
+        system = {"role": "system", "content": SYSTEM}
+        user = lambda text: {"role": "user", "content": text}
+        if not self.react:
+            return await self.speaker.say(desk, "policy", [system, user(f"{state}\n{menu}\n{BOTH}")])
+        analysis = await self.speaker.say(desk, "policy", [system, user(f"{state}\n{THINK}")])
+        return await self.speaker.say(desk, "policy", [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
+
+    def noted(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """The episodes, each with the number of its decisions that were drawn by lot."""
+        return [replace(e, info={**e.info, "guessed": self.guessed.get(e.id, 0)}) for e in episodes]
+
+
+def server_seat(
+    url: str, model: str, headers: Sequence[str], query: Sequence[str], key_env: str | None, law: SamplingLaw, most: int
+) -> Seat:
+    """A seat behind `url`. A header is NAME=VALUE, and VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not
+    stand on a command line; `query` is NAME=VALUE too (Azure's `api-version`)."""
+    from trailmark.engines.http import HttpEngine
+
+    engine = HttpEngine(
+        url, model, None, {k: _secret(v) for k, v in _pairs(headers, "--header")}, dict(_pairs(query, "--query")),
+        _secret(f"env:{key_env}") if key_env else None,
+    )  # fmt: skip
+    return Seat("policy", engine, law, most, kind="remote")
+
+
+def _pairs(words: Sequence[str], option: str) -> list[tuple[str, str]]:
+    for word in words:
+        if "=" not in word:
+            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
+    return [(k.strip(), v) for k, _, v in (w.partition("=") for w in words)]
+
+
+def _secret(value: str) -> str:
+    if not value.startswith("env:"):
+        return value
+    found = os.environ.get(value[4:])
+    if not found:
+        raise TrailmarkError(f"the environment variable {value[4:]} is not set.")
+    return found

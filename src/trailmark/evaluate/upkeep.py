@@ -1,0 +1,152 @@
+"""Runs that go on from one another: one log, one curve, and no more checkpoints than wanted.
+
+A run that began from a checkpoint of another (`load.policy` of method reflect, `model.name` of the others) continues it: its step k is
+step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all runs before it. Steps that the
+earlier run took after that checkpoint belong to another branch and are left out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, RunError
+from trailmark.learn.checkpoint import listed, prune
+from trailmark.marked_yaml import parse
+from trailmark.store import Run, atomic_write, read_metrics
+
+PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told
+COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")
+
+
+@dataclass(frozen=True)
+class Link:
+    """One run of a chain: its steps up to `until` (None: all) come after `offset` earlier ones."""
+
+    run: Path
+    offset: int
+    until: int | None = None
+
+
+def origin(run: Path) -> tuple[Path, int] | None:
+    """The run and step that a run began from; None where it began from no run's checkpoint."""
+    recipe = parse(Run(run).recipe, str(run / "recipe.yaml"))[0]
+    said = (recipe.get("load") or {}).get("policy") or (recipe.get("model") or {}).get("name")
+    folder = Path(said) if isinstance(said, str) else Path()
+    if not said or not folder.is_dir():
+        return None
+    folder = folder.resolve()
+    if (folder / "recipe.yaml").is_file():
+        found = listed(folder / "checkpoints")
+        return (folder, int(found[-1].name)) if found else None
+    at = folder if (folder / "state.json").is_file() else folder.parent
+    if not (at / "state.json").is_file() or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
+        return None
+    return at.parent.parent, int(at.name)
+
+
+def chain(run: str | Path) -> list[Link]:
+    """The runs that led to `run`, oldest first, and last the run itself."""
+    here = Path(run).resolve()
+    if not (here / "recipe.yaml").is_file():
+        raise RunError(f"{run} is no run: it has no recipe.yaml.")
+    links: list[tuple[Path, int | None]] = [(here, None)]
+    while (before := origin(links[0][0])) is not None:
+        if before[0] in [p for p, _ in links]:
+            raise DataError("goes on from itself.", links[0][0] / "recipe.yaml")
+        links.insert(0, before)
+    out, offset = [], 0
+    for path, until in links:
+        out.append(Link(path, offset, until))
+        offset += until or 0
+    return out
+
+
+def merged(run: str | Path) -> list[dict[str, Any]]:
+    """The metrics of a run and of those it goes on from, as one log: `step` counts through, `run` and `own_step` say whose."""
+    rows = []
+    for link in chain(run):
+        for row in read_metrics(link.run):
+            if link.until is None or row["step"] <= link.until:
+                rows.append({**row, "step": link.offset + row["step"], "run": link.run.name, "own_step": row["step"]})
+    return rows
+
+
+def smooth(steps: Sequence[int], values: Sequence[float], width: int) -> list[float]:
+    """The mean over the values within `width` steps, half before and half after; steps without a value count nothing."""
+    out, first, last = [], 0, 0
+    for step in steps:
+        while steps[first] < step - width // 2:
+            first += 1
+        while last < len(steps) and steps[last] <= step + width // 2:
+            last += 1
+        out.append(sum(values[first:last]) / (last - first))
+    return out
+
+
+def curve(rows: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric; "loss" is the loss of reinforcement, or whichever there is."""
+    names = ("rl/loss", "loss", "policy/loss") if metric == "loss" else (metric,)
+    first = [(r["step"], next((r[n] for n in names if isinstance(r.get(n), int | float)), None)) for r in rows]
+    found = [(s, v) for s, v in first if v is not None]
+    return [s for s, _ in found], [float(v) for _, v in found]
+
+
+def draw_curves(runs: Sequence[str | Path], out: Path, metrics: Sequence[str] = PANELS, width: int = 99) -> Path:
+    """One picture: a panel for each metric, a curve for each run with all it goes on from."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    logs = {str(run): merged(run) for run in runs}
+    figure = Figure(figsize=(7, 2.4 * len(metrics)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, metric in zip(panels, metrics):
+        for colour, (name, rows) in zip(_endless(len(logs)), logs.items()):
+            steps, values = curve(rows, metric)
+            if steps:
+                axes.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
+                axes.plot(steps, smooth(steps, values, width), color=colour, linewidth=1.8, label=Path(name).name)
+        if not axes.lines:
+            known = sorted({k for rows in logs.values() for r in rows for k in r} - {"step", "run", "own_step"})
+            raise DataError(f"no run logged '{metric}'. Logged: {', '.join(known)}.")
+        axes.set_ylabel(metric)
+        axes.grid(alpha=0.2)
+    panels[0].legend(frameon=False, fontsize="small")
+    panels[-1].set_xlabel("step, counted through continued runs")
+    held = io.BytesIO()
+    figure.savefig(held, format=out.suffix.removeprefix(".") or "png")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, held.getvalue())
+    return out
+
+
+def _endless(n: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(n)]
+
+
+def write_merged(run: str | Path, out: Path) -> int:
+    """The merged log as JSON lines; the number of lines."""
+    if out.exists():
+        raise RunError(f"{out} exists: choose another file.")
+    rows = merged(run)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
+    return len(rows)
+
+
+def prune_run(run: str | Path, keep: int = 1) -> int:
+    """Remove all but the newest `keep` checkpoints of a run that nobody trains now; the bytes that were freed. Checkpoints
+    that another run beside it goes on from are not looked for: prune a chain's last run first."""
+    with Run.open(run, lock=True) as held:
+        before = _bytes(held.checkpoints_dir)
+        prune(held.checkpoints_dir, keep, [])
+        return before - _bytes(held.checkpoints_dir)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

@@ -1,0 +1,299 @@
+r"""Search at test time: let a value choose among what the policy writes. It works on any engine, for any world and any scorer.
+
+    beam:B     step by step: sample B ways to go on from each of the (at most B) texts, score them, keep the B best that are not
+               finished; what is finished goes to a pool, and the answer is the best of the pool
+    best_of:N  N whole answers, the best one
+    actions:K  the same for one turn of many: K actions, the best one is played
+
+`Searcher` stands where an engine stands: every decision that a protocol asks for is searched. So problems are searched at the same
+time as episodes are played at the same time, and engine and scorer see all that is asked together. With one candidate there is
+nothing to choose, and `best_of:1` and `actions:1` are the plain run, token by token.
+
+What differs from the published search: the scorer sees the last token of a step; a text that was already kept is not kept twice;
+tokens are kept as they were drawn, so a token that reaches over the end of a step stays whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trailmark.engines.base import Completion, Engine, EngineError, Request
+from trailmark.errors import TrailmarkError
+from trailmark.rollout.values import Line, Scorer
+from trailmark.types import Tokens
+
+Kind = Literal["beam", "best_of", "actions"]
+State = Literal["kept", "dropped", "double", "finished", "cut"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to search. `rounds`: most steps of a beam. `budget`: most tokens that one decision may draw, all candidates together.
+    `tree`: keep every candidate, for people."""
+
+    kind: Kind
+    width: int
+    step_ends: tuple[str, ...] = ("\n",)
+    rounds: int = 20
+    budget: int | None = None
+    tree: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.rounds, 1 if self.budget is None else self.budget) < 1:
+            raise TrailmarkError("a search needs a width, rounds and a budget of at least 1.")
+        if self.kind == "beam" and (not self.step_ends or "" in self.step_ends):
+            raise TrailmarkError("a beam needs texts that end a step, such as a newline.")
+
+    def check(self, temperature: float) -> None:
+        """Several greedy candidates would all be the same."""
+        if self.width > 1 and temperature == 0:
+            raise EngineError(f"{self.kind}:{self.width} needs a temperature above 0: at 0 all candidates are one.")
+
+
+def parse_plan(text: str, **more: Any) -> Plan:
+    """`beam:3`, `best_of:8`, `actions:5`."""
+    m = re.fullmatch(r"(beam|best_of|actions):([1-9]\d{0,3})", text.strip())
+    if not m:
+        raise TrailmarkError(f"search '{text}': expected beam:B, best_of:N or actions:K, such as beam:3.")
+    kind: Any = m[1]
+    return Plan(kind, int(m[2]), **more)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One candidate: what it added to its parent (None: to the prompt), and what became of it."""
+
+    id: int
+    parent: int | None
+    round: int
+    text: str
+    tokens: int
+    score: float | None
+    state: State
+
+    def plain(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(eq=False)
+class Text:
+    """What was written so far of one decision."""
+
+    tokens: Tokens = ()
+    logp: tuple[float, ...] = ()
+    logq: tuple[float, ...] = ()
+    ends: tuple[int, ...] = ()  # where its steps end
+    stop: Literal["stop", "length", ""] = ""  # "": not finished
+    text: str = ""
+    node: int | None = None
+    score: float | None = None
+
+    def line(self, prompt: Tokens, stops: Tokens) -> Line:
+        ended = self.stop == "stop" and self.tokens and self.tokens[-1] in stops
+        kept = len(self.tokens) - bool(ended)
+        return Line(prompt, self.tokens[:kept], self.logp[:kept], tuple(e for e in self.ends if e <= kept))
+
+    def completion(self) -> Completion:
+        return Completion(self.tokens, self.logp, self.logq, self.text, self.stop or "length")
+
+
+@dataclass(eq=False)
+class Found:
+    """`best` is None when nothing was finished: such a decision is wrong. `why` the search ended: "finished" (nothing is left to go
+    on with), "rounds" or "budget"."""
+
+    best: Text | None
+    pool: list[Text]
+    tokens: int
+    rounds: int
+    why: Literal["finished", "rounds", "budget"]
+    tree: list[Node] = field(default_factory=list)
+
+    def plain(self) -> dict[str, Any]:
+        out: dict[str, Any] = {"score": self.best and self.best.score, "finished": len(self.pool), "tokens": self.tokens,
+                               "rounds": self.rounds, "why": self.why}  # fmt: skip
+        if self.tree:
+            out["tree"] = [n.plain() for n in self.tree]
+            out["best"] = self.best and self.best.node
+        return out
+
+
+class Searcher:
+    """An engine that searches. `found` has what each decision's search found, by the request's key, while `keep` is set."""
+
+    def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, keep: bool = False):
+        self.engine, self.scorer, self.plan, self.keep = engine, scorer, plan, keep
+        self.tokenizer, self.name, self.version = engine.tokenizer, engine.name, engine.version
+        self.lm = getattr(engine, "lm", None)
+        self.found: dict[str, Found] = {}
+
+    async def sample(self, request: Request) -> list[Completion]:
+        """`n` searches of one prompt, each with draws of its own. One that finished nothing answers with an empty text."""
+        keys = [request.key if k == 0 else f"{request.key}\0search {k}" for k in range(request.n)]
+        found = await asyncio.gather(*(self.search(dataclasses.replace(request, n=1, key=key)) for key in keys))
+        if self.keep:
+            self.found.update(zip(keys, found))
+        return [(f.best or Text()).completion() for f in found]
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        return await self.engine.score(tokens, start)
+
+    async def search(self, request: Request) -> Found:
+        self.plan.check(request.law.temperature)
+        searched = _Search(self.engine, self.scorer, self.plan, request)
+        return await (searched.beam() if self.plan.kind == "beam" else searched.best_of())
+
+
+class _Search:
+    """One decision."""
+
+    def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, request: Request):
+        self.engine, self.scorer, self.plan, self.request = engine, scorer, plan, request
+        self.spent, self.nodes, self.short = 0, 0, False  # short: the budget cut a candidate off
+        held = getattr(engine, "max_len", None)  # an engine may end an answer before the request does
+        self.room = request.max_tokens if held is None else min(request.max_tokens, held - len(request.prompt))
+        self.tree: list[Node] = []
+
+    async def best_of(self) -> Found:
+        plan, request = self.plan, self.request
+        most = request.max_tokens
+        if plan.budget is not None:
+            most = min(most, plan.budget // plan.width)
+        if most < 1:
+            return Found(None, [], 0, 0, "budget")
+        drawn = await self.engine.sample(dataclasses.replace(request, n=plan.width, max_tokens=most))
+        texts = [self._grown(Text(), c) for c in drawn]
+        # With a budget, what it cuts off is no answer.
+        pool = [t for t in texts if t.stop != "length" or most == request.max_tokens]
+        await self._score(pool if plan.width > 1 else [])
+        for t in texts:
+            self._note(t, None, 0, t.text, len(t.tokens), "finished" if t in pool else "cut")
+        return self._found(pool, 1, "finished" if len(pool) == len(texts) else "budget")
+
+    async def beam(self) -> Found:
+        """Rounds of: sample from every open text, score, keep the best."""
+        plan, open_, pool = self.plan, [Text()], []
+        why: Literal["finished", "rounds", "budget"] = "rounds"
+        done = 0
+        while open_ and done < plan.rounds:
+            most = self._most(len(open_))
+            if most < 1:
+                why = "budget"
+                break
+            grown = await self._expand(open_, done, most)
+            if plan.width > 1:
+                await self._score([t for _, t, _ in grown])
+            open_ = self._sorted(grown, done, pool)
+            done += 1
+        return self._found(pool, done, why if open_ else "budget" if self.short else "finished")
+
+    def _most(self, beams: int) -> int:
+        """Tokens that each candidate of this round may have."""
+        most, budget = self.request.max_tokens, self.plan.budget
+        return most if budget is None else min(most, (budget - self.spent) // (beams * self.plan.width))
+
+    async def _expand(self, open_: Sequence[Text], done: int, most: int) -> list[tuple[Text, Text, bool]]:
+        """(parent, text, whether it may go on) of every candidate of a round."""
+        asks, request = [], self.request
+        for i, text in enumerate(open_):
+            left = self.room - len(text.tokens)
+            law = dataclasses.replace(request.law, min_tokens=max(0, request.law.min_tokens - len(text.tokens)))
+            asks.append(
+                dataclasses.replace(
+                    request,
+                    prompt=request.prompt + text.tokens,
+                    law=law,
+                    n=self.plan.width,
+                    max_tokens=min(most, left),
+                    stop_strings=(*request.stop_strings, *self.plan.step_ends),
+                    key=request.key if not done else f"{request.key}\0step {done}.{i}",
+                )
+            )
+        drawn = await asyncio.gather(*(self.engine.sample(a) for a in asks))
+        out = []
+        for text, ask, samples in zip(open_, asks, drawn):
+            left = self.room - len(text.tokens)
+            for c in samples:
+                grown = self._grown(text, c)
+                short = c.stop == "length" and len(c.tokens) == ask.max_tokens < left  # the budget ended it: no answer
+                self.short |= short
+                out.append((text, dataclasses.replace(grown, stop="") if short else grown, not short))
+        return out
+
+    def _grown(self, text: Text, c: Completion) -> Text:
+        """`text` with one completion behind it, finished if that ended in a stopping token, a stop string or for its length."""
+        tokens = text.tokens + c.tokens
+        self.spent += len(c.tokens)
+        stops, strings = self.request.stop_ids, self.request.stop_strings
+        ended = bool(c.tokens) and c.tokens[-1] in stops
+        whole = self.engine.tokenizer.decode(tokens[:-1] if ended else tokens) if text.tokens else ""
+        if not text.tokens:
+            step = c.stop == "stop" and not ended and self.plan.kind == "beam"
+            whole = self.engine.tokenizer.decode(c.tokens) if step else c.text
+        found = [at for s in strings if (at := whole.find(s)) >= 0]
+        said = whole[: min(found)] if found else whole
+        over = ended or bool(found) or (c.stop == "stop" and self.plan.kind != "beam")
+        full = c.stop == "length" or len(tokens) >= self.room
+        stop: Literal["stop", "length", ""] = "stop" if over else "length" if full else ""
+        return Text(tokens, text.logp + c.logp, text.logq + c.logq, (*text.ends, len(tokens)), stop, said, text.node)
+
+    async def _score(self, texts: Sequence[Text]) -> None:
+        lines = [t.line(self.request.prompt, self.request.stop_ids) for t in texts]
+        for t, value in zip(texts, await self.scorer.score(lines) if lines else ()):
+            if not math.isfinite(value):
+                raise EngineError(f"the scorer of a search answered {value}, which is no number to choose by.")
+            t.score = float(value)
+
+    def _sorted(self, grown: Sequence[tuple[Text, Text, bool]], done: int, pool: list[Text]) -> list[Text]:
+        """The open texts of the next round. What is finished goes to the pool, whatever its score."""
+        going = [(i, t) for i, (_, t, whole) in enumerate(grown) if not t.stop and whole]
+        best: list[int] = []
+        seen: set[Tokens] = set()
+        states: dict[int, State] = {}
+        for i, t in sorted(going, key=lambda it: -(it[1].score or 0.0)):  # the earlier of equals
+            states[i] = "double" if t.tokens in seen else "kept" if len(best) < self.plan.width else "dropped"
+            seen.add(t.tokens)
+            best += [i] if states[i] == "kept" else []
+        for i, (parent, t, _) in enumerate(grown):
+            new = t.text[len(parent.text) :]
+            self._note(
+                t,
+                parent.node,
+                done,
+                new,
+                len(t.tokens) - len(parent.tokens),
+                states.get(i, "finished" if t.stop else "cut"),
+            )
+            if t.stop:
+                pool.append(t)
+        return [grown[i][1] for i in best]
+
+    def _note(self, t: Text, parent: int | None, done: int, text: str, tokens: int, state: State) -> None:
+        t.node = self.nodes
+        self.nodes += 1
+        if self.plan.tree:
+            self.tree.append(Node(t.node, parent, done, text, tokens, t.score, state))
+
+    def _found(self, pool: list[Text], rounds: int, why: Literal["finished", "rounds", "budget"]) -> Found:
+        best = max(pool, key=lambda t: t.score or 0.0) if pool else None
+        return Found(best, pool, self.spent, rounds, why, self.tree)
+
+
+def search(engine: Engine, requests: Sequence[Request], scorer: Scorer, plan: Plan) -> list[Found]:
+    """Search many prompts at the same time, from ordinary code."""
+
+    async def together() -> list[Found]:
+        searcher = Searcher(engine, scorer, plan)
+        done = await asyncio.gather(*(searcher.search(r) for r in requests), return_exceptions=True)
+        for d in done:
+            if isinstance(d, BaseException):
+                raise d
+        return [d for d in done if not isinstance(d, BaseException)]
+
+    return asyncio.run(together())

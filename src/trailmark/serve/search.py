@@ -1,0 +1,101 @@
+"""Search behind the routes: `search: {"beam": 3}` in a request (the `extra_body` of OpenAI's client) answers with the best.
+
+Each choice then has a `search` of its own: score, how many answers were finished, tokens drawn, rounds, why it ended and, on request,
+the tree of all candidates. /v1/values tells values without writing anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from trailmark.engines.base import Request
+from trailmark.engines.local import LocalEngine, Written
+from trailmark.rollout.search import Found, Plan, Searcher
+from trailmark.rollout.values import HeadValues, LogProb
+from trailmark.serve.answers import Reply
+from trailmark.serve.body import ChatBody, Message, Sampling, ValuesBody, conversation, encoded
+from trailmark.serve.errors import ApiError
+from trailmark.serve.score import spoken
+from trailmark.types import Tokens
+
+
+def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
+    """The search that a request asks for; refused where it cannot be had."""
+    asked = body.search
+    if asked is None:
+        return None
+    if asked.by == "value" and not has_values:
+        raise ApiError(400, "this server has no value model: start it with --value RUN, or search by 'logp'.", "search")
+    for name, wrong in (
+        ("stream", body.stream),
+        ("n", body.n != 1),
+        ("echo", echo),
+        ("prompt_logprobs", body.prompt_logprobs is not None),
+    ):
+        if wrong:
+            raise ApiError(400, f"a search gives one whole answer: it cannot be had with '{name}'.", name)
+    top = body.top_logprobs if isinstance(body, ChatBody) else getattr(body, "logprobs", None)
+    if top:
+        raise ApiError(
+            400, "a search tells no alternatives to its tokens: ask for log-probs without top ones.", "logprobs"
+        )
+    if body.max_tokens == 0:
+        raise ApiError(400, "a search needs max_tokens of at least 1.", "max_tokens")
+    width = asked.beam or asked.best_of or 1
+    if width > 1 and body.temperature < 1e-5:
+        raise ApiError(400, "a search needs a temperature above 0: at 0 all candidates are one.", "temperature")
+    return Plan(
+        "beam" if asked.beam else "best_of", width, tuple(asked.step_ends), asked.rounds, asked.budget, tree=asked.tree
+    )
+
+
+async def search_all(
+    engine: LocalEngine, values: HeadValues | None, plan: Plan, asks: Sequence[Request]
+) -> list[Found]:
+    searcher = Searcher(engine, values or LogProb(), plan)
+    tasks = [asyncio.create_task(searcher.search(ask)) for ask in asks]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:  # whoever went away frees the slots
+            task.cancel()
+
+
+def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
+    """The answer with the best of each search in it."""
+    for i, f in enumerate(found):
+        if f.best is None:
+            reply.choices[i].finish = "length"  # nothing was finished
+            continue
+        done = f.best.completion()
+        last = len(done.tokens) - 1
+        for k, (token, logp, logq) in enumerate(zip(done.tokens, done.logp, done.logq)):
+            reply.hear(i, Written(0, token, logp, logq, done=done if k == last else None))
+    out = reply.whole([])
+    for choice, f in zip(out["choices"], found):
+        choice["search"] = f.plain()
+    return out
+
+
+def value_rows(body: ValuesBody, tokenizer: Any) -> list[Tokens]:
+    """The tokens of every state. A conversation that ends with the assistant is valued where its turn could end, one that ends with
+    someone else where the assistant is to begin."""
+    return [_row(state, tokenizer, body.add_special_tokens) for state in body.states]
+
+
+def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool) -> Tokens:
+    if isinstance(state, str) or not isinstance(state[0], Message):
+        row = encoded(state, tokenizer, specials)
+    else:
+        told = [m.plain() for m in state]
+        if told[-1]["role"] == "assistant" and len(told) > 1:
+            row = spoken(told[:-1], told[-1]["content"], tokenizer)[0]
+        else:
+            talk = conversation(tokenizer)
+            talk.add(*told)
+            row = talk.prompt()[0]
+    if not row:
+        raise ApiError(400, "an empty state has no value: give at least one token (a BOS, say).", "states")
+    return row
