@@ -12,13 +12,16 @@ import typer
 from typer.core import TyperGroup
 
 from trailmark import __version__
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.data.command import data
+from trailmark.errors import TrailmarkError
 from trailmark.evaluate.commands import compare, evaluate, study
 from trailmark.formats.command import convert
+from trailmark.play import play
 from trailmark.quickstart import quickstart
 from trailmark.report.commands import inspect, report
 from trailmark.serve.command import serve
 from trailmark.verify.command import verify
+from trailmark.worlds import app as worlds
 
 
 class _Group(TyperGroup):
@@ -133,34 +136,9 @@ def tasks(
     typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
 
 
-@app.command()
-def data(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts carry a gold answer.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
-    words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")] = None,
-    n: Annotated[int, typer.Option(help="How many rows.")] = 1000,
-    split: Annotated[str, typer.Option(help="Which split.")] = "train",
-    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
-) -> None:
-    """Write a task's own worked answers as prompt and response, to imitate (`method: sft`)."""
-    import json
-
-    from trailmark.store import atomic_write
-    from trailmark.tasks import get_task, task_options
-
-    if out.exists():
-        raise RunError(f"{out} exists: choose another file.")
-    source = get_task(task, **task_options(words or []))
-    world, rows = source.make(), []
-    for start in source.tasks(split, n, seed):
-        if not isinstance(start.meta.get("gold"), str):
-            raise TrailmarkError(f"task '{task}' has no gold answers to imitate (start '{start.id}').")
-        rows.append({"prompt": world.reset(start).text, "response": start.meta["gold"]})
-    atomic_write(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode())
-    typer.echo(f"{out}: {len(rows)} rows")
-
-
 app.command()(convert)
+app.add_typer(data)
+app.command()(play)
 app.command()(quickstart)
 app.command()(serve)
 app.command()(report)
@@ -169,6 +147,7 @@ app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(study)
 app.command()(verify)
+app.add_typer(worlds, name="worlds")
 
 
 def main() -> None:

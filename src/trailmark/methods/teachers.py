@@ -1,9 +1,14 @@
-"""Teachers that can be asked offline: they know a world's best move and say why."""
+"""Teachers that a run of `method: reflect` learns from: one that knows a world's best move and says why, and one that reads
+what others have written down (`trailmark data …`)."""
 
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from trailmark.errors import RecipeError, nearest
@@ -12,13 +17,16 @@ from trailmark.tasks import taxi
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One moment of a teacher's play: what was seen, what it says of it, what is best, and what was done."""
+    """One moment of a teacher's play: what was seen, what it says of it, what is best, and what was done. `labels` and `actions`
+    are the menu's lines, where they are known: for whoever wants to write the menu anew."""
 
     state: str
     menu: str
     reflection: str
     oracle: str
     action: str
+    labels: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
 
 
 class Teacher(Protocol):
@@ -72,10 +80,45 @@ class Bfs:
         return f"taxi at {row}{col}, {name} at {aim[0]}{aim[1]}; go {taxi.ACTIONS[best]}"
 
 
+class File:
+    """Decisions on record: a steps.jsonl, or the folder it lies in. `starts` of its tasks are taken, drawn by seed; with
+    `perturb` 0 only steps that do not follow a mistake."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @cached_property
+    def decisions(self) -> list[Any]:
+        from trailmark.data.decisions import read_decisions
+
+        return read_decisions(self.path)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The commonest words of its reflections."""
+        found = Counter(w for d in self.decisions for w in re.findall(r"[A-Za-z]{3,}", d.reflection))
+        return tuple(w for w, n in sorted(found.items(), key=lambda x: (-x[1], x[0]))[:64] if n > 1)
+
+    def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
+        tasks = list(dict.fromkeys(d.task for d in self.decisions))
+        taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))
+        kept = [d for d in self.decisions if d.task in taken and (d.positive or perturb > 0)]
+        return [Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions) for d in kept]
+
+
 TEACHERS: dict[str, Teacher] = {"bfs": Bfs()}
 
 
-def get_teacher(name: str) -> Teacher:
+def get_teacher(name: str, path: str | Path | None = None) -> Teacher:
+    """'bfs', or 'file' with the path of what it reads."""
+    if name == "file":
+        if path is None:
+            raise RecipeError(
+                "teacher 'file' needs a path: teacher: {name: file, path: DIR}, made by `trailmark data`."
+            )
+        return File(path)
     if name not in TEACHERS:
-        raise RecipeError(f"unknown teacher '{name}'.{nearest(name, TEACHERS)}")
+        raise RecipeError(f"unknown teacher '{name}'.{nearest(name, {*TEACHERS, 'file'})}")
+    if path is not None:
+        raise RecipeError(f"teacher '{name}' reads no file: leave out its path, or name it 'file'.")
     return TEACHERS[name]

@@ -11,8 +11,11 @@ from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import TaskSource
 
 _TASKS = {
+    "alfworld": "trailmark.tasks.alfworld:Alfworld",
     "arith": "trailmark.tasks.arith:Arith",
+    "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
+    "math": "trailmark.tasks.math.source:Math",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }

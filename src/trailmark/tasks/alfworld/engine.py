@@ -20,7 +20,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from sys import intern
+from typing import Any, TypeVar
 
 from trailmark.errors import DataError
 from trailmark.tasks.alfworld import ground as g
@@ -76,6 +77,7 @@ class Game:
     _indexes: dict[tuple[str, int | None], dict[str | None, tuple[Fact, ...]]] = field(default_factory=dict)
     _members: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _spoken: dict[str, list[Ground]] = field(default_factory=dict)
+    _kept: dict[Any, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Game({self.id!r})"
@@ -169,7 +171,7 @@ class Game:
         rows: list[tuple[int, Values, Case]] = []
         for number, outline in enumerate(self.rules.outlines):
             plan = outline.plan
-            if (plan.root.predicate if plan.root else "") != (root[0] if root else ""):
+            if not plan.begins(root):
                 continue
             begun: list[Values] = [()] if plan.root is None else plan.root.extend((), (root,))
             found = g.static_values(plan.prefix, begun, self)
@@ -214,12 +216,17 @@ class Game:
         action = outline.action
         args = tuple([values[outline.plan.names.index(name)] for name, _ in action.parameters])
         env = dict(zip(outline.keys, args + args))
-        command = self.grammar.write(self.grammar.actions[action.name].template, env, self._start)
+        command = intern(self.grammar.write(self.grammar.actions[action.name].template, env, self._start))
         decides = any(f[0] in self.decisive for f in (*adds, *deletes, *(p[0] for _, p, _ in when)))
+        one = self._one
         return Ground(
-            action.name, args, command, case, rest, tuple(map(g.pair, adds)), tuple(map(g.pair, deletes)), tuple(when),
-            decides, env,
+            action.name, args, command, one(case), rest if rest is ALWAYS else one(rest), one(tuple(map(g.pair, adds))),
+            one(tuple(map(g.pair, deletes))), tuple(when), decides, outline.keys,
         )  # fmt: skip
+
+    def _one(self, x: T) -> T:
+        """The first of all that are equal to x: a thousand actions share much."""
+        return self._kept.setdefault(x, x)
 
 
 class Play:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
+from math import prod
 from typing import Protocol
 
 from trailmark.errors import DataError
@@ -41,7 +43,7 @@ Values = tuple[str, ...]  # things, one for each variable found so far
 Slot = int | str  # a place among values, or a constant
 Shape = tuple[str, tuple[Slot, ...]]  # a fact with slots for arguments
 Pair = tuple[Fact, Fact]  # a fact, and the fact that says it was taken away
-WIDEST = 200_000  # combinations of things that a condition may have to be tried on
+WIDEST = 50_000  # combinations of things that a condition may have to be tried on
 DENIED = "not_"
 
 
@@ -97,6 +99,13 @@ class Plan:
     early: tuple[Formula, ...]
     filters: tuple[Formula, ...]  # other formulas
 
+    def begins(self, fact: Fact) -> bool:
+        """Whether this may be the fact it begins with; the empty one where it needs none."""
+        root = self.root
+        if root is None or not fact:
+            return root is None and not fact
+        return fact[0] == root.predicate and (root.at is None or fact[root.at] == root.by)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -148,7 +157,12 @@ class Ground:
     deletes: tuple[Pair, ...]
     when: tuple[tuple[Formula, Pair, bool], ...]
     decides: bool  # touches a fact the goal asks for
-    env: Mapping[str, str]
+    keys: tuple[str, ...]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The parameters' values, as texts ask for them."""
+        return dict(zip(self.keys, self.args + self.args))
 
 
 def outlines(domain: Domain, changing: frozenset[str]) -> tuple[Outline, ...]:
@@ -307,14 +321,12 @@ def static_values(steps: tuple[Step, ...], start: list[Values], stage: Stage) ->
 def completed(plan: Plan, rows: list[Values], stage: Stage, where: str) -> Iterator[Values]:
     """All values: what the late facts add, every thing for variables no fact is about, and types checked."""
     pools = [stage.members(kind) for kind in plan.pools]
-    tried = 0
-    for v in static_values(plan.late, rows, stage):
-        if all(stage.is_a(v[k], kind) for k, kind in plan.kinds):
-            for rest in product(*pools) if pools else ((),):
-                tried += 1
-                if tried > WIDEST:
-                    raise DataError(f"a condition has to be tried on more than {WIDEST} combinations of things.", where)
-                yield v + rest
+    found = [v for v in static_values(plan.late, rows, stage) if all(stage.is_a(v[k], kind) for k, kind in plan.kinds)]
+    if len(found) * prod(map(len, pools)) > WIDEST:
+        raise DataError(f"a condition has to be tried on more than {WIDEST} combinations of things.", where)
+    for v in found:
+        for rest in product(*pools):
+            yield v + rest
 
 
 def case_of(
@@ -423,7 +435,12 @@ def conditions(outline: Outline, values: Values, stage: Stage) -> tuple[Case, Ca
 
 
 def pair(fact: Fact) -> Pair:
-    return fact, (DENIED + fact[0], *fact[1:])
+    return fact, (_denied(fact[0]), *fact[1:])
+
+
+@cache
+def _denied(predicate: str) -> str:
+    return DENIED + predicate
 
 
 def changing_predicates(domain: Domain) -> frozenset[str]:

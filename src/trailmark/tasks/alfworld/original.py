@@ -149,7 +149,7 @@ _IDLE: list[Any] = []  # environments of closed games
 def _environment() -> Any:
     textworld = importlib.import_module("textworld")
     pddl = importlib.import_module("textworld.envs.pddl")
-    return pddl.PddlEnv(textworld.EnvInfos(admissible_commands=True, won=True, facts=True, moves=True))
+    return pddl.PddlEnv(textworld.EnvInfos(admissible_commands=True, won=True, moves=True))
 
 
 @contextlib.contextmanager

@@ -175,7 +175,7 @@ def find_repository(
     if repos is not None:
         tail = name.rstrip("/").rpartition("/")[2]
         for folder in ([f"{tail}-{version}"] if version else []) + [tail]:
-            if folder not in ("", ".", "..") and (Path(repos) / folder).is_dir():
+            if folder not in ("", ".", "..") and "/" not in folder and (Path(repos) / folder).is_dir():
                 return Path(repos) / folder
     if name in trees:
         package = trees[name]

@@ -146,8 +146,9 @@ def snapshot(root: str | Path, most_entries: int = MOST_ENTRIES) -> Snapshot:
             seen += len(entries)
             if seen > most_entries:
                 raise TaskError(f"repository '{root}' has more than {most_entries} entries: name a folder inside it.")
-    except OSError as e:
-        raise TaskError(f"repository '{root}' cannot be listed ({(e.strerror or str(e)).lower()}).") from None
+    except (OSError, Refused) as e:
+        why = getattr(e, "strerror", None) or str(e)
+        raise TaskError(f"repository '{root}' cannot be listed ({why.lower()}).") from None
     if not made.stamps:
         left = ", ".join(f"{n} {what}" for what, n in sorted(made.skipped.items())) or "nothing"
         raise TaskError(

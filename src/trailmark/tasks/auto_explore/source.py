@@ -7,10 +7,11 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
-from trailmark.tasks.auto_explore.contents import TOKENS, kind_of, limits
+from trailmark.tasks.auto_explore.contents import TOKENS, limits
 from trailmark.tasks.auto_explore.packages import Sdist, find_repository, read_trees
 from trailmark.tasks.auto_explore.records import Record, load_records, task_folder
 from trailmark.tasks.auto_explore.repo import snapshot
@@ -39,9 +40,9 @@ class AutoExplore:
                 distributions that the file_trees.json beside the tasks names, into `cache`
     repo        instead of `tasks`: one repository, with `query` and `target` (a path or several); without a target
                 it is explored freely
-    packages    only tasks of these repositories
+    packages    only tasks of these repositories (one or a list, as the next two)
     only        only tasks with a target that has one of these in its path
-    depth       only tasks with a target this deep (a list of numbers; 0 is the root): the stage of a curriculum
+    depth       only tasks with a target this deep (0 is the root): the stage of a curriculum
     horizon     a play is cut off after so many steps
     leaveout    share of entries missing from an episode; None: 0.5 in split "train", 0 in every other
     shuffle_labels  draw the labels anew at every step, from the whole alphabet
@@ -66,9 +67,9 @@ class AutoExplore:
         repo: str | None = None,
         query: str = "",
         target: str | Sequence[str] | None = None,
-        packages: Sequence[str] | None = None,
-        only: Sequence[str] | None = None,
-        depth: Sequence[int] | None = None,
+        packages: str | Sequence[str] | None = None,
+        only: str | Sequence[str] | None = None,
+        depth: int | Sequence[int] | None = None,
         horizon: int = 15,
         leaveout: float | None = None,
         shuffle_labels: bool = False,
@@ -83,6 +84,8 @@ class AutoExplore:
     ):
         if (tasks is None) == (repo is None):
             raise TaskError("auto-explore needs either tasks (a file or folder of tasks) or repo (one repository).")
+        if repo is None and (query or target):
+            raise TaskError("auto-explore: query and target go with repo; tasks bring their own.")
         if horizon < 1:
             raise TaskError(f"auto-explore needs a horizon of at least 1, not {horizon}.")
         if leaveout is not None and not 0 <= leaveout < 1:
@@ -108,8 +111,9 @@ class AutoExplore:
         self._libraries[name, ""] = library
         targets = tuple([target] if isinstance(target, str) else target or ())
         for t in targets:
-            if t not in library.files.stamps:
-                raise TaskError(f"target '{t}' is no readable file of {repo}.{nearest(t, library.files.files[:2000])}")
+            if not library.readable(t):
+                close = get_close_matches(t, library.files.files[:2000], 1)
+                raise TaskError(f"target '{t}' is no readable file of {repo}.{f' Did you mean {close[0]}?' * len(close)}")
         words = query or (f"Find the file {targets[0]}." if targets else FREE)
         return [Record(f"{name}-0", name, words, targets)]
 
@@ -117,15 +121,17 @@ class AutoExplore:
         records, self.dropped = load_records(tasks)
         if (beside := task_folder(tasks) / "file_trees.json").is_file():
             self.trees = read_trees(beside)
+        packages, only = _several("packages", packages, str), _several("only", only, str)
+        depth = _several("depth", depth, int)
         names = {r.repo for r in records}
-        for name in packages or ():
+        for name in packages:
             if name not in names:
                 raise TaskError(f"auto-explore: no task is about the package '{name}'.{nearest(str(name), names)}")
         kept = [
             r for r in records
-            if (packages is None or r.repo in packages)
-            and (only is None or any(part in t for part in only for t in r.targets))
-            and (depth is None or r.depths & set(depth))
+            if (not packages or r.repo in packages)
+            and (not only or any(part in t for part in only for t in r.targets))
+            and (not depth or r.depths & set(depth))
         ]  # fmt: skip
         if not kept:
             depths = sorted(set().union(*(r.depths for r in records)))
@@ -179,14 +185,18 @@ class AutoExplore:
         return Task(name, seed, data, dict(r.meta))
 
     def _playable(self, r: Record) -> Record | None:
-        """The record with those of its targets that its repository has."""
+        """The record with those of its targets that can be read; None where it names targets and none can."""
         if r.key not in self._checked:
-            there = self._library(r.repo, r.version).files.stamps
-            targets = tuple(t for t in r.targets if t in there)
+            targets = self.readable(r.repo, r.version, r.targets)
             if r.targets and not targets:
-                self.dropped["targets that their repository does not have"] += 1
+                self.dropped["targets that cannot be read in their repository"] += 1
             self._checked[r.key] = dataclasses.replace(r, targets=targets) if targets or not r.targets else None
         return self._checked[r.key]
+
+    def readable(self, repo: str, version: str, targets: Sequence[str]) -> tuple[str, ...]:
+        """Those of the targets that the repository has, and that are text."""
+        library = self._library(repo, version)
+        return tuple(t for t in targets if library.readable(t))
 
     def _library(self, repo: str, version: str) -> Library:
         made = self._libraries.get((repo, version))
@@ -204,9 +214,20 @@ class AutoExplore:
         except (KeyError, TypeError, ValueError):
             raise TaskError(f"task '{task.id}' needs data repo, query and targets (a list of paths).") from None
         library = self._library(repo, version)
-        if missing := [t for t in targets if t not in library.files.stamps or not kind_of(t)]:
+        if missing := [t for t in targets if t not in library.files.stamps]:
             raise TaskError(f"task '{task.id}': target '{min(missing)}' is no readable file of repository '{repo}'.")
         return Start(library, query, targets, leaveout)
 
     def make(self) -> ExploreWorld:
         return ExploreWorld(self)
+
+
+def _several(key: str, value: Any, kind: type) -> tuple[Any, ...]:
+    """An option that is one value or a list of them; none of them for None."""
+    if value is None:
+        return ()
+    found = (value,) if isinstance(value, str | int) else tuple(value)
+    if not found or any(type(x) is not kind for x in found):
+        what = "whole numbers" if kind is int else "texts"
+        raise TaskError(f"auto-explore: {key} must be a list of {what}, not {value!r}.")
+    return found

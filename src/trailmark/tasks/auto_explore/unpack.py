@@ -1,7 +1,8 @@
 """Source archives (tar or zip) unpacked as plain files: nothing outside the folder, no links, no devices, no executables.
 
 An archive with an absolute name or a `..` in it is refused whole. Links and devices inside are left out. Names, sizes and their
-number are checked before anything is written, and the sizes again while it is: headers can lie.
+number are checked before anything is written, and the sizes again while it is: headers can lie. What is too large is found out
+from its headers, without reading on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
@@ -19,9 +20,10 @@ from tempfile import mkdtemp
 from typing import IO, Any
 
 from trailmark.errors import DataError
+from trailmark.tasks.auto_explore.repo import MOST_LEVELS
 
 MOST_FILES, MOST_BYTES = 50_000, 512 << 20
-Member = tuple[str, bool, int, "tarfile.TarInfo | zipfile.ZipInfo"]  # name, whether a folder, size, what it is
+Member = tuple[str, bool, int, "tarfile.TarInfo | zipfile.ZipInfo | None"]  # name, whether a folder, size, None for a link
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError, RuntimeError,
            NotImplementedError, ValueError)  # fmt: skip
 
@@ -57,17 +59,19 @@ def _settle(made: Path, target: Path) -> None:
 
 def _unpack(archive: Path, into: Path, most_files: int, most_bytes: int) -> None:
     try:
-        with _members(archive) as (members, read):
-            total = 0
-            for count, (name, folder, size, _) in enumerate(members, 1):
-                _check_name(archive, name)
+        with _members(archive) as (listed, read):
+            members, total = [], 0
+            for count, (name, folder, size, member) in enumerate(listed, 1):
                 total += 0 if folder else max(0, size)
                 if count > most_files or total > most_bytes:
                     raise DataError(
                         f"holds more than {most_files} entries or {most_bytes >> 20} MiB; it is not unpacked.", archive
                     )
+                if member is not None:
+                    _check_name(archive, name)
+                    members.append((name, folder, member))
             left = most_bytes
-            for name, folder, _, member in members:
+            for name, folder, member in members:
                 place = into.joinpath(*(p for p in name.split("/") if p not in ("", ".")))
                 (place if folder else place.parent).mkdir(parents=True, exist_ok=True)
                 if not folder:
@@ -75,7 +79,8 @@ def _unpack(archive: Path, into: Path, most_files: int, most_bytes: int) -> None
     except DataError:
         raise
     except _BROKEN as e:
-        raise DataError(f"cannot be unpacked: {str(e) or type(e).__name__}.", archive) from None
+        why = (str(e).splitlines() or [type(e).__name__])[0].rstrip(":")
+        raise DataError(f"cannot be unpacked: {why}.", archive) from None
 
 
 def _copy(archive: Path, stream: IO[bytes], place: Path, most: int) -> int:
@@ -91,23 +96,19 @@ def _copy(archive: Path, stream: IO[bytes], place: Path, most: int) -> int:
 
 def _check_name(archive: Path, name: str) -> None:
     bad = name.startswith("/") or ".." in name.split("/") or "\\" in name or "\0" in name or name[1:2] == ":"
-    if bad or not name.strip("/."):
+    if bad:
         raise DataError(f"holds the name {name[:80]!r}, which leads out of its folder; it is not unpacked.", archive)
+    if name.count("/") > MOST_LEVELS:
+        raise DataError(f"holds folders more than {MOST_LEVELS} deep; it is not unpacked.", archive)
 
 
 @contextmanager
-def _members(archive: Path) -> Iterator[tuple[list[Member], Callable[[Any], Any]]]:
-    """Files and folders of an archive, and how to read one of them."""
+def _members(archive: Path) -> Iterator[tuple[Iterable[Member], Callable[[Any], Any]]]:
+    """What an archive lists, one by one, and how to read one of them."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as z:
             kinds = [(i, i.external_attr >> 28) for i in z.infolist()]  # 0: not said, 4: folder, 8: file, 10: link
-            yield [(i.filename, i.is_dir(), i.file_size, i) for i, kind in kinds if kind in (0, 4, 8)], z.open
+            yield [(i.filename, i.is_dir(), i.file_size, i if kind in (0, 4, 8) else None) for i, kind in kinds], z.open
         return
     with tarfile.open(archive, "r:*") as t:
-        plain: list[Member] = []
-        for m in t:
-            if m.isfile() or m.isdir():
-                plain.append((m.name, m.isdir(), m.size, m))
-            if len(plain) > MOST_FILES:
-                break
-        yield plain, t.extractfile
+        yield ((m.name, m.isdir(), m.size, m if m.isfile() or m.isdir() else None) for m in t), t.extractfile

@@ -80,6 +80,7 @@ class Library:
         self._rows: dict[str, list[Row]] = {}
         self._views: dict[str, View] = {}
         self._shown: dict[str, str] = {}
+        self._readable: dict[str, bool] = {}
 
     def whole(self, path: str) -> View:
         made = self._views.get(path)
@@ -101,6 +102,17 @@ class Library:
         """A file's text, and whether its end is missing. `Refused` or `NotText` where there is none to show."""
         data, more = self.files.read(path, MOST_BYTES)
         return decode(data, more), more
+
+    def readable(self, path: str) -> bool:
+        """Whether a file is there and has text to show."""
+        if path not in self._readable:
+            try:
+                self.text(path)
+            except (Refused, NotText):
+                self._readable[path] = False
+            else:
+                self._readable[path] = True
+        return self._readable[path]
 
     def show(self, source: AutoExplore, path: str, kind: str) -> str:
         """What `cat` answers."""

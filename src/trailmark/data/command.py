@@ -1,0 +1,265 @@
+"""`trailmark data …`: data sets to imitate. Nothing heavy is imported before a command needs it.
+
+gold          a task's own worked answers
+auto-explore  repositories -> questions, walks with reflections and recoveries, a split, files for fine-tuning
+sft           the last stage alone, from any file of records
+taxi          plays of the taxi with reflections
+alfworld      plays of an ALFWorld expert with reflections
+records       records of repositories between our lines and the reference's JSON
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trailmark.data.teacher import Teacher
+
+data = typer.Typer(name="data", help="Make data sets to imitate.", no_args_is_help=True)
+
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Where to; the same command goes on with what is there.")
+]
+Name = Annotated[
+    str, typer.Option("--teacher", metavar="offline|URL", help="Rules, or a server that speaks OpenAI's API.")
+]
+Model = Annotated[str | None, typer.Option("--model", help="The model's name at the server.")]
+Key = Annotated[
+    str | None, typer.Option("--api-key", envvar="TRAILMARK_TEACHER_KEY", help="Sent as bearer or api-key.")
+]
+Version = Annotated[str | None, typer.Option("--api-version", help="Azure's: the key is then sent as api-key.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0, help="Of the teacher.")]
+TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Of the teacher.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Questions under way at once.")]
+Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="Seconds for one answer, repetitions included.")]
+Retries = Annotated[int, typer.Option("--retries", min=0, help="Repetitions after a refused connection, 429 or 5xx.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")]
+Tokenizer = Annotated[
+    str, typer.Option("--tokenizer", metavar="NAME", help="Whose labels and token counts: a folder, smollm2, tiny.")
+]
+
+
+def _teacher(
+    name: str, model: str | None, key: str | None, version: str | None, temperature: float, top_p: float, at_once: int,
+    deadline: float, retries: int,
+) -> tuple[dict[str, Any], Callable[[Path], Teacher]]:  # fmt: skip
+    """What of a teacher belongs to the settings of a data set, and how it is opened with the file of its answers."""
+    from trailmark.data.answers import Answers
+    from trailmark.data.teacher import Offline, Server
+    from trailmark.errors import TrailmarkError
+
+    if name == "offline":
+        return {"teacher": "offline"}, lambda answers: Offline()
+    if not name.startswith(("http://", "https://")):
+        raise TrailmarkError(f"--teacher '{name}' is neither 'offline' nor an address that begins with http.")
+    if model is None:
+        raise TrailmarkError(f"--teacher {name} needs --model, the model's name there.")
+    settings = {"teacher": model, "temperature": temperature, "top_p": top_p}
+    options: dict[str, Any] = {"api_key": key, "api_version": version, "temperature": temperature, "top_p": top_p,
+                               "at_once": at_once, "deadline": deadline, "retries": retries}  # fmt: skip
+    return settings, lambda answers: Server(name, model, Answers(answers), **options)
+
+
+@data.command()
+def gold(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts carry a gold answer.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
+    words: Words = None,
+    n: Annotated[int, typer.Option(help="How many rows.")] = 1000,
+    split: Annotated[str, typer.Option(help="Which split.")] = "train",
+    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
+) -> None:
+    """Write a task's own worked answers as prompt and response, to imitate (`method: sft`)."""
+    from trailmark.data import gold as answers
+    from trailmark.tasks import task_options
+
+    rows = answers.make(task, out, task_options(words or []), n, split, seed)
+    typer.echo(f"{out}: {rows} rows")
+
+
+@data.command("auto-explore")
+def auto_explore(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SRC", help="Folders of repositories, or packages such as click==8.1.7[#sha256=…]."),
+    ] = None,
+    out: Out = Path("auto-explore"),
+    teacher: Name = "offline",
+    model: Model = None,
+    stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Questions from this file instead of the teacher's.")] = None,
+    rules: Annotated[bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")] = True,
+    files: Annotated[int, typer.Option(min=1, help="Most files of a repository to ask about.")] = 100,
+    per_file: Annotated[int, typer.Option(min=1, help="Most questions about one file.")] = 3,
+    negatives: Annotated[int, typer.Option(min=0, help="Mistakes with their repair, for each question.")] = 2,
+    markov: Annotated[bool, typer.Option("--markov", help="The teacher sees the present state only.")] = False,
+    horizon: Annotated[int, typer.Option(min=1, help="Most steps of a walk.")] = 15,
+    split: Annotated[str, typer.Option(help="hash, exact (shares), or given (as the tasks say).")] = "hash",
+    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    tokenizer: Tokenizer = "",
+    seed: Seed = 0,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+) -> None:  # fmt: skip
+    """Make a data set of the repository world: filtered repositories, questions, walks, a split, files for fine-tuning."""
+    from dataclasses import asdict
+
+    from trailmark.data.auto_explore.make import STAGES, Plan, make
+    from trailmark.data.auto_explore.sources import sources_of
+    from trailmark.data.auto_explore.split import check_by
+
+    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    found = sources_of(sources or [], tasks)
+    plan = Plan(
+        seed, files, per_file, rules, str(tasks or ""), negatives, markov, horizon, check_by(split), shuffle, tokenizer
+    )  # fmt: skip
+    settings = {"kind": "auto-explore", "sources": [s.text for s in found], **asdict(plan), **about}
+    make(out, found, plan, open_teacher, settings, stage or STAGES, typer.echo)
+
+
+@data.command()
+def sft(
+    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    repos: Annotated[Path, typer.Option(help="The folder that holds their repositories.")],
+    horizon: Annotated[int, typer.Option(min=1, help="Most steps of a walk.")] = 15,
+    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    tokenizer: Tokenizer = "",
+) -> None:  # fmt: skip
+    """Make the files for fine-tuning from records of repositories: every walk is played again."""
+    from trailmark.data.auto_explore.explorer import Explorer, read_tokenizer
+    from trailmark.data.auto_explore.make import make_sft
+    from trailmark.errors import RunError
+
+    if out.exists():
+        raise RunError(f"{out} exists: choose another folder.")
+    words = read_tokenizer(tokenizer)
+    counts = make_sft(records, out, lambda path: Explorer(repos, path, horizon, words, shuffle))
+    typer.echo(counts.line(str(out)))
+
+
+@data.command()
+def records(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Records: our lines, or the reference's JSON.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="NAME.jsonl: our lines; NAME.json: the reference's.")],
+) -> None:
+    """Turn records of repositories into the reference's JSON, or back."""
+    from trailmark.data.auto_explore.records import read_records, write_records
+    from trailmark.errors import RunError
+
+    if target.exists():
+        raise RunError(f"{target} exists: choose another file.")
+    found = read_records(source)
+    write_records(target, found)
+    typer.echo(f"{target}: {len(found)} records")
+
+
+@data.command()
+def taxi(
+    words: Words = None,
+    out: Out = Path("taxi-data"),
+    teacher: Name = "offline",
+    model: Model = None,
+    starts: Annotated[int, typer.Option(min=1, help="Plays.")] = 100,
+    perturb: Annotated[float, typer.Option(min=0, max=1, help="Share of steps that chance chooses.")] = 0.5,
+    fatal: Annotated[bool, typer.Option("--fatal", help="Chance may choose what ends the game.")] = False,
+    seed: Seed = 0,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+) -> None:
+    """Plays of the taxi with a teacher's reflections, the action taken and the best one. Horizon 20 unless said otherwise."""
+    from trailmark.data.taxi import TaxiGuide
+    from trailmark.tasks import task_options
+    from trailmark.tasks.taxi import Taxi
+
+    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    options = {"horizon": 20, **task_options(words or [])}
+    source = _task("taxi", options)
+    assert isinstance(source, Taxi)
+    settings = {"kind": "taxi", "options": options, "starts": starts, "perturb": perturb, "fatal": fatal, "seed": seed}
+    draw = lambda: source.tasks("train", starts, seed)
+    _plays(out, {**settings, **about}, draw, lambda: TaxiGuide(source, fatal), open_teacher)
+
+
+@data.command()
+def alfworld(
+    words: Words = None,
+    out: Out = Path("alfworld-data"),
+    teacher: Name = "offline",
+    model: Model = None,
+    starts: Annotated[int, typer.Option(min=1, help="Plays.")] = 100,
+    split: Annotated[str, typer.Option(help="Which games.")] = "train",
+    perturb: Annotated[float, typer.Option(min=0, max=1, help="Share of steps that chance chooses.")] = 0.5,
+    tokenizer: Tokenizer = "",
+    seed: Seed = 0,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+) -> None:
+    """Plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH says where the
+    games are."""
+    from trailmark.data.alfworld import AlfworldGuide
+    from trailmark.data.auto_explore.explorer import read_tokenizer
+    from trailmark.errors import TrailmarkError
+    from trailmark.tasks import task_options
+    from trailmark.tasks.alfworld.source import Alfworld
+
+    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    options = task_options(words or [])
+    source = _task("alfworld", options)
+    assert isinstance(source, Alfworld)
+    if source.mode != "labels":
+        raise TrailmarkError("data alfworld records labels: leave out mode, or set mode=labels.")
+    if tokenizer:
+        source.bind(read_tokenizer(tokenizer))
+    settings = {"kind": "alfworld", "options": options, "starts": starts, "split": split, "perturb": perturb,
+                "tokenizer": tokenizer, "seed": seed}  # fmt: skip
+    draw = lambda: source.tasks(split, starts, seed)
+    _plays(out, {**settings, **about}, draw, lambda: AlfworldGuide(source), open_teacher)
+    if source.games.skipped:
+        typer.echo(
+            f"games left out: {len(source.games.skipped)}; the first: {next(iter(source.games.skipped.values()))}"
+        )
+
+
+def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:
+    from trailmark.data import plays
+    from trailmark.data.stages import Counts, workshop
+    from trailmark.progress import Progress
+
+    with workshop(out, settings) as place:
+        who = open_teacher(out / "answers.jsonl")
+
+        def stage() -> Counts:
+            starts = tasks()
+            with Progress(len(starts), name="plays") as bar:
+                return plays.make(
+                    out, starts, guide, who, settings["perturb"], settings["seed"], lambda n: bar.update(n, {})
+                )
+
+        place.make({"plays": stage}, ["plays"], typer.echo)
+
+
+def _task(name: str, options: dict[str, Any]) -> Any:
+    from trailmark.tasks import get_task
+
+    return get_task(name, **options)

@@ -1,0 +1,293 @@
+"""Who is asked to teach: rules that need no model, or a model behind a server.
+
+A teacher does three things, the same in every world:
+
+    tasks(excerpt)            questions that one file answers, with the answers
+    reflect(moment)           some sentences on a moment of play: where we are, was the last step any good, what next
+    choose(moment, thought)   one of the listed labels, after having thought
+
+`Offline` answers from what the caller knows: a moment carries what rules say of it (`rule`) and the best label (`best`).
+`Server` asks any server that speaks OpenAI's protocol, also Azure's kind (`api-key` and `api-version`). It may be told the best
+action as a spoiler; it is asked not to mention that, a reflection that does is refused, and states never hold it.
+
+What fails for one question is `TeacherFailed`: it is counted and left out. A server that is gone, or that knows neither the key
+nor the model, is `TeacherGone`: the work stops and can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from trailmark.data.answers import Answers, request_key
+from trailmark.data.decisions import fits
+from trailmark.data.queries import Excerpt, queries
+from trailmark.engines.base import EngineError
+from trailmark.engines.wire import EngineGarbage, EngineStatus, Wire
+from trailmark.errors import TrailmarkError
+from trailmark.formats.reflect import ACTION
+from trailmark.tasks.base import Observation
+
+T = TypeVar("T")
+R = TypeVar("R")
+REFUSALS = {401, 403, 404}  # of every question, so there is no use in going on
+PATIENCE = 10  # failures of the connection in a row after which a server counts as gone
+GARBAGE_TRIES = 3
+SHORTEST_EXCERPT, LONGEST_THOUGHT = 50, 300  # tokens
+
+
+class TeacherFailed(TrailmarkError):
+    """One question went without a usable answer. `reason` is what it is counted under."""
+
+    def __init__(self, reason: str, message: str = ""):
+        super().__init__(message or reason)
+        self.reason = reason
+
+
+class TeacherGone(TrailmarkError):
+    """Nobody answers any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An earlier decision of the same play: what was seen, thought and done."""
+
+    state: str
+    thought: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One decision to be made. `about` says in a few sentences what world this is; `request` is what is asked for."""
+
+    about: str
+    request: str
+    seen: Observation
+    best: str
+    rule: str
+    past: tuple[Exchange, ...] = ()
+    spoiler: str = ""
+
+
+class Teacher(Protocol):
+    name: str
+    at_once: int
+
+    async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]: ...
+
+    async def reflect(self, moment: Moment) -> str: ...
+
+    async def choose(self, moment: Moment, thought: str) -> str: ...
+
+
+class Offline:
+    """Rules: questions from docstrings and documentation, the rule's words, the best label."""
+
+    name = "offline"
+    at_once = 1
+
+    async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
+        return queries(excerpt)
+
+    async def reflect(self, moment: Moment) -> str:
+        return moment.rule
+
+    async def choose(self, moment: Moment, thought: str) -> str:
+        return moment.best
+
+
+CHOOSE = "Which of these do you do? Answer with its label and nothing else."
+SECRET = "This is a spoiler for you alone, and must not be mentioned: "
+ASK_TASKS = {
+    "code": "a source file",
+    "shell": "a shell script",
+    "text": "a page of its documentation",
+    "data": "the beginning of a data file",
+}
+
+
+class Server:
+    """A model behind `url`, which ends before /v1 (or is Azure's .../deployments/NAME)."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        answers: Answers | None = None,
+        *,
+        api_key: str | None = None,
+        api_version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        temperature: float = 0.7,
+        top_p: float = 0.9,
+        at_once: int = 8,
+        deadline: float = 120.0,
+        retries: int = 5,
+        backoff: float = 0.5,
+    ):
+        if not url.startswith(("http://", "https://")):
+            raise TrailmarkError(f"teacher '{url}' is neither 'offline' nor an address: it must begin with http.")
+        self.name, self.at_once, self.answers = model, at_once, answers or Answers()
+        self.law = {"temperature": temperature, "top_p": top_p}
+        own = {} if not api_key else {"api-key": api_key} if api_version else {"Authorization": f"Bearer {api_key}"}
+        query = {"api-version": api_version} if api_version else {}
+        self.wire = Wire(url, {**own, **(headers or {})}, query, at_once, deadline, retries, backoff)
+        self.path = "/chat/completions" if "/deployments/" in url else "/v1/chat/completions"
+        self.asked = self.failed = 0
+
+    async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
+        said = await self.say([{"role": "user", "content": _task_prompt(excerpt)}], 1000)
+        found = read_tasks(said)
+        if not found:
+            raise TeacherFailed("answer without a question", f"'{self.name}' gave no QUERY and ANSWER: {said[:80]!r}")
+        return found
+
+    async def reflect(self, moment: Moment) -> str:
+        said = (await self.say(_dialogue(moment), LONGEST_THOUGHT)).split(ACTION.strip())[0].strip()
+        if not fits(said):
+            raise TeacherFailed("reflection that holds nothing or a marker")
+        if moment.spoiler and ("spoiler" in said.lower() or moment.spoiler in said):
+            raise TeacherFailed("reflection that mentions the spoiler")
+        return said
+
+    async def choose(self, moment: Moment, thought: str) -> str:
+        asked = [{"role": "assistant", "content": thought}, {"role": "user", "content": moment.seen.menu + CHOOSE}]
+        said = await self.say([*_dialogue(moment), *asked], 16)
+        label = read_choice(said, moment.seen)
+        if label is None:
+            raise TeacherFailed("choice that is none", f"'{self.name}' chose {said[:80]!r}, which is not listed")
+        return label
+
+    async def say(self, messages: Sequence[Mapping[str, str]], tokens: int) -> str:
+        """The answer to messages: the one that is kept, or else a new one, which is."""
+        body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law}
+        key = request_key(body)
+        kept = self.answers.get(key)
+        if kept is not None:
+            return kept
+        text = await self._ask(body, key)
+        self.answers.put(key, text)
+        self.failed = 0
+        return text
+
+    async def _ask(self, body: dict[str, Any], key: str) -> str:
+        problem: EngineError | None = None
+        for _ in range(GARBAGE_TRIES):
+            self.asked += 1
+            try:
+                return _content(await self.wire.post(self.path, body, key))
+            except EngineGarbage as garbage:
+                problem = garbage
+            except EngineError as broken:
+                self._count(broken)
+                raise TeacherFailed("no answer from the server", str(broken)) from broken
+        raise TeacherFailed("garbage from the server", str(problem)) from problem
+
+    def _count(self, problem: EngineError) -> None:
+        self.failed += 1
+        if isinstance(problem, EngineStatus) and problem.status in REFUSALS:
+            raise TeacherGone(f"the teacher refuses every question: {problem}") from problem
+        if self.failed >= PATIENCE:
+            raise TeacherGone(
+                f"the teacher has failed {self.failed} times in a row, the last time with: {problem}. What it answered "
+                "is kept: run the same command again when it is back."
+            ) from problem
+
+
+def _content(answer: Any) -> str:
+    try:
+        text = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str) or not text.strip():
+        raise EngineGarbage(f"the answer has no text: {str(answer)[:80]!r}")
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+
+
+def _dialogue(moment: Moment) -> list[dict[str, str]]:
+    """System, then what was seen, thought and done so far (old lists of actions are left out), then the present state."""
+    messages = [{"role": "system", "content": moment.about}]
+    for old in moment.past:
+        messages += [
+            {"role": "user", "content": old.state + moment.request},
+            {"role": "assistant", "content": old.thought},
+            {"role": "user", "content": "What do you do?"},
+            {"role": "assistant", "content": old.command},
+        ]
+    secret = f"\n{SECRET}{moment.spoiler}" if moment.spoiler else ""
+    return [*messages, {"role": "user", "content": moment.seen.state + moment.request + secret}]
+
+
+def read_choice(said: str, seen: Observation) -> str | None:
+    """The label that an answer means: the label itself, the whole command, the first number after "action", or the first word
+    that is a label."""
+    text = said.strip()
+    if text in seen.actions:
+        return seen.labels[seen.actions.index(text)]
+    if text.strip(".").split(".")[0].strip() in seen.labels:
+        return text.strip(".").split(".")[0].strip()
+    after = re.search(r"action\W*(\w+)", text, re.IGNORECASE)
+    words = ([after[1]] if after else []) + [w for w in re.findall(r"\w+", text) if w.isdigit()]
+    return next((w for w in words if w in seen.labels), None)
+
+
+def _task_prompt(excerpt: Excerpt) -> str:
+    what = ASK_TASKS[excerpt.kind]
+    return (
+        f"The repository '{excerpt.repo}' runs as a service that people use. Below is {what}, '{excerpt.path}'.\n\n"
+        f"{excerpt.window}\n\n"
+        "First say in a few sentences what it holds. Then write questions that a user of the service could ask and that this "
+        "file answers, without naming the file, each with its answer, in exactly this form:\n"
+        "QUERY1: ...\nANSWER1: ...\nQUERY2: ...\nANSWER2: ...\n"
+    )
+
+
+_MARK = re.compile(r"^.{0,10}?(QUERY|ANSWER)\s*\d*\W*")
+
+
+def read_tasks(said: str) -> list[tuple[str, str]]:
+    """Questions and answers of a QUERYk / ANSWERk list; the word stands within a line's first ten characters. Lines without
+    one go on with what was begun, and a question without an answer is left out."""
+    pairs: list[list[str]] = []
+    part = None
+    for line in said.splitlines():
+        mark = _MARK.match(line)
+        if mark and mark[1] == "QUERY":
+            pairs.append([line[mark.end() :].strip(), ""])
+            part = 0
+        elif mark and pairs:
+            pairs[-1][1], part = line[mark.end() :].strip(), 1
+        elif part is not None and line.strip():
+            pairs[-1][part] = f"{pairs[-1][part]} {line.strip()}".strip()
+    return [(_plain(q), _plain(a)) for q, a in pairs if _plain(q) and _plain(a)]
+
+
+def _plain(text: str) -> str:
+    return text.strip().strip("*").strip()
+
+
+async def at_once(
+    items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int, done: Callable[[int], None] = lambda n: None
+) -> list[R]:
+    """What `work` makes of each item, in their order, with at most `limit` under way. The first error ends it all. `done` is
+    told how many are."""
+    made: dict[int, R] = {}
+    waiting = iter(enumerate(items))
+
+    async def worker() -> None:
+        for index, item in waiting:
+            made[index] = await work(item)
+            done(len(made))
+
+    workers = [asyncio.ensure_future(worker()) for _ in range(max(1, min(limit, len(items))))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for w in workers:
+            w.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    return [made[i] for i in range(len(items))]

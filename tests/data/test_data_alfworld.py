@@ -1,0 +1,71 @@
+"""ALFWorld data: what rules say of a path, without any game; with the real games, that every row replays."""
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trailmark.cli import app
+from trailmark.data.alfworld import AlfworldGuide, situation
+from trailmark.data.decisions import read_decisions
+from trailmark.data.plays import Last
+from trailmark.tasks import get_task
+
+
+@pytest.mark.parametrize("path, found", [
+    ((), ("", "")),
+    ((("go to fridge 1", "The fridge 1 is closed."), ("open fridge 1", "In it, you see a mug 1.")), ("fridge 1", "")),
+    ((("go to shelf 1", "You see a mug 1."), ("take mug 1 from shelf 1", "You pick up the mug 1.")), ("shelf 1", "mug 1")),
+    ((("take mug 1 from shelf 1", "Nothing happens."), ("go to sofa 1", "Nothing happens.")), ("", "")),
+    ((("take pen 2 from desk 1", "You pick up the pen 2."), ("move pen 2 to desk 1", "You move it.")), ("", "")),
+    ((("take pen 2 from desk 1", "You pick up the pen 2."), ("put pen 2 in/on desk 1", "You put it.")), ("", "")),
+])  # fmt: skip
+def test_where_and_with_what(path, found):
+    assert situation(path) == found
+
+
+def test_what_is_said():
+    class World:
+        path = (("go to shelf 1", "You see a mug 1."),)
+        oracle_command = lambda self: "move mug 1 to sofa 1"
+
+    class Source:
+        dialect = "put"
+        make = lambda self: World()
+
+    guide = AlfworldGuide(Source())
+    assert guide.rule(Last("go to shelf 1", False)) == (
+        "We are at shelf 1 with nothing in hand. The last step, go to shelf 1, did not help. Next: put mug 1 in/on sofa 1"
+    )
+    World.path = ()
+    assert guide.rule(None) == "We are in the middle of the room with nothing in hand. Next: put mug 1 in/on sofa 1"
+
+
+def test_labels_only(tmp_path):
+    done = CliRunner().invoke(app, ["data", "alfworld", f"games={tmp_path}", "--out", str(tmp_path / "x")])
+    assert done.exit_code == 2 and "error: " in done.stderr and "Traceback" not in done.output
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("expert", ["seeing", "exploring"])
+def test_every_row_replays(tmp_path, expert):
+    if "TRAILMARK_DATA" not in os.environ:
+        pytest.skip("TRAILMARK_DATA names no folder")
+    games = Path(os.environ["TRAILMARK_DATA"]) / "alfworld"
+    words = [f"games={games}", f"expert={expert}", "horizon=30"]
+    done = CliRunner().invoke(
+        app, ["data", "alfworld", *words, "--out", str(tmp_path), "--starts", "12", "--perturb", "0.3"]
+    )
+    assert done.exit_code == 0, done.output
+    source = get_task("alfworld", games=str(games), expert=expert, horizon=30)
+    starts = {t.id: t for t in source.tasks("train", 12, 0)}
+    decisions, world, won = read_decisions(tmp_path), source.make(), 0
+    for d in decisions:
+        if d.step == 0:
+            seen = world.reset(starts[d.task])
+        assert (d.state, d.menu, d.labels, d.actions) == (seen.state, seen.menu, seen.labels, seen.actions)
+        assert d.oracle == world.oracle() and d.reflection.endswith(f"Next: {d.command('oracle')}")
+        step = world.step(d.action)
+        seen, won = step.observation, won + (step.over and step.outcome.success)
+    assert won >= 8 and 0.15 < sum(d.perturbed for d in decisions) / len(decisions) < 0.45

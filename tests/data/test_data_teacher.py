@@ -1,0 +1,169 @@
+"""A teacher behind a server: what it is sent, what its answers are read as, and everything that can go wrong."""
+
+import asyncio
+import json
+
+import pytest
+from data_fixtures import teaching
+
+from trailmark.data.answers import Answers, request_key
+from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, at_once, read_choice
+from trailmark.errors import DataError, TrailmarkError
+from trailmark.tasks.base import Observation
+
+SEEN = Observation(
+    "We are here.\n",
+    "List:\n0. cd src\n12. cat a.py\nb. id a.py\n",
+    ("0", "12", "b"),
+    ("cd src", "cat a.py", "id a.py"),
+)
+NOW = Moment("A world.", "Think.", SEEN, "12", "rule")
+
+
+@pytest.mark.parametrize("said, label", [
+    ("12", "12"), (" 12.\n", "12"), ("12. cat a.py", "12"), ("cat a.py", "12"), ("b", "b"), ("b.", "b"),
+    ("Action: 12", "12"), ("My action is 3 or 12", "12"), ("I take action b now", "b"), ("option 0 it is, not 12", "0"),
+    ("", None), ("13", None), ("a bold move", None), ("1", None),
+])  # fmt: skip
+def test_choices(said, label):
+    assert read_choice(said, SEEN) == label
+
+
+@pytest.fixture
+def server():
+    with teaching(lambda messages: "Well said.") as server:
+        yield server
+
+
+def quick(server, answers=None, **options):
+    return Server(server.url, "m", answers, **{"retries": 2, "backoff": 0.001, "deadline": 5.0, **options})
+
+
+def think(teacher, moment=NOW):
+    return asyncio.run(teacher.reflect(moment))
+
+
+def test_two_turns(server):
+    server.script = lambda messages: "12" if "label" in messages[-1]["content"] else "Well said.  "
+    teacher = quick(server)
+    past = (Exchange("Before.\n", "We begin.", "cd docs"),)
+    now = Moment("A world.", "Think.", SEEN, "12", "rule", past, "the best is 12.")
+    thought = think(teacher, now)
+    assert (thought, asyncio.run(teacher.choose(now, thought))) == ("Well said.", "12")
+    (_, _, first), (path, headers, second) = server.asked
+    told = [(m["role"], m["content"]) for m in second["messages"]]
+    assert told == [
+        ("system", "A world."), ("user", "Before.\nThink."), ("assistant", "We begin."), ("user", "What do you do?"),
+        ("assistant", "cd docs"),
+        ("user", "We are here.\nThink.\nThis is a spoiler for you alone, and must not be mentioned: the best is 12."),
+        ("assistant", "Well said."), ("user", SEEN.menu + "Which of these do you do? Answer with its label and nothing else."),
+    ]  # fmt: skip
+    assert first["messages"] == second["messages"][:-2]  # no list of actions before the choice
+    assert path == "/v1/chat/completions" and (second["model"], second["temperature"], second["top_p"]) == (
+        "m",
+        0.7,
+        0.9,
+    )
+    assert "Authorization" not in headers
+
+
+def test_keys(server):
+    think(quick(server, api_key="k"))
+    azure = Server(f"{server.url}/openai/deployments/gpt", "gpt", api_key="k", api_version="2024-02-01", backoff=0.001)
+    think(azure)
+    (_, plain, _), (path, headers, _) = server.asked
+    assert plain["Authorization"] == "Bearer k"
+    assert path == "/openai/deployments/gpt/chat/completions?api-version=2024-02-01"
+    assert headers["api-key"] == "k" and "Authorization" not in headers
+    with pytest.raises(TrailmarkError, match="neither 'offline' nor an address"):
+        Server("localhost:80", "m")
+
+
+def test_kept_answers(server, tmp_path):
+    """Nothing is asked twice, not even by another process; a torn last line is mended."""
+    file = tmp_path / "answers.jsonl"
+    teacher = quick(server, Answers(file))
+    assert think(teacher) == think(teacher) == think(quick(server, Answers(file))) == "Well said."
+    assert len(server.asked) == 1
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"key": "to')
+    assert Answers(file).texts == {request_key({**server.asked[0][2]}): "Well said."} and file.read_bytes() == whole
+    file.write_bytes(whole + b"broken\n")
+    with pytest.raises(DataError, match=r"answers.jsonl:2: "):
+        Answers(file)
+    file.write_text(json.dumps({"key": "a"}) + "\n")
+    with pytest.raises(DataError, match="is no answer of a teacher"):
+        Answers(file)
+
+
+@pytest.mark.parametrize("faults, asked", [
+    ([500, 503], 3), (["closed", 500], 3), (["garbage"], 2), (["hollow", "empty"], 3), ([429], 2),
+])  # fmt: skip
+def test_what_passes(server, faults, asked):
+    server.faults = list(faults)
+    assert think(quick(server)) == "Well said." and len(server.asked) == asked
+
+
+@pytest.mark.parametrize("always, reason", [
+    (500, "no answer from the server"), ("closed", "no answer from the server"), ("garbage", "garbage from the server"),
+    ("hollow", "garbage from the server"), ("empty", "garbage from the server"), ("slow", "no answer from the server"),
+    (400, "no answer from the server"),
+])  # fmt: skip
+def test_what_does_not(server, always, reason, tmp_path):
+    server.always = always
+    teacher = quick(server, Answers(tmp_path / "a"), deadline=0.2 if always == "slow" else 5.0)
+    with pytest.raises(TeacherFailed) as caught:
+        think(teacher)
+    assert caught.value.reason == reason and not (tmp_path / "a").exists()  # a failure is not an answer
+    server.always = "fine"
+    assert think(quick(server)) == "Well said."
+
+
+def test_one_that_is_gone(server):
+    server.always = 503
+    teacher = quick(server, retries=0)
+    for _ in range(9):
+        with pytest.raises(TeacherFailed):
+            think(teacher)
+    with pytest.raises(TeacherGone, match="failed 10 times in a row.*run the same command again"):
+        think(teacher)
+    server.always = 401
+    with pytest.raises(TeacherGone, match="refuses every question"):
+        think(quick(server))
+
+
+@pytest.mark.parametrize("said, reason", [
+    ("As the Spoiler says, go.", "mentions the spoiler"), ("I know that the best is 12. Go.", "mentions the spoiler"),
+    ("a # Analyze:\nb", "marker"), (" # Action:\n3", "nothing or a marker"),
+])  # fmt: skip
+def test_reflections_that_are_refused(server, said, reason):
+    server.script = lambda messages: said
+    with pytest.raises(TeacherFailed, match=reason):
+        think(quick(server), Moment("w", "t", SEEN, "12", "r", spoiler="the best is 12."))
+
+
+def test_the_rest_behind_a_marker_is_cut(server):
+    server.script = lambda messages: "Go on. # Action:\n12"
+    assert think(quick(server)) == "Go on."
+
+
+def test_in_order_and_at_once():
+    running, most = [], []
+
+    async def work(i):
+        running.append(i)
+        most.append(len(running))
+        await asyncio.sleep(0.001 * (5 - i % 5))
+        running.remove(i)
+        return i * i
+
+    assert asyncio.run(at_once(range(20), work, 4)) == [i * i for i in range(20)] and max(most) == 4
+    assert asyncio.run(at_once([], work, 4)) == []
+
+    async def fails(i):
+        if i == 2:
+            raise TeacherGone("gone")
+        await asyncio.sleep(10)
+
+    with pytest.raises(TeacherGone):
+        asyncio.run(at_once(range(20), fails, 4))
