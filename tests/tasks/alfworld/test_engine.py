@@ -39,6 +39,9 @@ DOMAIN = """\
    :precondition (and (exists (?s - spot) (and (at ?a ?s) (stands ?b ?s) (lit ?s)))
                       (forall (?t - tool) (or (not (in ?t ?b)) (not (heavy ?t)))))
    :effect (and (tidy ?b) (forall (?t - tool) (when (in ?t ?b) (not (worn ?t))))))
+ (:action sun :parameters (?a - agent ?b - box) :precondition (and (at ?a spot_bar_2) (up ?b)) :effect (worn ?a))
+ (:action mirror :parameters (?a - agent ?t ?u - tool)
+   :precondition (and (has ?a ?t) (in ?u crate_bar_1) (not (= ?t ?u)) (not (exists (?b - box) (tidy ?b)))) :effect (lit ?u))
  (:action rest :parameters (?a - agent) :precondition () :effect (worn ?a))
 )
 """
@@ -73,6 +76,8 @@ action put { template :: "put {t} into {b}"; feedback :: "#inside#"; }
 action see { template :: "look at {t}"; feedback :: "A {t.name}."; }
 action lamp { template :: "lamp"; feedback :: "Click."; }
 action sort { template :: "sort {b}"; feedback :: "#missing#"; }
+action sun { template :: "sun {b}"; feedback :: "Warm."; }
+action mirror { template :: "hold {t} to {u}"; feedback :: "Bright."; }
 action rest { template :: "rest"; feedback :: "You rest."; }
 """
 
@@ -99,7 +104,7 @@ def test_a_play():
         ("sort crate 1", NOTHING),
         ("sort crate 2", "Taken out before: saw 2."),
         ("go to chest 1", "You go. The chest 1 is open: saw 1."),
-        ("put saw 2 into chest 1", "The chest 1 is open: saw 2 and saw 1."),
+        ("put saw 2 into chest 1", "The chest 1 is open: saw 2."),  # t is what was put, also in the list
     ]
     for command, text in told:
         assert (command, play.step(command), play.observation) == (command, text, text)
@@ -194,7 +199,7 @@ def test_what_can_be_done_and_what_it_does_by_definition():
             assert play.facts == expected[command]
             assert play.won == holds(problem.goal, {}, play.facts, problem.objects)
             wins += play.won
-    assert wins > 0 and seen == {"go", "open", "close", "take", "put", "look", "lamp", "sort", "rest"}
+    assert wins > 0 and seen == {"go", "open", "close", "take", "put", "look", "lamp", "sort", "rest", "sun", "hold"}
 
 
 def test_copies_go_their_own_ways():
@@ -304,5 +309,5 @@ def test_a_goal_too_wide_is_refused():
     problem = PROBLEM.replace("axe_bar_1 - tool", f"axe_bar_1 {many} - tool").replace(
         "(exists (?b - box) (tidy ?b))", "(exists (?x ?y ?z - tool) (and (worn ?x) (worn ?y) (worn ?z)))"
     )
-    with pytest.raises(DataError, match="more than 200000 combinations"):
+    with pytest.raises(DataError, match="more than 50000 combinations"):
         shed(problem=problem).start()

@@ -1,0 +1,232 @@
+"""ALFWorld in our engine against the original (textworld's PDDL environment), on the same games and commands.
+
+    python bench/worlds.py --games DATA [--n 6] [--repeats 3] [--quick]        (needs `pip install 'trailmark[alfworld]'`)
+
+    first reset   from a game's texts, read but not parsed, to the first observation and its admissible commands. Ours has met the domain
+                  and grammar before, as all games of a collection share them; parsing and grounding the problem is counted. The
+                  original's is its load and reset
+    reset         the same for a game that is loaded: ours copies the start, the original translates the problem again
+    new step      a command and the admissible commands after it, along a random walk in a game just parsed, so that working out the actions
+                  of places never seen before is counted; `step` along a walk through places seen before
+    memory        MB a play. Ours: 1,000 plays at different moments of the same games. The original: what the process grows by for a game
+
+Ours alone (printed, and kept without a peer): copies, copies with a step, replayed commands without a menu, environments in lockstep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from common import RESULTS, commit, compare, device, one_thread, record, versions
+
+from trailmark.tasks.alfworld.engine import Game, Play, parse_game
+from trailmark.tasks.alfworld.games import Games, Texts
+from trailmark.tasks.alfworld.judge import choose, pick
+from trailmark.tasks.alfworld.original import OriginalGame
+
+
+def parsed(texts: Texts, id: str) -> Game:
+    return parse_game(texts.domain, texts.problem, texts.grammar, id=id)
+
+
+def walk(game: Game, length: int, seed: int = 0) -> list[str]:
+    """A random walk's commands, found beforehand: choosing them is not measured."""
+    play, draw, out = game.start(), random.Random(seed), []
+    for _ in range(length):
+        out.append(pick(play.commands(), draw))
+        play.step(out[-1])
+    return out
+
+
+class Bench:
+    def __init__(self, games: Games, n: int, length: int):
+        ids = choose(games, n, 0)
+        self.texts = [(id, games.card(id).read()) for id in ids]
+        self.ours = [parsed(t, id) for id, t in self.texts]
+        self.walks = [walk(g, length) for g in self.ours]
+        self.theirs = [OriginalGame(t.domain, t.problem, t.grammar, id=id) for id, t in self.texts]
+
+    def close(self) -> None:
+        for game in self.theirs:
+            game.close()
+
+    def our_first(self) -> float:
+        for id, texts in self.texts:
+            parsed(texts, id).start().commands()
+        return len(self.texts)
+
+    def their_first(self) -> float:
+        for id, t in self.texts:
+            with OriginalGame(t.domain, t.problem, t.grammar, id=id) as game:
+                game.start().commands()
+        return len(self.texts)
+
+    def our_reset(self, times: int = 1000) -> float:
+        for game in self.ours * times:
+            game.start().commands()
+        return len(self.ours) * times
+
+    def their_reset(self) -> float:
+        for game in self.theirs:
+            game.start().commands()
+        return len(self.theirs)
+
+
+def follow(play: object, commands: list[str]) -> int:
+    for command in commands:
+        play.step(command)  # type: ignore[attr-defined]
+        play.commands()  # type: ignore[attr-defined]
+    return len(commands)
+
+
+def timed(work: Callable[[], float]) -> float:
+    began = time.process_time()
+    done = work()
+    return done / (time.process_time() - began)
+
+
+def steps(bench: Bench, repeats: int, peer: str, new: bool) -> None:
+    """Starts are not counted, so both sides are timed from after them."""
+    mine, theirs = [], []
+    for _ in range(repeats + 1):
+        games = [parsed(t, id) for id, t in bench.texts] if new else bench.ours
+        for game in games:
+            game.start().commands()
+        rounds = 1 if new else 20
+        plays = [[(g.start(), w) for g, w in zip(games, bench.walks)] for _ in range(rounds)]
+        mine.append(timed(lambda p=plays: sum(follow(play, w) for row in p for play, w in row)))
+        spent, done = 0.0, 0
+        for game, commands in zip(bench.theirs, bench.walks):
+            play = game.start()
+            began = time.process_time()
+            done += follow(play, commands)
+            spent += time.process_time() - began
+        theirs.append(done / spent)
+    mine, theirs = mine[1:], theirs[1:]  # the first of anything warms up
+    ratios = [a / b for a, b in zip(mine, theirs)]
+    what = "in places never seen before" if new else "in places seen before"
+    record(f"worlds/alfworld {'new step' if new else 'step'}", statistics.median(mine), statistics.median(theirs), peer,
+           statistics.median(ratios), "steps/s", repeats, [min(ratios), max(ratios)],
+           f"a command and the commands after it, {what}")  # fmt: skip
+
+
+def memory(bench: Bench, peer: str) -> None:
+    ours = our_memory(bench)
+    theirs = their_memory(bench)
+    record("worlds/alfworld memory", ours, theirs, peer, theirs / ours, "MB a play", 1, [theirs / ours] * 2,
+           "less is better; 1,000 plays of the same games, 5 to 10 commands in; the original: one loaded game")  # fmt: skip
+
+
+def our_memory(bench: Bench, plays: int = 1000) -> float:
+    def some() -> list[Play]:
+        out = []
+        for k in range(plays):
+            at = k % len(bench.ours)
+            play = bench.ours[at].start()
+            for command in bench.walks[at][: 5 + k % 6]:
+                play.step(command)
+            play.commands()
+            out.append(play)
+        return out
+
+    some()  # what the games remember is not a play's
+    gc.collect()
+    tracemalloc.start()
+    kept = some()
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return grown / len(kept) / 1e6
+
+
+def their_memory(bench: Bench) -> float:
+    def resident() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    gc.collect()
+    before = resident()
+    more = []
+    for id, t in bench.texts:
+        more.append(OriginalGame(t.domain, t.problem, t.grammar, id=id))
+        more[-1].start()
+    grown = (resident() - before) / len(more)
+    for game in more:
+        game.close()
+    return grown
+
+
+def alone(bench: Bench) -> None:
+    """What the original cannot do, or not in one process."""
+    play = bench.ours[0].start()
+    play.step(bench.walks[0][0])
+    commands = play.commands()
+    table = bench.ours * (4096 // len(bench.ours))
+    numbers = {
+        "copies": timed(lambda: sum(play.copy() is not play for _ in range(100_000))),
+        "copies, each with a step": timed(lambda: sum(bool(play.copy().step(c)) for c in commands * 100)),
+        "replayed commands": timed(
+            lambda: sum(_replay(g, w) for _ in range(20) for g, w in zip(bench.ours, bench.walks))
+        ),
+        f"steps of {len(table)} environments in turn": timed(lambda: _lockstep(bench, table)),
+    }
+    for name, rate in numbers.items():
+        row = {"name": f"worlds/alfworld {name}", "ours": float(f"{rate:.4g}"), "unit": "1/s", "device": device()}
+        line = json.dumps({**row, "versions": versions(), "commit": commit()})
+        with (RESULTS / "worlds.jsonl").open("a") as f:
+            f.write(line + "\n")
+        print(line, flush=True)
+
+
+def _replay(game: Game, commands: list[str]) -> int:
+    play = game.start()
+    for command in commands:
+        play.step(command)
+    return len(commands)
+
+
+def _lockstep(bench: Bench, table: list[Game]) -> float:
+    plays = [(game.start(), bench.walks[k % len(bench.ours)]) for k, game in enumerate(table)]
+    for step in range(10):
+        for play, commands in plays:
+            play.step(commands[step])
+            play.commands()
+    return 10 * len(plays)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--games", type=Path, required=True, help="a folder of games")
+    ask.add_argument("--n", type=int, default=6, help="how many games, over all task types")
+    ask.add_argument("--length", type=int, default=30, help="commands in a walk")
+    ask.add_argument("--repeats", type=int, default=3)
+    ask.add_argument("--quick", action="store_true", help="two games, one repeat")
+    said = ask.parse_args()
+    n, repeats = (2, 1) if said.quick else (said.n, said.repeats)
+    one_thread()
+    peer = f"textworld {version('textworld')}"
+    bench = Bench(Games(said.games), n, max(10, said.length))
+    try:
+        compare("worlds/alfworld first reset", bench.our_first, bench.their_first, peer, "resets/s", repeats,
+                "from texts not yet parsed to the first observation and commands; the original: load and reset")  # fmt: skip
+        compare("worlds/alfworld reset", bench.our_reset, bench.their_reset, peer, "resets/s", repeats,
+                "again from a parsed game; the original: reset of a loaded one")  # fmt: skip
+        steps(bench, repeats, peer, new=True)
+        steps(bench, repeats, peer, new=False)
+        memory(bench, peer)
+        alone(bench)
+    finally:
+        bench.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`trailmark worlds`: are our worlds the original ones?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trailmark.errors import TrailmarkError, nearest
+
+WORLDS = ("alfworld",)
+app = typer.Typer(help="Compare our worlds with the originals they stand for.", no_args_is_help=True)
+
+
+@app.callback()
+def _options() -> None: ...
+
+
+@app.command()
+def check(
+    world: Annotated[str, typer.Argument(metavar="WORLD", help="Such as 'alfworld'.")],
+    games: Annotated[Path | None, typer.Option(help="Where its games are (default: $ALFWORLD_DATA).")] = None,
+    n: Annotated[int, typer.Option(min=1, help="How many games, spread over the task types.")] = 60,
+    walks: Annotated[int, typer.Option(min=0, help="Random walks in each game, beside its walkthrough.")] = 3,
+    length: Annotated[int, typer.Option(min=1, help="Commands in a random walk.")] = 30,
+    seed: Annotated[int, typer.Option(help="Which games and walks.")] = 0,
+) -> None:
+    """Play the same commands in ours and in the original, and show every difference.
+
+    Needs the original: pip install 'trailmark[alfworld]'. Exit code 0: all equal; 1: something differs.
+    """
+    if world not in WORLDS:
+        raise TrailmarkError(f"there is no original to compare '{world}' with.{nearest(world, WORLDS)}")
+    from trailmark.tasks.alfworld.games import Games
+    from trailmark.tasks.alfworld.judge import check as judge
+
+    report = judge(Games(games), n, walks, length, seed)
+    typer.echo(str(report))
+    raise typer.Exit(0 if report.ok else 1)
