@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Iterator
+
+from common import alone
 
 from trailmark.tasks.math.check import Checker
 from trailmark.tasks.math.pool import Pool
@@ -40,7 +41,7 @@ def rate(name: str, checker: Checker, pairs: Iterator[tuple[str, str]], seconds:
         right += checker.check(*next(pairs)).right
         done += 1
     per_second = done / (time.perf_counter() - began)
-    print(json.dumps({"name": f"answers/{name}", "checks": done, "right": right, "per_second": round(per_second, 1)}))
+    alone(f"answers/{name}", per_second, "checks/s", f"{right} of {done} judged right")
 
 
 def main() -> None:

@@ -77,9 +77,26 @@ def record(
         "device": device(), "versions": versions(), "commit": commit(), "repeats": repeats, "spread": [_short(s) for s in spread],
         "what": what,
     }  # fmt: skip
+    return keep(row)
+
+
+def alone(name: str, ours: float, unit: str, what: str = "") -> dict[str, Any]:
+    """A number of ours that nobody else has."""
+    row = {
+        "name": name,
+        "ours": _short(ours),
+        "unit": unit,
+        "device": device(),
+        "versions": versions(),
+        "commit": commit(),
+    }
+    return keep({**row, "what": what})
+
+
+def keep(row: dict[str, Any]) -> dict[str, Any]:
     RESULTS.mkdir(exist_ok=True)
     line = json.dumps(row)
-    with (RESULTS / f"{name.partition('/')[0]}.jsonl").open("a") as f:
+    with (RESULTS / f"{row['name'].partition('/')[0]}.jsonl").open("a") as f:
         f.write(line + "\n")
     print(line, flush=True)
     return row

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import torch
-from common import compare, record
+from common import alone, compare
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.engines.base import Request, run
@@ -72,8 +72,12 @@ def main() -> None:
     want = generate(lm, asked, 48, True)
     lm.base.set_attn_implementation("trailmark")
     same = [list(d[0].tokens) == w for d, w in zip(done, want)]
-    record("gpu_engine/greedy equals generate, float32", sum(same), len(same), "prompts", sum(same) / len(same), "prompts", 1, [0, 0],
-           "48 tokens after 96; a tie of two logits may part them")  # fmt: skip
+    alone(
+        "gpu_engine/greedy equals generate, float32",
+        sum(same),
+        "of 8 prompts",
+        "48 tokens after 96; a tie of two logits may part them",
+    )
     for batch in (32, 256) if WIDE else (4,):
         fast = model(torch.bfloat16)
         plain = model(torch.bfloat16)
@@ -89,15 +93,10 @@ def main() -> None:
     for k in range(3):
         rows = prompts(256 if WIDE else 8, 768 if WIDE else 64, 2 + k)
         seconds = timed(lambda r=rows: run(engine, [Request(p, law, 1, 1, key=str(i)) for i, p in enumerate(r)]))
-    record(
+    alone(
         "gpu_engine/decisions",
         len(rows) / seconds,
-        0,
-        "-",
-        0,
         "decisions/s",
-        1,
-        [0, 0],
         f"prompts of {len(rows[0])} tokens, 62 labels",
     )
     learner = Learner({"policy": lm}, LearnerConfig(optim=OptimConfig(lr=1e-5), micro_tokens=65536 if WIDE else 512,
@@ -109,7 +108,7 @@ def main() -> None:
             weight = np.r_[np.zeros(len(rows[0]) - 1), 1.0]
             samples = [Sample(np.array(r), {"weight": weight}, {"weight": 1.0}) for r in rows]
             seconds = timed(lambda s=samples: learner.update(Update(s, Sft())))
-        record(f"gpu_engine/update, {layout}", sum(map(len, rows)) / seconds, 0, "-", 0, "tokens/s", 1, [0, 0],
+        alone(f"gpu_engine/update, {layout}", sum(map(len, rows)) / seconds, "tokens/s",
                f"{len(rows)} rows of {len(rows[0])}, loss on the last token")  # fmt: skip
 
 

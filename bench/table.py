@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+ALONE = {"name", "ours", "unit", "device", "versions", "commit"}
 FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
-TITLES = {"sampling": "Sampling", "training": "Training"}
+TITLES = {
+    "answers": "Answer checking",
+    "decisions": "Label decisions",
+    "explore": "AutoExplore",
+    "gpu_engine": "The engine on a GPU",
+    "sampling": "Sampling",
+    "training": "Training",
+    "worlds": "ALFWorld",
+}
 HEAD = """# Benchmarks
 
 This page is made by `python bench/table.py > docs/benchmarks.md` from `bench/results/*.jsonl`; the scripts that wrote those are named below, and
@@ -22,11 +31,11 @@ those that the process was computing, which on a quiet machine are those of the 
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The newest row of every name, in the order in which names first came up; lines that are no comparison are left out."""
+    """The newest row of every name, in the order in which names first came up; lines that are no measurement are left out."""
     newest: dict[str, dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         row = json.loads(line)
-        if row.keys() >= FIELDS:
+        if row.keys() >= ALONE:
             newest[row["name"]] = row
     return list(newest.values())
 
@@ -40,21 +49,28 @@ def page(folder: Path = RESULTS) -> str:
 
 
 def section(name: str, found: list[dict[str, Any]]) -> str:
+    peers = {r["peer_name"] for r in found if "peer_name" in r}
     lines = [
         f"## {TITLES.get(name, name)}",
         "",
-        f"`python bench/{name}.py`, against {', '.join(sorted({r['peer_name'] for r in found}))}.",
+        f"`python bench/{name}.py`{', against ' if peers else ''}{', '.join(sorted(peers))}.",
         "",
     ]
     lines += ["| what | ours | peer | unit | ratio | from – to | of |", "|---|---:|---:|---|---:|---|---|"]
     for r in found:
+        if "ratio" not in r:
+            lines.append(
+                f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | – | {r['unit']} | – | – | {r.get('what', '')} |"
+            )
+            continue
         low, high = r["spread"]
         lines.append(f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | {number(r['peer'])} | {r['unit']} | **{r['ratio']:.2f}** | "
                      f"{low:.2f} – {high:.2f} | {r.get('what', '')} |")  # fmt: skip
     told: dict[str, list[str]] = {}
     for r in found:
         used = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
-        told.setdefault(f"{r['device']}; {used}; commit {r['commit']}; {r['repeats']} repeats", []).append(r["name"])
+        repeats = f"; {r['repeats']} repeats" if "repeats" in r else ""
+        told.setdefault(f"{r['device']}; {used}; commit {r['commit']}{repeats}", []).append(r["name"])
     lines.append("")
     for about, names in told.items():
         which = "" if len(told) == 1 else f" ({', '.join(n.partition('/')[2] for n in names)})"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import random
 import statistics
@@ -27,7 +26,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from common import RESULTS, commit, compare, device, one_thread, record, versions
+import common
+from common import compare, one_thread, record
 
 from trailmark.tasks.alfworld.engine import Game, Play, parse_game
 from trailmark.tasks.alfworld.games import Games, Texts
@@ -180,11 +180,7 @@ def alone(bench: Bench) -> None:
         f"steps of {len(table)} environments in turn": timed(lambda: _lockstep(bench, table)),
     }
     for name, rate in numbers.items():
-        row = {"name": f"worlds/alfworld {name}", "ours": float(f"{rate:.4g}"), "unit": "1/s", "device": device()}
-        line = json.dumps({**row, "versions": versions(), "commit": commit()})
-        with (RESULTS / "worlds.jsonl").open("a") as f:
-            f.write(line + "\n")
-        print(line, flush=True)
+        common.alone(f"worlds/alfworld {name}", rate, "1/s")
 
 
 def _replay(game: Game, commands: list[str]) -> int:
