@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from trailmark.cli import app
 from trailmark.formats import own
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.play import _asker
 from trailmark.sitting import STOPPED, Sitting, episode_of, sit
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
@@ -83,6 +84,11 @@ def test_bytes_that_are_no_text(tmp_path):
     assert own.read(tmp_path / "e.jsonl").episodes[0].turns[0].action == "cat \ufffd\ufffd.py"
 
 
+def test_an_input_that_is_closed_is_at_its_end(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert _asker()() is None
+
+
 def test_nothing_played_nothing_saved(tmp_path):
     done = run(["taxi", "--out", tmp_path / "e.jsonl"], "")
     assert done.exit_code == 0 and "nothing is saved" in done.output and not list(tmp_path.iterdir())
@@ -100,6 +106,20 @@ def test_control_c_saves(tmp_path, monkeypatch):
     done = run(["taxi", "--split", "all", "--out", tmp_path / "e.jsonl"], "")
     assert done.exit_code == 0 and "1 step saved" in done.output
     assert len(own.read(tmp_path / "e.jsonl").episodes) == 1
+
+
+def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def ask():
+        (tmp_path / "e.jsonl").write_text("of another play")
+        return "south" if not asked.append(1) and len(asked) == 1 else None
+
+    asked = []
+    monkeypatch.setattr("trailmark.play._asker", lambda: ask)
+    done = run(["taxi", "--split", "all", "--out", "e.jsonl"], "")
+    assert done.exit_code == 0 and "1 step saved to play-taxi-1.jsonl" in done.output
+    assert (tmp_path / "e.jsonl").read_text() == "of another play"
 
 
 def test_files_get_free_names(tmp_path, monkeypatch):

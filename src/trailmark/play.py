@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def _asker() -> Callable[[], str | None]:
     """How a line is asked for: None at the end of the input. Bytes that are no text are replaced."""
+    if sys.stdin is None:  # closed by whoever started us
+        return lambda: None
     if (change := getattr(sys.stdin, "reconfigure", None)) is not None:
         change(errors="replace")
     if not sys.stdin.isatty():
@@ -99,7 +101,8 @@ def play(
         typer.echo("")
     finally:
         if sitting.played:
-            _save(sitting, words_of or _tokenizer(tokenizer), out or _free_name(task))
+            there = out is None or out.exists()  # by now, of another play
+            _save(sitting, words_of or _tokenizer(tokenizer), _free_name(task) if there else out)
         else:
             typer.echo("Nothing was played, so nothing is saved.")
 

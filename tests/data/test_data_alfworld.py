@@ -42,6 +42,22 @@ def test_what_is_said():
     assert guide.rule(None) == "We are in the middle of the room with nothing in hand. Next: put mug 1 in/on sofa 1"
 
 
+@pytest.mark.parametrize("expert, good", [("seeing", {"go to fridge 1", "go to cabinet 1"}), ("exploring", set())])
+def test_what_is_as_good_as_the_best(tmp_path, monkeypatch, expert, good):
+    """Of two apples either may be fetched first. The exploring expert does not know where they are."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "tasks" / "alfworld")
+    from small_home import write_download
+
+    write_download(tmp_path)
+    source = get_task("alfworld", games=str(tmp_path), task_types=["pick_two_obj_and_place"], expert=expert)
+    guide = AlfworldGuide(source)
+    seen = guide.world.reset(source.tasks("train")[0])
+    best = guide.best(seen)
+    found = {a for x, a in zip(seen.labels, seen.actions) if guide.good(x, best)}
+    assert found == good | {seen.actions[seen.labels.index(best)]}
+    assert guide.world.path == ()  # nothing was done
+
+
 def test_labels_only(tmp_path):
     done = CliRunner().invoke(app, ["data", "alfworld", f"games={tmp_path}", "--out", str(tmp_path / "x")])
     assert done.exit_code == 2 and "error: " in done.stderr and "Traceback" not in done.output

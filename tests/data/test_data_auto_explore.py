@@ -14,7 +14,8 @@ from trailmark import formats
 from trailmark.cli import app
 from trailmark.data.auto_explore.explorer import Explorer
 from trailmark.data.auto_explore.make import STAGES
-from trailmark.data.auto_explore.records import read_records
+from trailmark.data.auto_explore.records import Record, read_records
+from trailmark.data.auto_explore.split import place
 from trailmark.data.decisions import FIVE, read_decisions
 from trailmark.formats.messages import read_messages
 from trailmark.formats.reflect import ACTION, ANALYZE, split
@@ -210,6 +211,48 @@ def test_tasks_from_a_file(tmp_path, made):
     assert "exists" in CliRunner().invoke(app, again).stderr
 
 
+def test_other_targets_that_the_filter_took_away(tmp_path):
+    rows = [
+        {
+            "repo": "kettle",
+            "query": "How hot?",
+            "target": ["src/kettle/boil.py", "tests/test_boil.py", "src/kettle/pour.py"],
+        },
+        {"repo": "kettle", "query": "Which cup?", "target": "decision.py"},
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = make(tmp_path, "--tasks", tmp_path / "t.jsonl")
+    hot, _ = read_records(out / "trajectories.jsonl")
+    assert hot.targets == ["src/kettle/boil.py", "src/kettle/pour.py"]
+    assert {w.steps[-2][1] for w in hot.walks if not w.positive} == {"cat taps.csv"}  # the other two are no mistake
+
+
+def test_a_horizon_that_is_too_short(tmp_path):
+    """Walks that do not fit are counted: the way to src/kettle and a mistake there are three steps, and then all is over."""
+    out = make(tmp_path, "--horizon", "3")
+    walks = rows_of_report(out, "walks")["left_out"]
+    records = read_records(out / "tasks_filtered.jsonl")
+    deep = [r for r in records if r.depth == 2]
+    assert walks["negative walk: longer than the horizon"] == 2 * len(deep) > 0
+    assert walks["record in which no file was pointed out"] == len(deep)
+    assert max(r.depth for r in read_records(out / "trajectories.jsonl")) == 1
+    done = run(tmp_path / "kettle", "--out", tmp_path / "one", "--horizon", "1")
+    assert done.exit_code == 2 and "pointed out no file in any record" in done.stderr
+
+
+def test_no_record_in_train(tmp_path):
+    packages(tmp_path)
+    name = next(
+        f"Question {i}?" for i in range(99) if place(0, Record("kettle", f"Question {i}?", "decision.py").key) > 0.7
+    )
+    (tmp_path / "t.jsonl").write_text(json.dumps({"repo": "kettle", "query": name, "target": "decision.py"}))
+    done = run(tmp_path / "kettle", "--out", tmp_path / "out", "--tasks", tmp_path / "t.jsonl")
+    assert (
+        done.exit_code == 2
+        and "none of 1 records falls into train: make more questions, or --split exact" in done.stderr
+    )
+
+
 def test_walks_that_do_not_replay_are_counted(tmp_path, made):
     lines = (made / "train.jsonl").read_text().replace('"cmd": "cd guide"', '"cmd": "cd gone"')
     (tmp_path / "t.jsonl").write_text(lines)
@@ -272,11 +315,32 @@ def test_a_server_that_misbehaves(tmp_path):
                          "fine", "fine", "fine", 400, "nonsense", "nonsense", "fine", "nonsense"]  # fmt: skip
         out = make(tmp_path, *server_words(server, "--at-once", "1"))
     tasks, walks = rows_of_report(out, "tasks"), rows_of_report(out, "walks")
-    assert tasks["left_out"]["file: no answer from the server"] == 1
+    assert tasks["left_out"]["file: status 400 from the server"] == 1
     assert tasks["left_out"]["file: garbage from the server"] == 2
     assert tasks["left_out"]["file: answer without a question"] == 1
     assert sum(n for why, n in walks["left_out"].items() if "walk: " in why) >= 2
     assert rows_of_report(out, "sft")["kept"]["steps"] == len(read_decisions(out)) > 0
+
+
+def test_what_a_teacher_points_out_is_no_mistake_to_repair(tmp_path):
+    """The first file it sees is its answer: from then on a target, and not opened as a wrong one."""
+    with teaching() as server:
+        out = make(tmp_path, *server_words(server))
+    records = read_records(out / "trajectories.jsonl")
+    assert any(r.targets != [r.target] for r in records) and any(not w.positive for r in records for w in r.walks)
+    for r in records:
+        folder = r.target.rpartition("/")[0]
+        for w in (w for w in r.walks if not w.positive):
+            wrong = w.steps[-2][1].removeprefix("cat ")
+            assert (f"{folder}/{wrong}" if folder else wrong) not in r.targets
+
+
+def test_half_a_letter_is_replaced(tmp_path):
+    """A model may answer with what is no text; that must not end the work."""
+    with teaching(lambda m: script(m).replace("What", "Wh\ud83dt").replace("known", "kn\ud800wn")) as server:
+        out = make(tmp_path, *server_words(server))
+    assert {d.reflection for d in read_decisions(out)} == {"Nothing is kn?wn yet; a look at the first file comes next."}
+    assert {r.query[:7] for r in read_records(out / "trajectories.jsonl")} == {"Wh?t is"}
 
 
 def test_a_server_that_talks_nonsense_only(tmp_path):
@@ -348,6 +412,15 @@ def test_settings_of_a_failed_start_do_not_stick(tmp_path):
     write_tree(tmp_path / "bare", {"Makefile": "all:\n"})
     assert run(tmp_path / "bare", "--out", tmp_path / "out", "--split", "exact").exit_code == 2
     make(tmp_path)
+
+
+def test_a_folder_of_someone_else_is_left_as_it_was(tmp_path):
+    packages(tmp_path)
+    write_tree(tmp_path / "home", {"letters/.draft.tmp": "dear", ".notes.tmp": "mine", "a.txt": "x"})
+    before = tree(tmp_path / "home")
+    done = run(tmp_path / "kettle", "--out", tmp_path / "home")
+    assert done.exit_code == 2 and "holds no data of ours ('.notes.tmp')" in done.stderr
+    assert tree(tmp_path / "home") == before
 
 
 def test_two_at_once_are_told_apart(tmp_path):

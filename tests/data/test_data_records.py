@@ -89,7 +89,7 @@ def test_filter(tmp_path):
     kept, counts = filter_records(told, [Repository("kettle", "", kettle)])
     assert [[w.info for w in r.walks] for r in kept] == [["positive0", "negative0", "positive1"]]
     assert counts.left_out == {
-        "empty question": 1, "repository that is missing": 1, "target that is missing": 1,
+        "empty question": 1, "repository that is missing": 1, "target that is missing or no text": 1,
         "target of an unsupported suffix": 1, "target under a hidden name": 1, "question asked twice": 1,
     }  # fmt: skip
     with pytest.raises(DataError, match="no record is left .*1 empty question"):

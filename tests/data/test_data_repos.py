@@ -7,6 +7,7 @@ from data_fixtures import tree, write_tree
 
 from trailmark.data.auto_explore.repos import filter_repository
 from trailmark.errors import DataError
+from trailmark.tasks.auto_explore.repo import snapshot
 
 LONG = "words that are long enough\n"
 STAYS = {
@@ -36,12 +37,28 @@ def test_the_tree(tmp_path):
     assert counts.kept == {"files": 8}
     assert counts.left_out == {
         "hidden name": 2, "private name": 2, "name of a kind left out": 10, "name that is not ASCII": 1,
-        "unsupported suffix": 1, "not UTF-8": 1, "too short": 1, "mostly not ASCII": 1, "too long": 1,
+        "unsupported suffix": 1, "not UTF-8 text": 1, "too short": 1, "mostly not ASCII": 1, "too long": 1,
         "link or special file": 2,
     }  # fmt: skip
     (tmp_path / "kept" / "decision.py").write_text("mine")
     assert filter_repository(tmp_path / "repo", tmp_path / "kept") == counts  # what is there stays as it is
     assert (tmp_path / "kept" / "decision.py").read_text() == "mine"
+
+
+def test_too_long_too_deep_and_binary(tmp_path):
+    """A name without a dot is not looked into, but not copied whatever its size either."""
+    deep = "d/" * 63
+    files = {
+        "a.py": LONG,
+        "dump": b"a" * 2_000_001,
+        "nul.py": b"x = 1\0" * 9,
+        f"{deep}in.py": LONG,
+        f"{deep}d/out.py": LONG,
+    }
+    write_tree(tmp_path / "repo", files)
+    counts = filter_repository(tmp_path / "repo", tmp_path / "kept")
+    assert set(tree(tmp_path / "kept")) == {"a.py", f"{deep}in.py"} == set(snapshot(tmp_path / "kept").files)
+    assert counts.left_out == {"too long": 1, "not UTF-8 text": 1, "folder too deep": 1}
 
 
 def test_without_rules(tmp_path):

@@ -105,9 +105,9 @@ def test_what_passes(server, faults, asked):
 
 
 @pytest.mark.parametrize("always, reason", [
-    (500, "no answer from the server"), ("closed", "no answer from the server"), ("garbage", "garbage from the server"),
+    (500, "status 500 from the server"), ("closed", "no answer from the server"), ("garbage", "garbage from the server"),
     ("hollow", "garbage from the server"), ("empty", "garbage from the server"), ("slow", "no answer from the server"),
-    (400, "no answer from the server"),
+    (400, "status 400 from the server"),
 ])  # fmt: skip
 def test_what_does_not(server, always, reason, tmp_path):
     server.always = always

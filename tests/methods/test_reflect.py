@@ -56,13 +56,13 @@ def test_prompts_to_the_letter():
         Seat("policy", ScriptedEngine(player(lambda p: "4"), tokenizer)),
     ]
     task = source.tasks("all")[0]
-    (e,) = play(source, [task], seats, method.two_players(True))
+    (e,) = play(source, [task], seats, method.two_players(method.Talk(True)))
     seen = source.make().reset(task)
     assert heard[0] == seen.state + " # Analyze:\n"
     assert heard[1] == seen.state + " # Analyze:\n" + "go on " + seen.menu + " # Action:\n"
     assert e.turns[1].action == "4" and e.turns[0].action is None and isinstance(e.outcome, Scored)
     heard.clear()
-    play(source, [task], seats[1:], method.two_players(False))
+    play(source, [task], seats[1:], method.two_players(method.Talk(False)))
     assert heard[0] == seen.state + seen.menu + " # Action:\n"
 
 
@@ -135,3 +135,22 @@ def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     assert shell.invoke(app, ["quickstart", "--method", "refect"]).exit_code == 2
     quiet = shell.invoke(app, ["quickstart", "--out", str(tmp_path / "q"), "--resume", "--json"])
     assert json.loads(quiet.stdout)["rows"] == result["rows"]
+
+
+@pytest.mark.parametrize("critic", ["linear", "mlp"])
+def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
+    """`trailmark verify` repeats every prompt of a run, new labels included; a critic's folder is a model like any other."""
+    task = {"name": "taxi", "options": {**TASK["options"], "menu": True}}
+    more = {"task": task, "shuffle": "permute", "rl": {**SMALL["rl"], "critic": {"kind": "separate", "head": critic}}}
+    more |= {
+        "final": {"n": 4},
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 256}},
+    }
+    run(tmp_path / "run", **more, engine={"slots": 32, "max_len": 256})
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    last = checkpoint.listed(tmp_path / "run" / "checkpoints")[-1]
+    assert list(load_model(ModelConfig(name=str(last / "critic"))).heads) == (["value"] if critic == "linear" else [])
+    assert any(
+        e.turns[1].text != e.turns[1].action for e in read_segment(tmp_path / "run" / "evaluation" / "reflect-rl.jsonl")
+    )

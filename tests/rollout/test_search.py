@@ -538,7 +538,8 @@ def test_best_of_whole_episodes(lm):
             for e in episodes
             if e.group == best.group
         ]
-        assert best.info["search"] == {"score": pytest.approx(max(rest)), "of": 4}
+        drawn = sum(len(t.tokens) for e in episodes if e.group == best.group for t in e.turns)
+        assert best.info["search"] == {"score": pytest.approx(max(rest)), "of": 4, "tokens": drawn}
 
 
 def test_a_search_is_an_engine_like_any_other(lm):

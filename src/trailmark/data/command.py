@@ -5,6 +5,7 @@ auto-explore  repositories -> questions, walks with reflections and recoveries, 
 sft           the last stage alone, from any file of records
 taxi          plays of the taxi with reflections
 alfworld      plays of an ALFWorld expert with reflections
+experts       published plays of ALFWorld as conversations
 records       records of repositories between our lines and the reference's JSON
 """
 
@@ -239,6 +240,25 @@ def alfworld(
         typer.echo(
             f"games left out: {len(source.games.skipped)}; the first: {next(iter(source.games.skipped.values()))}"
         )
+
+
+@data.command()
+def experts(
+    source: Annotated[Path, typer.Argument(metavar="PLAYS", help="Published plays: JSON or lines, plain or .xz.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
+    words: Words = None,
+    n: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+) -> None:
+    """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game. games=PATH says
+    where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
+    from trailmark.data import experts as plays
+    from trailmark.tasks import task_options
+    from trailmark.tasks.alfworld.source import Alfworld
+
+    made = _task("alfworld", {"mode": "text", **task_options(words or [])})
+    assert isinstance(made, Alfworld)
+    rows, left = plays.make(source, out, made, n)
+    typer.echo(f"{out}: {rows} plays" + "".join(f", {k} left out ({why})" for why, k in left.items()))
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 from trailmark.errors import DataError, RunError
 from trailmark.store import Run, atomic_write, cannot_write
 
+OURS = (".lock", "settings.json")  # there before anything is made
+
 
 @dataclass
 class Counts:
@@ -79,12 +81,12 @@ def workshop(out: Path, settings: Mapping[str, Any]) -> Iterator[Workshop]:
     run = Run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        run.lock()
         made = out / "settings.json"
-        if made.exists() and any(p.is_file() and p.name not in (".lock", made.name) for p in out.rglob("*")):
-            _same(made, json.loads(as_json(settings)))
-        elif not made.exists() and (strangers := sorted(p.name for p in out.iterdir() if p.name != ".lock")):
+        if not made.exists() and (strangers := sorted(p.name for p in out.iterdir() if p.name not in OURS)):
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
+        run.lock()  # which sweeps: not before it is known that the folder is ours
+        if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
+            _same(made, json.loads(as_json(settings)))
         else:
             atomic_write(made, as_json(settings), "settings")
         (out / "reports").mkdir(exist_ok=True)

@@ -36,7 +36,7 @@ R = TypeVar("R")
 REFUSALS = {401, 403, 404}  # of every question, so there is no use in going on
 PATIENCE = 10  # failures of the connection in a row after which a server counts as gone
 GARBAGE_TRIES = 3
-SHORTEST_EXCERPT, LONGEST_THOUGHT = 50, 300  # tokens
+LONGEST_THOUGHT = 300  # tokens
 
 
 class TeacherFailed(TrailmarkError):
@@ -184,7 +184,8 @@ class Server:
                 problem = garbage
             except EngineError as broken:
                 self._count(broken)
-                raise TeacherFailed("no answer from the server", str(broken)) from broken
+                status = f"status {broken.status}" if isinstance(broken, EngineStatus) else "no answer"
+                raise TeacherFailed(f"{status} from the server", str(broken)) from broken
         raise TeacherFailed("garbage from the server", str(problem)) from problem
 
     def _count(self, problem: EngineError) -> None:

@@ -114,7 +114,22 @@ class HttpEngine:
     ) -> Completion:
         """What the server answers to messages; it applies its own template. Without a tokenizer here, or token ids from
         there, the completion is its text alone."""
-        return (await self._chat(messages, Request((), law, 1, max_tokens, (), tuple(stop_strings), seed, key)))[0]
+        return (await self.chats(messages, law, max_tokens, stop_strings, seed, key))[0]
+
+    async def chats(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        law: SamplingLaw = SamplingLaw(),
+        max_tokens: int = 64,
+        stop_strings: Sequence[str] = (),
+        seed: int = 0,
+        key: str = "",
+        n: int = 1,
+        search: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """`n` answers. With `search`, such as {"best_of": 5}, our own server chooses what it answers by its value model."""
+        request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
+        return await self._chat(messages, request, {} if search is None else {"search": dict(search)})
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -153,8 +168,10 @@ class HttpEngine:
             out |= {"ignore_eos": True} if eos not in request.stop_ids else {}
         return out
 
-    async def _chat(self, messages: Sequence[Mapping[str, Any]], request: Request) -> list[Completion]:
-        body = {**self._fields(request, chat=True), "messages": [dict(m) for m in messages]}
+    async def _chat(
+        self, messages: Sequence[Mapping[str, Any]], request: Request, more: Mapping[str, Any] | None = None
+    ) -> list[Completion]:
+        body = {**self._fields(request, chat=True), "messages": [dict(m) for m in messages], **(more or {})}
         if not self.by_chat:
             body |= {"logprobs": True, "return_token_ids": True}
             if await self.ours():

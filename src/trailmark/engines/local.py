@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.models.attention import FLEX_BLOCK, Layout, Prefill, Slots
 from trailmark.models.law import gumbel, law_logits, working
@@ -76,6 +77,15 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
     """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32."""
     made = LM(copy.deepcopy(lm.model).to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
     return made.freeze()
+
+
+def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
+    """The engine of a recipe over a model: on its very weights, or on a copy in the dtype that `engine.dtype` asks for, which
+    `publish(version, lm)` brings up to date."""
+    wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
+    return LocalEngine(
+        lm if wanted == lm.dtype else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed
+    )
 
 
 class Graph:
@@ -187,7 +197,10 @@ class LocalEngine:
         mine, theirs = self.score_rows([ids], [1])[0], other.score_rows([ids], [1])[0]
         gap = float(np.abs(np.subtract(mine, theirs)).mean())
         exact = self.lm.dtype == source.dtype
-        if not gap <= (1e-4 if exact else 0.05):
+        rounding = 0.02 * max(
+            1.0, float(np.abs(theirs).mean())
+        )  # the probe is no text: its log-probs, and their rounding, are large
+        if not gap <= (1e-4 if exact else rounding):
             raise EngineError(
                 f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
             )

@@ -125,10 +125,13 @@ def value_of(e: Episode, metric: str, side: str | None = None, seat: str | None 
         return float(len(mine))
     if metric == "tokens":
         return float(sum(len(t.tokens) for t in mine))
+    if metric == "drawn":  # with all that a search drew and did not keep
+        searched = e.info.get("search") or {}
+        return float(searched.get("tokens", sum(len(t.tokens) for t in mine)))
     raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
 
 
-METRICS = ("success", "reward", "cost", "turns", "tokens")
+METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn", for whoever asks
 
 
 def read_answer(episode: Episode) -> str | None:

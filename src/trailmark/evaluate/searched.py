@@ -40,14 +40,9 @@ def play_searched(
         raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
     scorer = pick_scorer(wish.value, plan, seat, wish.device)
     how = {"split": about["split"], "n": about["n"], "seed": about["seed"]}
-    if plan.kind == "best_of":
-        plain = evaluate(source, [seat], samples=plan.width, **how).episodes
-        chosen, spent = best_by_value(plain, scorer, seat), sum(len(t.tokens) for e in plain for t in e.turns)
-    else:
-        searcher = Searcher(seat.engine, scorer, plan, keep=True)
-        played = evaluate(source, [dataclasses.replace(seat, engine=searcher)], **how).episodes
-        plain = evaluate(source, [seat], samples=wish.samples, **how).episodes if wish.samples > 1 else []
-        chosen, spent = [noted(e, searcher) for e in played], sum(f.tokens for f in searcher.found.values())
+    chosen, plain, spent = search_episodes(source, seat, plan, scorer, **how)
+    if plan.kind != "best_of" and wish.samples > 1:
+        plain = evaluate(source, [seat], samples=wish.samples, **how).episodes
     starts = max(1, len({e.task.id for e in chosen}))
     record = {
         **about,
@@ -60,6 +55,22 @@ def play_searched(
         size = plan.width if plan.kind == "best_of" else wish.samples
         record["beside"] = [summarise(plain, f"{size} plain samples")]
     return chosen, record
+
+
+def search_episodes(
+    source: TaskSource, seat: Seat, plan: Plan, scorer: Scorer, **how: Any
+) -> tuple[list[Episode], list[Episode], int]:
+    """The chosen episodes; the plain ones they were chosen from (best_of); and how many tokens were drawn in all."""
+    if plan.kind == "best_of":
+        plain = evaluate(source, [seat], samples=plan.width, **how).episodes
+        return best_by_value(plain, scorer, seat), plain, sum(map(written, plain))
+    searcher = Searcher(seat.engine, scorer, plan, keep=True)
+    played = evaluate(source, [dataclasses.replace(seat, engine=searcher)], **how).episodes
+    return [noted(e, searcher) for e in played], [], sum(f.tokens for f in searcher.found.values())
+
+
+def written(e: Episode) -> int:
+    return sum(len(t.tokens) for t in e.turns)
 
 
 def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto") -> Scorer:
@@ -90,12 +101,12 @@ def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> li
     for (g, e), v in zip(rows, values):
         if g not in best or v > best[g][0]:
             best[g] = (v, e)
-    return [
-        dataclasses.replace(best[g][1], info={**best[g][1].info, "search": {"score": best[g][0], "of": len(es)}})
-        if g in best
-        else es[0]
-        for g, es in groups.items()
-    ]
+    out = []
+    for g, es in groups.items():
+        value, e = best.get(g, (None, es[0]))
+        found = {"score": value, "of": len(es), "tokens": sum(map(written, es))}
+        out.append(dataclasses.replace(e, info={**e.info, "search": found}) if value is not None else e)
+    return out
 
 
 def last_state(e: Episode, seat: Seat) -> Any:

@@ -1,6 +1,7 @@
 """Studies: arms x seeds at an equal budget, and a verdict per claim computed from what they measured.
 
     studies/online-bandit.yaml            what is asked
+    OUT/before/STAGE/seed-0/              what the arms of a seed share, made before them: a start, its data
     OUT/runs/ARM/seed-0/                  an ordinary run; finished.json beside its recipe says that it is whole
     OUT/study.json, table.md, picture.*   what came out; rewritten whole each time, from the runs alone
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from trailmark import __version__, methods
 from trailmark.config import Config, RunConfig, load_recipe, resolve
@@ -53,6 +54,29 @@ class Arm(Config):
         return self
 
 
+class Gold(Config):
+    """Worked answers of a task, as `trailmark data gold` writes them."""
+
+    task: str = Field(description="a task whose starts carry a gold answer")
+    options: dict[str, Any] = Field({}, description="keywords of the task")
+    n: PositiveInt = Field(1000, description="rows")
+    split: str = Field("train", description="which split")
+
+
+class Stage(Config):
+    """What all arms of a seed start from: a run, or worked answers. `{NAME}` in a value set later is its folder (or file)."""
+
+    recipe: str | None = Field(None, description="file; beside the study, or from here")
+    set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
+    gold: Gold | None = Field(None, description="no run: answers to imitate, drawn by the seed")
+
+    @model_validator(mode="after")
+    def _one(self) -> Stage:
+        if (self.recipe is None) == (self.gold is None):
+            raise ValueError("a stage has either a recipe or gold")
+        return self
+
+
 class ClaimConfig(Config):
     claim: str = Field(description="such as 'a > b on success'")
     over: Literal["seeds", "starts", "both"] = Field("both", description="what the interval generalises over")
@@ -64,6 +88,7 @@ class StudyConfig(Config):
 
     name: str = Field("", description="for people; none: the name of the file")
     about: str = Field("", description="what is asked, for the page")
+    before: dict[str, Stage] = Field({}, description="what the arms of a seed share, in this order")
     recipe: str | None = Field(None, description="of every arm that names none")
     set: dict[str, Any] = Field({}, description="keys set in every arm")
     arms: dict[str, Arm] = Field({}, description="by name")
@@ -93,9 +118,19 @@ class Spec:
     seed_keys: tuple[str, ...]
     extra: int  # steps beside the budget
     reads: Arm
+    shared: tuple[str, ...] = ()  # the stages before it, whose names stand in `overrides` for what they made
+    home: str = "runs"
 
     def folder(self, out: Path, seed: int) -> Path:
-        return out / "runs" / self.runs / f"seed-{seed}"
+        return out / self.home / self.runs / f"seed-{seed}"
+
+    def words(self, out: Path, seed: int) -> list[str]:
+        """The overrides with the places of this seed in them."""
+        places = {f"{{{name}}}": str(out / "before" / name / f"seed-{seed}") for name in self.shared}
+        made = list(self.overrides)
+        for name, place in places.items():
+            made = [word.replace(name, place) for word in made]
+        return made
 
 
 def find_study(name: str) -> Path:
@@ -161,6 +196,7 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
                 tuple(study.seed_keys),
                 owner.extra,
                 arm,
+                tuple(study.before),
             )
     owners: dict[str, Spec] = {}
     for s in specs.values():
@@ -168,6 +204,34 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
         if (other.recipe, other.overrides) != (s.recipe, s.overrides):
             raise RecipeError(f"{file}: arms '{other.name}' and '{s.name}' would share the folder '{s.runs}'.")
     return list(specs.values())
+
+
+def stages(study: StudyConfig, file: Path) -> list[tuple[str, Gold | Spec]]:
+    """What is made before the arms, in order; each may use what was made before it."""
+    out: list[tuple[str, Gold | Spec]] = []
+    for name, stage in study.before.items():
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise RecipeError(f"{file}: key 'before.{name}': a name of letters, digits, '-' and '_' is needed.")
+        known = tuple(n for n, _ in out)
+        if stage.gold is not None:
+            out.append((name, stage.gold))
+            continue
+        beside = file.parent / str(stage.recipe)
+        recipe = beside if beside.is_file() else Path(str(stage.recipe))
+        words = _words(_flat(stage.set))
+        out.append((name, Spec(name, recipe, words, name, tuple(study.seed_keys), 0, Arm(), known, "before")))
+    return out
+
+
+def make_gold(gold: Gold, out: Path, seed: int) -> None:
+    from trailmark.data import gold as answers
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        answers.make(gold.task, out, gold.options, gold.n, gold.split, seed)
+    except RunError:
+        if not out.exists():  # else it is there, or another process was faster
+            raise
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, list[Spec], list[Claim]]:
@@ -186,7 +250,7 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
     """The method and the checked config of one run."""
     where = spec.folder(out, seed)
     more = _words({**dict.fromkeys(spec.seed_keys, seed), "name": f"{spec.name}, seed {seed}", "out": str(where)})
-    loaded = load_recipe(spec.recipe, [*spec.overrides, *more])
+    loaded = load_recipe(spec.recipe, [*spec.words(out, seed), *more])
     method = methods.get_method(loaded.method)
     return method, resolve(loaded, method.Config)
 
@@ -216,6 +280,16 @@ def train_one(spec: Spec, out: Path, seed: int) -> bool:
     return True
 
 
+def prepare(shared: Sequence[tuple[str, Gold | Spec]], out: Path, seed: int, poll: float) -> None:
+    """Make what the arms of a seed share, or wait for whoever is at it."""
+    for name, stage in shared:
+        if isinstance(stage, Gold):
+            make_gold(stage, out / "before" / name / f"seed-{seed}", seed)
+            continue
+        while not train_one(stage, out, seed):
+            time.sleep(poll)
+
+
 def run_study(
     path: Path, overrides: Sequence[str] = (), out: Path | None = None, resume: bool = True, poll: float = 1.0
 ) -> tuple[dict[str, Any], Path]:
@@ -227,10 +301,18 @@ def run_study(
     out = out or Path("runs/studies") / study.name
     if not resume and out.is_dir() and any(out.iterdir()):
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
+    shared = stages(study, path)
     jobs = [(s, seed) for seed in study.seeds for s in specs if s.reads.of is None]
-    for spec, seed in jobs:
+    for spec, seed in [*((s, seed) for _, s in shared if isinstance(s, Spec) for seed in study.seeds), *jobs]:
         resolved(spec, out, seed)  # a mistake in the last arm is found before the first one runs
-    busy = [job for job in jobs if not train_one(job[0], out, job[1])]
+    prepared: set[int] = set()
+    busy = []
+    for spec, seed in jobs:
+        if seed not in prepared:
+            prepare(shared, out, seed, poll)
+            prepared.add(seed)
+        if not train_one(spec, out, seed):
+            busy.append((spec, seed))
     for spec, seed in busy:
         print(
             f"study: {spec.name}, seed {seed}: another process trains it; waiting for that", file=sys.stderr, flush=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from pathlib import Path
 from typing import Any, Protocol
 
 from trailmark.config import RunConfig
@@ -38,10 +39,19 @@ def get_method(name: str) -> Any:
     return found
 
 
+def _first_start(task: Any) -> str:
+    """A first start of a world; its files, like those of the data, need not be there yet."""
+    from trailmark.tasks import get_task
+
+    given = [task.options[key] for key in ("games", "path") if isinstance(task.options.get(key), str)]
+    if missing := [place for place in given if not Path(place).exists()]:
+        return f"whose {missing[0]} is not here yet"
+    return f"first start '{get_task(task.name, **task.options).tasks('train', 1)[0].id}'"
+
+
 def check(config: RunConfig) -> list[str]:
     """What `--dry-run` can say about a recipe without network or weights."""
     from trailmark.models.load import describe
-    from trailmark.tasks import get_task
 
     about = describe(config.model)
     lines = [
@@ -49,8 +59,7 @@ def check(config: RunConfig) -> list[str]:
     ]
     task = getattr(config, "task", None)
     if task is not None:
-        source = get_task(task.name, **task.options)
-        lines.append(f"task: {task.name}, first start '{source.tasks('train', 1)[0].id}'")
+        lines.append(f"task: {task.name}, {_first_start(task)}")
     data = getattr(config, "data", None)
     if hasattr(method := get_method(config.method), "check"):
         lines += method.check(config)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, PositiveInt, field_validator
 
 from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, RunConfig, SamplingConfig
 from trailmark.credit import discounted, group_relative, leave_one_out
-from trailmark.engines.local import LocalEngine, engine_copy
+from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
@@ -31,6 +30,12 @@ from trailmark.types import Episode, SamplingLaw, Scored
 class TaskConfig(Section):
     name: str = Field("taxi", description="a registered task, or package.module:Make")
     options: dict[str, Any] = Field({}, description="keywords of the task")
+
+
+def bound_task(source: Any, tokenizer: Any) -> None:
+    """A world that names actions by labels of one token, or counts tokens, asks for the policy's tokenizer by `bind`."""
+    if hasattr(source, "bind"):
+        source.bind(tokenizer)
 
 
 class Config(RunConfig):
@@ -63,6 +68,7 @@ class OnlineMethod(Plain):
         self.config, self.run = config, run
         self.source = get_task(config.task.name, **config.task.options)
         policy = load_model(config.model)
+        bound_task(self.source, policy.tokenizer)
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -73,9 +79,7 @@ class OnlineMethod(Plain):
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
-        dtype = config.engine.dtype
-        held = policy if dtype in (None, config.model.dtype) else engine_copy(policy, getattr(torch, str(dtype)))
-        self.engine = LocalEngine(held, config.engine.slots, config.engine.max_len, config.engine.fixed)
+        self.engine = local_engine(policy, config.engine)
         self._metrics: dict[str, float] = {}
 
     def seat(self) -> Seat:

@@ -20,34 +20,37 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, LoraConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import DataError, ModelError, RecipeError
+from trailmark.errors import DataError, ModelError, RecipeError, TrailmarkError
 from trailmark.formats import FORMATS
 from trailmark.formats.rows import each
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.methods import oreo_data
-from trailmark.methods.online import TaskConfig, summary
+from trailmark.methods.online import TaskConfig, bound_task, summary
 from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.play import Seat, play
+from trailmark.rollout.search import parse_plan
+from trailmark.rollout.values import HeadValues
 from trailmark.samples import scored
-from trailmark.store import Run, write_segment
+from trailmark.store import Run, atomic_write, to_json, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import SamplingLaw
+from trailmark.types import Episode, SamplingLaw
 
 
 class KlConfig(Section):
@@ -73,6 +76,24 @@ class CriticConfig(Section):
 class RewardConfig(Section):
     mul: float = Field(1.0, description="R = mul * reward + add")
     add: float = Field(0.0, description="R = mul * reward + add")
+
+
+class FinalConfig(Section):
+    """Evaluations at the end, beside those on the way; each is a file evaluation/NAME.jsonl of the run."""
+
+    start: bool = Field(False, description="of the policy as it started: evaluation/start.jsonl")
+    search: list[str] = Field([], description="with the value that was learnt: beam:3, best_of:4, actions:5")
+    temperature: float = Field(1.0, gt=0, description="of what is searched")
+
+    @field_validator("search")
+    @classmethod
+    def _plans(cls, v: list[str]) -> list[str]:
+        for text in v:
+            try:
+                parse_plan(text)
+            except TrailmarkError as e:
+                raise ValueError(str(e)) from e
+        return v
 
 
 class Config(RunConfig):
@@ -108,6 +129,7 @@ class Config(RunConfig):
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
     task: TaskConfig | None = Field(None, description="a world to evaluate in")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
+    final: FinalConfig = Field(FinalConfig(), description="evaluations at the end")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
 
     @model_validator(mode="after")
@@ -122,6 +144,10 @@ class Config(RunConfig):
             raise ValueError("hinge is for level response")
         if self.target == "ema" and self.learner.ema is None:
             raise ValueError("target ema needs learner.ema, such as 0.995")
+        if (self.final.search or self.final.start) and self.task is None:
+            raise ValueError("final needs a task to play")
+        if self.final.search and self.objective != "oreo":
+            raise ValueError(f"final.search needs a value, and objective {self.objective} learns none")
         return self
 
     @property
@@ -147,6 +173,8 @@ class OreoMethod(Plain):
         self.source = get_task(config.task.name, **config.task.options) if config.task else None
         e = config.engine
         self.engine = LocalEngine(policy, e.slots, e.max_len, e.fixed) if config.task else None
+        if self.source is not None:
+            bound_task(self.source, policy.tokenizer)
 
     def _reference(self) -> str:
         """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
@@ -199,14 +227,45 @@ class OreoMethod(Plain):
     def evaluate(self, step: int) -> Mapping[str, float]:
         if self.source is None or self.engine is None:
             return {}
-        c = self.config
-        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         self.engine.publish(step, self.models["policy"])
-        seats = [player(self.engine, c.seat, c.sampling)]
-        episodes = play(self.source, tasks, seats, seed=c.seed + 1, prefix="eval:")
+        episodes = self.play(self.engine)
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
+
+    def play(self, engine: LocalEngine) -> list[Episode]:
+        """The evaluation's starts, played with the evaluation's draws."""
+        c = self.config
+        assert self.source is not None
+        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
+        return play(self.source, tasks, [player(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
+
+    def finish(self) -> None:
+        """The evaluations at the end that are not there yet."""
+        c = self.config
+        if c.final.start:
+            e = c.engine
+            start = lambda: LocalEngine(load_model(c.model), e.slots, e.max_len, e.fixed)
+            self._write("start", lambda: self.play(start()))
+        for text in c.final.search:
+            self._write(text.replace(":", "-"), partial(self._searched, text))
+
+    def _write(self, name: str, make: Callable[[], list[Episode]]) -> None:
+        path = self.run.path / "evaluation" / f"{name}.jsonl"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            atomic_write(path, "".join(f"{to_json(e)}\n" for e in make()).encode())
+
+    def _searched(self, text: str) -> list[Episode]:
+        from trailmark.evaluate.searched import search_episodes
+
+        c = self.config
+        assert self.source is not None and self.engine is not None
+        self.engine.publish(c.steps, self.models["policy"])
+        seat = player(self.engine, c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
+        plan = parse_plan(text, step_ends=tuple(getattr(self.source, "step_ends", ("\n",))))
+        how: dict[str, Any] = {"split": c.eval.split, "n": c.eval.n, "seed": c.seed}
+        return search_episodes(self.source, seat, plan, HeadValues(self.models["critic"]), **how)[0]
 
 
 def states(c: Config) -> Literal["token", "step"]:
@@ -308,9 +367,9 @@ def import_critic(source: Path, target: Path, head: str) -> Path:
 
     if (target / "heads.safetensors").is_file():
         return target
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.index.json"))
+    half = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(source, half, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.index.json"))
     tensors: dict[str, Any] = {}
     for path in sorted(source.glob("*.safetensors")):
         tensors.update(load_file(path))
@@ -324,15 +383,15 @@ def import_critic(source: Path, target: Path, head: str) -> Path:
         if isinstance(settings.get("target_modules"), list):
             settings["target_modules"] = [m for m in settings["target_modules"] if m != plain]
         settings["task_type"] = "CAUSAL_LM"
-        (partial / "adapter_config.json").write_text(json.dumps(settings, indent=2))
-        save_file(tensors, partial / "adapter_model.safetensors")
+        (half / "adapter_config.json").write_text(json.dumps(settings, indent=2))
+        save_file(tensors, half / "adapter_model.safetensors")
     else:
         weight = next(iter(mine.values())).float()
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
-    save_file({"value.weight": weight.contiguous()}, partial / "heads.safetensors")
+        save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
+    save_file({"value.weight": weight.contiguous()}, half / "heads.safetensors")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(target)
-    partial.rename(target)
+    half.rename(target)
     return target
 
 
@@ -352,4 +411,6 @@ def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
     if not config.files or not all(config.files):
         raise RecipeError("data: name a file of scored trajectories")
     method = OreoMethod(config, run)
-    return train(method, method.config, run, resume)
+    last = train(method, method.config, run, resume)
+    method.finish()
+    return last

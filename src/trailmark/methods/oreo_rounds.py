@@ -26,7 +26,7 @@ from trailmark.errors import RecipeError, RunError
 from trailmark.launch import launch
 from trailmark.learn.checkpoint import listed
 from trailmark.methods import oreo, oreo_data
-from trailmark.methods.online import TaskConfig, summary
+from trailmark.methods.online import TaskConfig, bound_task, summary
 from trailmark.models.load import load_model
 from trailmark.samples import scored
 from trailmark.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
@@ -91,6 +91,7 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
             lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
         engine = LocalEngine(lm, config.engine.slots, config.engine.max_len, config.engine.fixed)
         engine.publish(k - 1, lm)
+        bound_task(source, lm.tokenizer)
         seats = [oreo.player(engine, config.seat, c.sampling)]
         tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
         if c.balanced is None:

@@ -2,21 +2,21 @@
 
 The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the teacher's actions
 and after that from its own play. Stages of one run, in steps: `sft.reflector` steps on reflections, `sft.policy` steps on
-actions, then reinforcement learning until `steps`.
+actions, then reinforcement learning until `steps`. Either player may come from an earlier run (`load`).
 
-Prompts, with the world's text as `state` and the list of actions as `menu`:
-
-    reflector   state + " # Analyze:\\n"                                      -> reflection, until its end of text
-    policy      state + " # Analyze:\\n" + reflection + menu + " # Action:\\n"  -> one label
-    without     state + menu + " # Action:\\n"                                -> one label
+    reflect_play.py   prompts, labels, truncation, who speaks when
+    reflect_rl.py     curriculum, replay, critic, losses
+    here              the recipe, and one run from lessons to the last evaluation
 
 What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's, not the
-mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`restrict`); the mean is over decisions.
+mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); what is too long is cut in the
+middle; the two other files say what differs in theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,33 +26,61 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from trailmark.config import Config as Section
-from trailmark.config import EngineConfig, RunConfig
-from trailmark.credit import discounted
-from trailmark.engines.local import LocalEngine
-from trailmark.engines.scripted import ScriptedEngine
-from trailmark.errors import RecipeError, RunError
+from trailmark.config import EngineConfig, ModelConfig, RunConfig
+from trailmark.engines.local import LocalEngine, local_engine
+from trailmark.errors import ModelError, RecipeError, RunError, TaskError
 from trailmark.learn.checkpoint import listed
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.lines import from_json, to_json
-from trailmark.methods.online import TaskConfig, summary
+from trailmark.methods.online import TaskConfig, bound_task, summary
+from trailmark.methods.reflect_play import (
+    ACTION,
+    ANALYZE,
+    Head,
+    Shuffle,
+    Talk,
+    coin,
+    has_oracle,
+    keep_evaluation,
+    label_alphabet,
+    label_words,
+    menu_labels,
+    oracle_player,
+    random_player,
+    shuffled_menu,
+    two_players,
+)
+from trailmark.methods.reflect_rl import (
+    CurriculumConfig,
+    Part,
+    Replay,
+    RlConfig,
+    Stage,
+    decisions,
+    make_critic,
+    make_stages,
+    objective,
+    stage_starts,
+)
 from trailmark.methods.sft import batch_rows
 from trailmark.methods.teachers import Lesson, get_teacher
 from trailmark.models.load import load_model
-from trailmark.objectives import Sft, WeightedLogp
+from trailmark.objectives import Sft, Value
 from trailmark.rollout.play import Desk, Protocol, Seat, play, play_all, start_all, stop_ids
-from trailmark.samples import build_samples, scored
-from trailmark.store import Run, atomic_write, read_segment, write_segment
+from trailmark.samples import scored
+from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
-from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, Sample, SamplingLaw, Scored
+from trailmark.types import Sample, SamplingLaw, Task
 
-ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
+__all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "keep_evaluation", "players", "protocol",
+           "random_player", "run", "two_players"]  # fmt: skip
 
 
 class TeacherConfig(Section):
     name: str = Field("bfs", description="who writes reflections and actions: 'bfs' knows the taxi's shortest way")
-    starts: PositiveInt = Field(40, description="starts that the teacher shows")
+    path: str | None = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
+    starts: PositiveInt = Field(40, description="starts that the teacher shows; in a curriculum of modes, of each mode")
     perturb: float = Field(
         0.5, ge=0, le=1, description="share of random moves on the way, so that it also shows recovery"
     )
@@ -66,269 +94,341 @@ class SftConfig(Section):
     lr: float = Field(2e-3, gt=0, description="learning rate")
 
 
-class RlConfig(Section):
-    starts: PositiveInt = Field(32, description="episodes of one step")
-    lr: float = Field(5e-4, gt=0, description="learning rate")
-    entropy: float = Field(0.0, ge=0, description="weight of the entropy of the label")
-    baseline: Literal["none", "batch"] = Field(
-        "none", description="what is taken off the return: nothing, or the mean of the batch"
-    )
-    replay: NonNegativeInt = Field(50, description="successes remembered; 0: no replay")
-    replay_batch: PositiveInt = Field(16, description="of them in one step")
+class LoadConfig(Section):
+    """Players from earlier runs: a run, a checkpoint or a model folder."""
+
+    policy: str | None = Field(None, description="where the policy begins; none: as model says")
+    reflector: str | None = Field(None, description="the reflector, already taught; none: as model says")
+
+
+class FinalConfig(Section):
+    """The evaluations after imitation and at the end, whose episodes are kept by name."""
+
+    split: str | None = Field(None, description="none: 'all' where the task has it, else what eval says")
+    n: PositiveInt | None = Field(None, description="starts of each stage; none: all")
+    samples: PositiveInt = Field(1, description="plays of each start")
+    references: bool = Field(False, description="also play at random, and by the oracle where the world has one")
 
 
 class Config(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     reflect: bool = Field(True, description="with the reflector; false: the policy alone")
+    load: LoadConfig = Field(LoadConfig(), description="players from earlier runs")
     teacher: TeacherConfig = Field(TeacherConfig(), description="who shows how")
     sft: SftConfig = Field(SftConfig(), description="imitation")
     rl: RlConfig = Field(RlConfig(), description="reinforcement")
-    restrict: bool = Field(True, description="only listed labels can be chosen")
+    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="the order of what is played")
+    head: Head = Field("listed", description="what the label is drawn from: listed labels, all labels, all tokens")
+    shuffle: Shuffle = Field(
+        "none", description="new labels at each decision: a permutation, or drawn from the whole alphabet"
+    )
     reflect_prob: float = Field(
         1.0, ge=0, le=1, description="share of decisions in training that hear the reflector; the others hear nothing"
     )
     thought: PositiveInt = Field(32, description="most tokens of a reflection")
+    instruction: str = Field("", description="text before both players' prompts, with the reflector")
+    final: FinalConfig = Field(FinalConfig(), description="evaluation at the ends of the stages")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
 
     @model_validator(mode="after")
     def _stages(self) -> Config:
         if self.steps < self.sft.policy + (self.sft.reflector if self.reflect else 0):
             raise ValueError("steps must cover the imitation stages sft.reflector and sft.policy")
+        if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
+            raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
         return self
-
-
-def coin(name: str, share: float) -> bool:
-    """Heads with probability `share`, the same for the same name."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") < share * 2**32
-
-
-def two_players(
-    reflect: bool, restrict: bool = True, advice: Callable[[str, str], str] | None = None, share: float = 1.0
-) -> Protocol:
-    """Who speaks when: the reflector, then the policy, then the world. `advice(state, reflection)` puts other words in the
-    reflection's place, to measure what the words are worth."""
-
-    async def protocol(desk: Desk) -> None:
-        while not desk.over:
-            seen = desk.observation
-            text = seen.state
-            if reflect:
-                thought = ""
-                if share == 1 or coin(f"{desk.start.seed} {desk.start.id} {len(desk.turns)}", share):
-                    thought = (await desk.ask("reflector", text=seen.state + ANALYZE)).text.split(ACTION.strip())[0]
-                text += ANALYZE + (thought if advice is None else advice(seen.state, thought))
-            turn = await desk.ask(
-                "policy", text=text + seen.menu + ACTION, allowed=seen.labels if restrict else None, max_tokens=1
-            )
-            await desk.act(turn.text)
-
-    return protocol
 
 
 class ReflectMethod(Plain):
     def __init__(self, config: Config, run: Run):
         self.config, self.run = config, run
         self.source = get_task(config.task.name, **config.task.options)
-        teacher = get_teacher(config.teacher.name)
-        self.lessons: list[Lesson] = teacher.lessons(
-            self.source, config.teacher.starts, config.teacher.perturb, config.seed
-        )
-        words = [ANALYZE, ACTION, *teacher.words]
-        models = {"policy": load_model(config.model, words)}
+        teacher = get_teacher(config.teacher.name, config.teacher.path)
+        words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
+        models = {"policy": load_model(seat_model(config, "policy", config.load.policy), words)}
+        bound_task(self.source, models["policy"].tokenizer)
         trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
         if config.reflect:
-            models["reflector"] = load_model(config.model.model_copy(update={"seed": config.model.seed + 1}), words)
+            models["reflector"] = load_model(seat_model(config, "reflector", config.load.reflector), words)
             trains["reflector"] = trains["policy"]
+        self.engines = {n: local_engine(lm, config.engine) for n, lm in models.items()}
+        critic = config.rl.critic
+        if critic.kind != "none":
+            own = (
+                load_model(seat_model(config, "policy", config.load.policy), words)
+                if critic.kind == "separate"
+                else None
+            )
+            models["critic"] = make_critic(critic, models["policy"], own, config.model.seed)
+            trains["critic"] = config.learner.optim.model_copy(update={"lr": critic.lr})
         self.learner = Learner(models, config.learner, trains, config.steps)
-        self.engines = {
-            n: LocalEngine(lm, config.engine.slots, config.engine.max_len, config.engine.fixed)
-            for n, lm in models.items()
-        }
-        self.replay: list[Episode] = []
+        self.talk = talk_of(config, self.source, models["policy"].tokenizer)
+        self.stages = make_stages(config.curriculum, self.source)
+        self.lessons: list[Lesson] = []
+        if config.sft.policy or self.ends[0]:
+            t = config.teacher
+            shown = [Part(self.source, s) for s in self.stages] if config.curriculum.kind == "modes" else [self.source]
+            self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
+            if not self.lessons:
+                raise RecipeError(
+                    f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
+                )
+        if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
+            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
+        self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
         self._metrics: dict[str, float] = {}
         self.frozen = ""  # the reflector's weights when its lessons were over
-        self.pending: Callable[[], None] | None = None
+        if config.reflect and not self.ends[0]:
+            self.frozen = models["reflector"].fingerprint()
+        self.pending: list[Callable[[], None]] = []
 
     @property
-    def stages(self) -> tuple[int, int]:
+    def ends(self) -> tuple[int, int]:
         """The last step of the reflector's imitation and of the policy's."""
         first = self.config.sft.reflector if self.config.reflect else 0
         return first, first + self.config.sft.policy
 
     def seats(self) -> list[Seat]:
-        kinds: dict[str, Any] = {"policy": "trained", "reflector": "frozen"}
-        budget = {"policy": 1, "reflector": self.config.thought}
-        return [Seat(n, e, SamplingLaw(), budget[n], kind=kinds[n]) for n, e in self.engines.items()]
+        return [_seat(n, e, self.config) for n, e in self.engines.items()]
+
+    def publish(self, version: int) -> None:
+        for name, engine in self.engines.items():
+            engine.publish(version, self.learner.models[name])
 
     def updates(self, step: int) -> Iterator[Update]:
-        c, (thinks, imitates) = self.config, self.stages
         self._metrics = {}
+        imitates = self.ends[1]
         if step <= imitates:
-            which = "reflector" if step <= thinks else "policy"
-            local = step if step <= thinks else step - thinks
-            rows = batch_rows(len(self.lessons), c.sft.batch, local, c.seed)
-            yield Update(
-                [self.sample(self.lessons[r], which, f"{step} {k}") for k, r in enumerate(rows)],
-                Sft(model=which),
-                which,
-                name=which,
-                lr=c.sft.lr,
-            )
-            if step == thinks and c.reflect:
-                self.pending = lambda: setattr(self, "frozen", self.learner.models["reflector"].fingerprint())
-            if step == imitates:
-                self.pending = lambda: self.mark("sft", step)
-            return
-        for engine in self.engines.values():
-            engine.publish(step - 1)
-        tasks = draw_tasks(self.source, "train", c.rl.starts, c.seed * 1_000_003 + step)
-        episodes = play(
-            self.source,
-            tasks,
-            self.seats(),
-            two_players(c.reflect, c.restrict, share=c.reflect_prob),
-            seed=c.seed,
-            prefix=f"{step}:",
-        )
-        write_segment(self.run.episodes_dir, step, episodes)
-        good, dropped = scored(episodes)
-        self._metrics = {**summary(good), **dropped}
-        objective = WeightedLogp(entropy=c.rl.entropy)
-        yield Update(
-            build_samples(good, "policy", {"advantage": self.advantages(good)}), objective, name="rl", lr=c.rl.lr
-        )
-        won = [e for e in good if isinstance(e.outcome, Scored) and e.outcome.success]
-        self.replay = [*self.replay, *won][-c.rl.replay :] if c.rl.replay else []
-        if self.replay:
-            draw = np.random.default_rng([c.seed, step])
-            again = [self.replay[i] for i in draw.integers(0, len(self.replay), c.rl.replay_batch)]
-            values = {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0)) for e in again}
-            yield Update(
-                build_samples(again, "policy", {"advantage": values}), WeightedLogp(), name="replay", lr=c.rl.lr
-            )
-        if step == c.steps:
-            self.pending = lambda: self.mark("rl", step)
+            yield self.imitate(step)
+        else:
+            yield from self.reinforce(step, step - imitates)
+        if step == imitates:
+            self.pending.append(lambda: self.mark("sft", step))
+        elif step == self.config.steps:
+            self.pending.append(lambda: self.mark("rl", step))
+
+    # -- imitation ------------------------------------------------------------------------------------------------
+
+    def imitate(self, step: int) -> Update:
+        c, (thinks, _) = self.config, self.ends
+        which = "reflector" if step <= thinks else "policy"
+        rows = batch_rows(len(self.lessons), c.sft.batch, step if step <= thinks else step - thinks, c.seed)
+        if step == thinks:
+            self.pending.append(self.freeze)
+        samples = [self.sample(self.lessons[r], which, f"{step} {k}") for k, r in enumerate(rows)]
+        return Update(samples, Sft(model=which), which, name=which, lr=c.sft.lr)
 
     def sample(self, lesson: Lesson, which: str, place: str) -> Sample:
-        """One lesson as a sample of the reflector or of the policy; `place` names where it stands in the run."""
-        tokenizer = self.learner.models[which].tokenizer
+        """One lesson as a sample of the reflector or of the policy, in the words that play would use; `place` names where it
+        stands in the run."""
+        tokenizer, limit = self.learner.models[which].tokenizer, self.engines[which].max_len
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         if which == "reflector":
-            prompt, answer = encode(lesson.state + ANALYZE), [*encode(lesson.reflection), *stop_ids(tokenizer)[:1]]
+            prompt = encode(self.talk.reflector_prompt(tokenizer, lesson.state, limit))
+            said = encode(lesson.reflection)[: self.talk.thought - 1]
+            answer = [*said, *stop_ids(tokenizer)[:1]]
         else:
             heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
-            thought = ANALYZE + heard if self.config.reflect else ""
             wanted = lesson.oracle if self.config.teacher.label == "oracle" else lesson.action
-            prompt, answer = encode(lesson.state + thought + lesson.menu + ACTION), encode(wanted)
+            name = f"labels {self.config.seed} {place}"
+            labels = lesson.labels or menu_labels(lesson.menu)
+            menu, new = shuffled_menu(self.talk, lesson.menu, labels, name)
+            thought = heard if self.config.reflect else None
+            prompt = encode(self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
+            answer = encode(new.get(wanted, wanted))
         weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
         return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})
 
-    def advantages(self, episodes: Sequence[Episode]) -> dict[str, list[float]]:
-        """Undiscounted return to go of every decision (the reference's cost to go, with the other sign)."""
-        returns = {e.id: discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0) for e in episodes}
-        base = float(np.mean(np.concatenate(list(returns.values())))) if self.config.rl.baseline == "batch" else 0.0
-        return {k: list(v - base) for k, v in returns.items()}
+    # -- reinforcement --------------------------------------------------------------------------------------------
+
+    def stage_of(self, local: int) -> tuple[int, int]:
+        """The stage of RL step `local` (from 1), and after which RL step it began."""
+        if self.config.curriculum.index is not None:
+            return self.config.curriculum.index, 0
+        begins = stage_starts([s.size for s in self.stages], self.config.steps - self.ends[1])
+        k = max(i for i, first in enumerate(begins) if first < local)
+        return k, begins[k]
+
+    def reinforce(self, step: int, local: int) -> Iterator[Update]:
+        c, (stage, first) = self.config, self.stage_of(local)
+        if stage != self.stage:
+            self.stage, self.replay.held = stage, []
+        self.publish(step - 1)
+        tasks = self.stages[stage].batch(self.source, c.rl.starts, c.seed, step, self.ends[1] + first)
+        episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        write_segment(self.run.episodes_dir, step, episodes)
+        good, dropped = scored(episodes)
+        if not good:
+            raise TaskError(
+                f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
+            )
+        self._metrics = {**summary(good), **dropped, **({"stage": float(stage)} if len(self.stages) > 1 else {})}
+        samples = decisions(good, self.learner, c.rl, fresh=True)
+        passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
+        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)
+        yield from self.judge(samples)
+        self.replay.add(good)
+        if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
+            old = decisions(again, self.learner, c.rl, fresh=False)
+            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay", lr=c.rl.lr)
+            yield from self.judge(samples)
+
+    def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
+        """After a policy update: where it is the critic's turn, regress it on the newest returns."""
+        critic = self.config.rl.critic
+        self.updated += 1
+        if critic.kind != "none" and self.updated % critic.every == 0:
+            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic", lr=critic.lr)
 
     def metrics(self) -> Mapping[str, float]:
         """Called when a step's updates are done: the moment to look at what they made."""
-        pending, self.pending = self.pending, None
-        if pending:
-            pending()
+        pending, self.pending = self.pending, []
+        for call in pending:
+            call()
         return self._metrics
 
+    def freeze(self) -> None:
+        self.frozen = self.learner.models["reflector"].fingerprint()
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
     def mark(self, name: str, step: int) -> None:
-        """Play every start of the task once and keep the episodes: the numbers of the method's table."""
+        """Play the final starts and keep the episodes: the numbers of the method's table."""
         if self.frozen and self.learner.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
-        for engine in self.engines.values():
-            engine.publish(step)
+        self.publish(step)
+        final, seed = self.config.final, self.config.seed + 1
         kind = "reflect-" if self.config.reflect else "plain-"
-        protocol = two_players(self.config.reflect, self.config.restrict)
-        keep_evaluation(
-            self.run,
-            kind + name,
-            asyncio.run(
-                play_all(
-                    self.source,
-                    start_all(self.source.tasks("all"), 1, self.config.seed + 1, f"{kind}{name}:"),
-                    self.seats(),
-                    protocol,
-                )
-            ),
-        )
+        tasks = final_tasks(self.config, self.source, self.stages)
+        starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
+        episodes = asyncio.run(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
+        keep_evaluation(self.run, kind + name, episodes)
+        if final.references and step == self.config.steps:
+            tokenizer = self.learner.models["policy"].tokenizer
+            keep_evaluation(self.run, "random", random_player(self.source, seed, tokenizer, tasks))
+            if has_oracle(self.source):
+                keep_evaluation(self.run, "oracle", oracle_player(self.source, seed, tokenizer, tasks))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
-        protocol = two_players(self.config.reflect, self.config.restrict)
-        good, dropped = scored(
-            play(self.source, tasks, self.seats(), protocol, seed=self.config.seed + 1, prefix="eval:")
-        )
-        return {**summary(good), **dropped}
+        self.publish(step)
+        c = self.config
+        tasks = starts_of(self.stages, self.source, c.eval.split, c.eval.n, c.seed)
+        protocol = deaf_to_chance(self.talk)
+        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
+        write_segment(self.run.path / "evaluation", step, episodes)
+        good, dropped = scored(episodes)
+        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.stages if s.name}
+        each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
+        return {**summary(good), **each, **dropped}
 
     def state(self) -> Mapping[str, Any]:
-        return {"replay": [to_json(e) for e in self.replay], "frozen": self.frozen}
+        return {"replay": [to_json(e) for e in self.replay.held], "frozen": self.frozen, "stage": self.stage,
+                "updated": self.updated}  # fmt: skip
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.replay, self.frozen = [from_json(line) for line in state["replay"]], state["frozen"]
+        self.replay.held = [from_json(line) for line in state["replay"]]
+        self.frozen, self.stage, self.updated = state["frozen"], state["stage"], state["updated"]
+
+
+# --- pieces that evaluation and replay share with the run ----------------------------------------------------------
+
+
+def seat_model(config: Config, seat: str, folder: str | None) -> ModelConfig:
+    """The model section of a player: made (each with a seed of its own), or from an earlier run."""
+    if folder is not None:
+        return config.model.model_copy(update={"name": str(seat_folder(folder, seat)), "shape": None})
+    return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
+
+
+def seat_folder(path: str | Path, seat: str) -> Path:
+    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
+    if (folder / "recipe.yaml").is_file():
+        found = listed(folder / "checkpoints")
+        if not found:
+            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
+        folder = found[-1]
+    if (folder / "state.json").is_file():
+        folder = folder / seat
+        if not folder.is_dir():
+            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
+    return folder
+
+
+def talk_of(config: Config, source: Any, tokenizer: Any) -> Talk:
+    """How the players of a run talk."""
+    draws = config.head == "alphabet" or config.shuffle == "alphabet"
+    known = label_alphabet(source, tokenizer) if draws else ()
+    return Talk(config.reflect, config.head, config.shuffle, config.reflect_prob, known, None, config.thought,
+                config.instruction)  # fmt: skip
+
+
+def deaf_to_chance(talk: Talk) -> Protocol:
+    """As in training, but every decision hears the reflector."""
+    return two_players(dataclasses.replace(talk, share=1.0))
+
+
+def starts_of(stages: Sequence[Stage], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
+    return [t for stage in stages for t in stage.starts(source, split, n, seed)]
+
+
+def final_tasks(config: Config, source: Any, stages: Sequence[Stage]) -> list[Task]:
+    final = config.final
+    if final.split is not None:
+        return starts_of(stages, source, final.split, final.n, config.seed)
+    try:
+        return starts_of(stages, source, "all", final.n, 0)
+    except TaskError:
+        return starts_of(stages, source, config.eval.split, final.n or config.eval.n, config.seed)
+
+
+def _seat(name: str, engine: LocalEngine, config: Config, law: SamplingLaw = SamplingLaw()) -> Seat:
+    trained = name == "policy"
+    return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
+
+
+def players(
+    config: Config, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
+) -> tuple[Any, list[Seat], Protocol, list[Stage]]:
+    """The world, the seats of a checkpoint, who speaks when, and the stages: what an evaluation needs."""
+    source = get_task(config.task.name, **config.task.options)
+    seats = []
+    for name in ("policy", "reflector") if config.reflect else ("policy",):
+        update = {"name": str(seat_folder(checkpoint, name)), "shape": None, "lora": None}
+        lm = load_model(config.model.model_copy(update={**update, "device": device or config.model.device}))
+        engine = local_engine(lm, config.engine)
+        seats.append(_seat(name, engine, config, law))
+    bound_task(source, seats[0].engine.tokenizer)
+    talk = talk_of(config, source, seats[0].engine.tokenizer)
+    return source, seats, deaf_to_chance(talk), make_stages(config.curriculum, source)
 
 
 def protocol(config: Config, source: Any) -> Protocol:
-    """Who speaks when, for those who replay a run."""
-    return two_players(config.reflect, config.restrict, share=config.reflect_prob)
+    """Who speaks when, for those who replay a run: the labels are those of the tokenizer that they bring."""
 
+    async def replay(desk: Desk) -> None:
+        await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
-def keep_evaluation(run: Run, name: str, episodes: Sequence[Episode]) -> Path:
-    """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
-    path = run.path / "evaluation" / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
-    return path
+    return replay
 
 
 def evaluate_advice(run: Run, config: Config, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    last = listed(run.checkpoints_dir)[-1]
-    kinds: dict[str, Any] = {"policy": "trained", "reflector": "frozen"}
-    seats = []
-    for name in ("policy", "reflector"):
-        lm = load_model(config.model.model_copy(update={"name": str(last / name), "shape": None}))
-        engine = LocalEngine(lm, config.engine.slots, config.engine.max_len, config.engine.fixed)
-        seats.append(Seat(name, engine, SamplingLaw(), 1 if name == "policy" else config.thought, kind=kinds[name]))
-    source = get_task(config.task.name, **config.task.options)
-    said = sorted(
-        {
-            t.text
-            for e in read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
-            for t in e.turns
-            if t.seat == "reflector"
-        }
-    )
+    source, seats, _, _ = players(config, listed(run.checkpoints_dir)[-1])
+    talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
+    final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
+    said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
 
     def other(state: str, thought: str) -> str:
         return said[int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little") % len(said)]
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        protocol = two_players(True, config.restrict, advice)
-        keep_evaluation(run, f"advice-{name}", asyncio.run(play_all(source, starts, seats, protocol)))
-
-
-def random_player(source: Any, seed: int, tokenizer: Any) -> list[Episode]:
-    """The uniform choice among listed labels: where every comparison starts."""
-    engine = ScriptedEngine(lambda prompt, draw: draw.choice(labels), tokenizer, "random")
-    labels = source.make().reset(source.tasks("all")[0]).labels
-    return play(
-        source,
-        source.tasks("all"),
-        [Seat("policy", engine, kind="scripted")],
-        two_players(False),
-        seed=seed,
-        prefix="random:",
-    )
+        keep_evaluation(run, f"advice-{name}", asyncio.run(play_all(source, starts, seats, two_players(talk, advice))))
 
 
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
-    if not hasattr(get_task(config.task.name, **config.task.options), "tasks"):
-        raise RecipeError(f"task '{config.task.name}' has no starts")
     return train(ReflectMethod(config, run), config, run, resume)

@@ -92,6 +92,7 @@ def _load_heads(lm: LM, folder: Path) -> None:
         from safetensors.torch import load_file
 
         tensors = load_file(folder / "heads.safetensors")
+        tensors = {n: t for n, t in tensors.items() if n.count(".") == 1 and n.endswith(".weight")}  # linear ones
         for name, weight in tensors.items():
             lm.add_head(name.removesuffix(".weight"), weight.shape[0])
         lm.heads.load_state_dict(tensors)
@@ -140,7 +141,7 @@ def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype)
         eight = config.quant == "int8"
         more = {
             "quantization_config": BitsAndBytesConfig(
-                load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_compute_dtype=dtype
+                load_in_8bit=eight, load_in_4bit=not eight, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
             ),
             "device_map": device,
         }

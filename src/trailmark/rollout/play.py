@@ -236,17 +236,28 @@ class Desk:
 Protocol = Callable[[Desk], Awaitable[None]]
 
 
-def solo(seat: str = "policy", markov: bool = True, chat: bool = False, suffix: str = "") -> Protocol:
-    """One seat acts until the world ends. Listed actions are answered by a label; otherwise the whole text is the action."""
+def solo(
+    seat: str = "policy",
+    markov: bool = True,
+    chat: bool = False,
+    suffix: str = "",
+    opening: Sequence[Mapping[str, str]] = (),
+) -> Protocol:
+    """One seat acts until the world ends. Listed actions are answered by a label; otherwise the whole text is the action.
+    `opening` are messages of a conversation before its first observation."""
 
     async def play_one(desk: Desk) -> None:
+        before = list(opening)
         while not desk.over:
             seen = desk.observation
             labels = seen.labels or None
             if markov and not chat:
                 turn = await desk.ask(seat, text=seen.text + suffix, allowed=labels)
             else:
-                turn = await desk.ask(seat, messages=[{"role": "user", "content": seen.text}], allowed=labels)
+                turn = await desk.ask(
+                    seat, messages=[*before, {"role": "user", "content": seen.text}], allowed=labels
+                )
+                before = []
             await desk.act(turn.text)
 
     return play_one
@@ -260,9 +271,10 @@ async def play_all(
     at_once: int = 256,
     side: str = "self",
 ) -> list[Episode]:
-    """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode."""
+    """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
+    may have `messages` that are said before its first observation."""
     table = {s.name: s for s in seats}
-    protocol = protocol or solo(seats[0].name, source.markov)
+    protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "messages", ()))
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 

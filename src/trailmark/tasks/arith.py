@@ -86,6 +86,28 @@ def _work(e: Expr, lines: list[str]) -> int:
     return _value((e[0], a, b))
 
 
+def careless_lines(e: Expr, rng: random.Random, share: float) -> tuple[list[str], int]:
+    """The work of someone who forgets the carry of a sum (7+8=5) with this chance, and goes on from there. Where that would lead
+    below zero, the work is careful."""
+    lines: list[str] = []
+
+    def work(x: Expr) -> int:
+        if isinstance(x, int):
+            return x
+        a, b = work(x[1]), work(x[2])
+        value = _value((x[0], a, b))
+        if x[0] == "+" and a % 10 + b % 10 > 9 and rng.random() < share:
+            value -= 10
+        lines.append(f"{a}{x[0]}{b}={value}")
+        return value
+
+    answer = work(e)
+    if any("=-" in line for line in lines):
+        lines.clear()
+        answer = _work(e, lines)
+    return lines, answer
+
+
 def _chain(rng: random.Random, ops: int, digits: int, times: bool) -> Expr:
     """Terms added and subtracted from left to right, some of them products."""
 
@@ -143,12 +165,16 @@ def _variables(rng: random.Random, count: int, digits: int) -> tuple[str, list[s
     return ",".join(question) + f",{names[count]}=?", lines, values[-1]
 
 
+def make_expr(rng: random.Random, level: int, digits: int | None = None) -> Expr:
+    size = digits or DIGITS[level]
+    return _tree(rng, 4, size) if level == 4 else _chain(rng, level, size, times=level == 3)
+
+
 def make_question(rng: random.Random, level: int, digits: int | None = None) -> tuple[str, list[str], int]:
     """(question, worked lines, answer) of one problem."""
-    size = digits or DIGITS[level]
     if level == 5:
-        return _variables(rng, 5, size)
-    e = _tree(rng, 4, size) if level == 4 else _chain(rng, level, size, times=level == 3)
+        return _variables(rng, 5, digits or DIGITS[level])
+    e = make_expr(rng, level, digits)
     lines: list[str] = []
     answer = _work(e, lines)
     return _show(e, brackets=level == 4) + "=?", lines, answer
@@ -186,6 +212,8 @@ class Arith:
     level             1 to 5, or several of them to mix evenly
     digits            of the numbers, instead of the level's own
     invalid_unparsed  an answer that cannot be read is Invalid (left out of averages) instead of a zero
+    careless          the chance that a worked solution forgets a carry and goes on with the wrong number: lessons of a teacher
+                      with a bad habit (not at level 5). Rewards stay what they are: only the right answer earns 1
 
     `tasks` has no end; `n=None` gives 1000. Questions of one call differ where there are enough (one-digit level 1 has
     155 in all). The answer's steps are in meta["gold"], its last line `#### N`.
@@ -194,13 +222,21 @@ class Arith:
     name = "arith"
     markov = True
 
-    def __init__(self, level: int | Sequence[int] = 1, digits: int | None = None, invalid_unparsed: bool = False):
+    def __init__(
+        self,
+        level: int | Sequence[int] = 1,
+        digits: int | None = None,
+        invalid_unparsed: bool = False,
+        careless: float = 0.0,
+    ):
         self.levels = (level,) if isinstance(level, int) else tuple(level)
         if not self.levels or any(k not in DIGITS for k in self.levels):
             raise TaskError(f"arith has the levels 1 to 5, not {level!r}.")
         if digits is not None and not 1 <= digits <= 9:
             raise TaskError(f"arith makes numbers of 1 to 9 digits, not {digits}.")
-        self.digits, self.invalid_unparsed = digits, invalid_unparsed
+        if not 0 <= careless <= 1 or (careless and 5 in self.levels):
+            raise TaskError(f"arith needs careless between 0 and 1, and 0 at level 5, not {careless}.")
+        self.digits, self.invalid_unparsed, self.careless = digits, invalid_unparsed, careless
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         if split not in SPLITS:
@@ -211,13 +247,20 @@ class Arith:
     def _task(self, rng: random.Random, split: str, seed: int, i: int, seen: set[str]) -> Task:
         level, tries = self.levels[i % len(self.levels)], 0
         while True:
+            before = rng.getstate()
             question, lines, answer = make_question(rng, level, self.digits)
             tries += 1
             if split_of(question) == split and (question not in seen or tries > 300):
                 break
         seen.add(question)
         data: dict[str, Any] = {"question": question, "answer": answer, "level": level}
-        gold = "\n".join([*lines, f"#### {answer}"])
+        said = answer
+        if self.careless:
+            again = random.Random()
+            again.setstate(before)
+            habit = random.Random(f"careless {seed} {i} {question}")
+            lines, said = careless_lines(make_expr(again, level, self.digits), habit, self.careless)
+        gold = "\n".join([*lines, f"#### {said}"])
         return Task(f"arith-{'+'.join(map(str, self.levels))}-{split}-{seed}-{i}", seed, data, {"gold": gold})
 
     def make(self) -> ArithWorld:

@@ -178,6 +178,12 @@ def test_pips_own_configuration(monkeypatch, tmp_path):
     assert pip_says().indexes == ()
 
 
+@pytest.mark.parametrize("settings", [{"cert": "none.pem"}, {"proxy": "nonsense://x"}])
+def test_settings_of_pips_that_cannot_be_used(tmp_path, settings):
+    with pytest.raises(DataError, match="pip's settings 'cert' and 'proxy' cannot be used"):
+        fetch_sdist(Sdist("demo", "1.0"), tmp_path, Pip((), (), **settings))
+
+
 def test_pips_default_index_comes_from_its_help(monkeypatch):
     monkeypatch.setattr(pip_index, "_pip", lambda *words: "" if words[0] == "config" else
                         "-i, --index-url <url>  Base URL (default\n  https://index.invalid/simple). This should")  # fmt: skip
@@ -253,6 +259,33 @@ def test_archives_too_large_or_broken(tmp_path):
     with pytest.raises(DataError, match="cannot be unpacked"):
         unpack(tar(tmp_path / "twice.tar.gz", {"d/a.py": b"", "d/a.py/b.py": b""}), tmp_path / "out")
     assert not (tmp_path / "out").exists() and not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+
+def test_a_folder_called_dot_is_the_folder_itself(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as t:
+        top = tarfile.TarInfo(".")
+        top.type = tarfile.DIRTYPE
+        t.addfile(top)
+        file = tarfile.TarInfo("./demo-1.0/x.py")
+        file.size = 3
+        t.addfile(file, io.BytesIO(b"x=1"))
+    made = unpack(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert [(p.name, p.read_bytes()) for p in made.iterdir()] == [("x.py", b"x=1")]
+
+
+def test_what_is_too_large_is_refused_from_its_headers(tmp_path):
+    """Nothing behind the header that is one too many is read: here there is nothing behind it at all."""
+    big = tarfile.TarInfo("demo-1.0/big.py")
+    big.size = 1 << 40
+    (tmp_path / "big.tar").write_bytes(big.tobuf())
+    links = [(f"demo-1.0/{i}.py", tarfile.SYMTYPE, "x") for i in range(4)]
+    tar(tmp_path / "links.tar", {}, links=links)
+    for name, options in (("big.tar", {}), ("links.tar", {"most_files": 3})):
+        with pytest.raises(DataError, match="holds more than"):
+            unpack(tmp_path / name, tmp_path / "out", **options)
+    with pytest.raises(DataError, match="more than 64 deep"):
+        unpack(tar(tmp_path / "deep.tar", {"d/" * 65 + "x.py": b""}), tmp_path / "out")
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 
 
 def test_what_is_no_package():

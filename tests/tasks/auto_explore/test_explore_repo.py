@@ -138,6 +138,16 @@ def test_no_descriptor_is_left_open(repo):
     assert len(os.listdir("/dev/fd")) == before
 
 
+def test_a_root_that_is_swapped_while_it_is_listed(repo, tmp_path, monkeypatch):
+    """What was opened first and what is there later are not the same folder."""
+    import trailmark.tasks.auto_explore.repo as module
+
+    seen = iter([(1, 1), (2, 2)])
+    monkeypatch.setattr(module, "_identity", lambda fd: next(seen))
+    with pytest.raises(TaskError, match="cannot be listed .*moved away"):
+        snapshot(repo)
+
+
 def test_bad_roots(repo, tmp_path):
     with pytest.raises(TaskError, match="cannot be opened"):
         snapshot(tmp_path / "nothing")

@@ -68,7 +68,16 @@ def test_filters(made):
         ["src/deep/inner.py"],
     ]
     assert len(made(packages=["repo"]).tasks("all")) == 5
+    for one, several in (
+        ({"depth": 0}, {"depth": [0]}),
+        ({"only": "cor"}, {"only": ["cor"]}),
+        ({"packages": "repo"}, {}),
+    ):
+        assert made(**one).tasks("all") == made(**several).tasks("all")
     for options, why in (
+        ({"depth": ["0"]}, r"depth must be a list of whole numbers, not \['0'\]"),
+        ({"only": []}, r"only must be a list of texts, not \[\]"),
+        ({"query": "Where?"}, "query and target go with repo"),
         ({"packages": ["rebo"]}, "no task is about the package 'rebo'. Did you mean 'repo'"),
         ({"depth": [7]}, r"leave none of 5 tasks \(depths: \[0, 1, 2\]\)"),
     ):
@@ -85,9 +94,28 @@ def test_a_target_that_is_not_there_is_dropped_and_counted(repo, tmp_path):
     assert [t.data["targets"] for t in source.tasks("all")] == [["setup.py"], ["src/core.py"]]
     source.tasks("train")
     assert source.dropped == {
-        "targets that their repository does not have": 1,
+        "targets that cannot be read in their repository": 1,
         "targets that are hidden or of another kind": 2,
     }
+
+
+def test_a_target_that_is_no_text_is_no_target(repo, tmp_path):
+    (repo / "picture.py").write_bytes(b"\x89PNG\0")
+    folder = write(tmp_path / "t", [row(0, "setup.py"), row(1, "picture.py")])
+    source = get_task("auto-explore", tasks=str(folder), repos=str(repo.parent))
+    assert [t.data["targets"] for t in source.tasks("all")] == [["setup.py"]]
+    assert source.dropped == {"targets that cannot be read in their repository": 1}
+    with pytest.raises(TaskError, match="target 'picture.py' is no readable file"):
+        get_task("auto-explore", repo=str(repo), target="picture.py")
+
+
+def test_versions_do_not_lead_out_of_the_folder(repo, tmp_path):
+    (repo / "repo-").mkdir()
+    folder = write(tmp_path / "t", [row(0, "setup.py", version="/../..")])
+    (task,) = get_task("auto-explore", tasks=str(folder), repos=str(repo.parent)).tasks("all")
+    assert get_task("auto-explore", tasks=str(folder), repos=str(repo.parent)).start(task).library.files.root == repo
+    with pytest.raises(TaskError, match="there is no repository 'repo'"):
+        get_task("auto-explore", tasks=str(folder), repos=str(repo)).tasks("all")
 
 
 def test_the_reference_format(repo, tmp_path):
@@ -104,13 +132,16 @@ def test_the_reference_format(repo, tmp_path):
         record("Nobody found it", "setup.py", [None]),
         record("Nobody looked", "setup.py", []),
         record("Spaces", 'my file.py', ['"my file.py"']),
+        record("From above", "data/repos/repo/setup.py", ["data/repos/repo/setup.py"]),
         record("", "setup.py", ["setup.py"]),
     ]  # fmt: skip
     (tmp_path / "validate.json").write_text(json.dumps(rows))
     source = get_task("auto-explore", tasks=str(tmp_path / "validate.json"), repos=str(repo.parent))
-    assert [t.data["targets"] for t in source.tasks("all")] == [["src/core.py", "setup.py"], ["my file.py"]]
+    assert [t.data["targets"] for t in source.tasks("all")] == [
+        ["src/core.py", "setup.py"], ["my file.py"], ["setup.py"],
+    ]  # fmt: skip
     assert source.dropped == {"records no teacher identified a file for": 2, "records without a question": 1}
-    assert len(source.tasks("validate")) == 2
+    assert len(source.tasks("validate")) == 3
     assert source.tasks("all")[0].meta == {"answer": "a", "optimal_path": ["cd src"], "n_level": 1, "model": "m"}
 
 
@@ -120,7 +151,21 @@ def test_the_reference_format(repo, tmp_path):
         ("t.jsonl", '{"repo": "r", "query": "q", "target": "a.py"}\nnot json\n', r"t.jsonl:2"),
         ("t.jsonl", '{"repo": "r", "target": "a.py"}\n', r"t.jsonl:1: key 'query': must be a text, not None"),
         ("t.jsonl", '{"repo": "r", "query": "q", "target": 3}\n', r"t.jsonl:1: key 'target': must be a path or a list"),
-        ("t.jsonl", '{"repo": "r", "query": "q", "target": "a.py", "id": 1}\n' * 2, "two tasks have the id 'r-1'"),
+        (
+            "t.jsonl",
+            '{"repo": "r", "query": "q", "target": "a.py", "id": 1}\n' * 2,
+            "t.jsonl: a second task has the id 'r-1'",
+        ),
+        (
+            "t.jsonl",
+            r'{"repo": "r", "query": "\ud800", "target": "a.py"}',
+            "t.jsonl:1: key 'query': holds half a surrogate",
+        ),
+        (
+            "t.json",
+            '[{"question": "q", "root": "r", "trajectories": 5}]',
+            "t.json:1: key 'trajectories': must be a list",
+        ),
         ("t.jsonl", "", "there is no task in .*the file is empty"),
         ("t.json", "{}", "t.json: must be a list"),
         ("t.json", "[1]", "record 1 must be an object"),

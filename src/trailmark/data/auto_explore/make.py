@@ -124,6 +124,8 @@ class _Work:
     def split(self) -> Counts:
         records = read_records(self.out / "trajectories.jsonl")
         parts = split_records(records, self.plan.seed, self.plan.split)
+        if not parts["train"]:
+            raise DataError(f"none of {len(records)} records falls into train: make more questions, or --split exact.")
         for name in SHARES:
             write_records(self.out / f"{name}.jsonl", parts[name], "split")
         counts = Counts()

@@ -20,6 +20,7 @@ from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each
 from trailmark.store import atomic_write
 from trailmark.tasks.auto_explore.commands import way_to
+from trailmark.tasks.auto_explore.records import plain_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def _ours(row: Row, value: dict[str, Any]) -> Record:
     if type(n_files) is not int:
         raise row.bad(f"must be a whole number, not {repr(n_files)[:60]}.", "n_files")
     listed = v["target"] if isinstance(v["target"], list) else [v["target"]]
-    target, *also = [_file(row, t, "target") for t in row.listed(listed, "target")]
+    target, *also = [plain_path(row.text(t, "target")) for t in row.listed(listed, "target")]
     return Record(
         **texts, target=target, n_files=n_files, walks=_walks(row, v), also=tuple(also), name=str(name)
     )  # fmt: skip
@@ -130,30 +131,24 @@ def _ours(row: Row, value: dict[str, Any]) -> Record:
 def _reference(row: Row, value: dict[str, Any]) -> Record:
     v = row.fields(value, "", ["question", "filename", "root"], ["answer", "model", "trajectories"])
     root = row.text(v["root"], "root").rstrip("/")
-    query, target = row.text(v["question"], "question"), _file(row, v["filename"], "filename")
     return Record(
         root.rsplit("/", 1)[-1],
-        query.strip(),
-        target.removeprefix(f"{root}/"),
+        row.text(v["question"], "question").strip(),
+        plain_path(row.text(v["filename"], "filename"), root),
         row.text(v.get("answer") or "", "answer"),
         model=row.text(v.get("model") or "", "model"),
-        walks=_walks(row, v),
+        walks=_walks(row, v, root),
     )
 
 
-def _file(row: Row, value: Any, key: str) -> str:
-    """A path inside the repository, without the quotes that the reference leaves in it."""
-    return row.text(value, key).replace('"', "").removeprefix("./")
-
-
-def _walks(row: Row, v: dict[str, Any]) -> tuple[Walk, ...]:
+def _walks(row: Row, v: dict[str, Any], root: str = "") -> tuple[Walk, ...]:
     found = v.get("trajectories") or []
     if not isinstance(found, list):
         raise row.bad(f"must be a list, not {repr(found)[:60]}.", "trajectories")
-    return tuple(_walk(row, t, f"trajectories[{i}]") for i, t in enumerate(found))
+    return tuple(_walk(row, t, f"trajectories[{i}]", root) for i, t in enumerate(found))
 
 
-def _walk(row: Row, value: Any, key: str) -> Walk:
+def _walk(row: Row, value: Any, key: str, root: str) -> Walk:
     t = row.fields(value, key, ["trajectory"], ["model_name", "filename", "info"])
     if not isinstance(t["trajectory"], list):
         raise row.bad(f"must be a list, not {repr(t['trajectory'])[:60]}.", f"{key}.trajectory")
@@ -163,7 +158,7 @@ def _walk(row: Row, value: Any, key: str) -> Walk:
         s = row.fields(s, way, ["cmd"], ["reflection"])
         steps.append((row.text(s.get("reflection") or "", f"{way}.reflection"), row.text(s["cmd"], f"{way}.cmd")))
     kept = tuple(s for s in steps if s[1].split()[:1] != ["ls"])
-    found = None if t.get("filename") is None else _file(row, t["filename"], f"{key}.filename")
+    found = plain_path(row.text(t.get("filename") or "", f"{key}.filename"), root) or None
     model = row.text(t.get("model_name") or "", f"{key}.model_name")
     return Walk(model, kept, found, row.text(t.get("info") or "positive", f"{key}.info"))
 

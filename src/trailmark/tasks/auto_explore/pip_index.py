@@ -48,8 +48,11 @@ class Pip:
 
         import httpx
 
-        verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
-        return httpx.Client(verify=verify, proxy=self.proxy or None, timeout=self.timeout, follow_redirects=True)
+        try:
+            verify = ssl.create_default_context(cafile=self.cert) if self.cert else True
+            return httpx.Client(verify=verify, proxy=self.proxy or None, timeout=self.timeout, follow_redirects=True)
+        except (OSError, ValueError) as e:
+            raise DataError(f"pip's settings 'cert' and 'proxy' cannot be used ({e}).") from None
 
 
 def pip_says() -> Pip:

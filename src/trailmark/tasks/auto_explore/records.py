@@ -43,20 +43,17 @@ class Record:
 
 def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Record], Counter[str]]:
     """The records of files or folders, and how many were dropped for which reason."""
-    records: list[Record] = []
+    records: dict[str, Record] = {}
     dropped: Counter[str] = Counter()
     for path in [paths] if isinstance(paths, str | Path) else paths:
         for file in _files(Path(path).expanduser()):
-            records += _jsonl(file, dropped) if file.suffix == ".jsonl" else _reference(file, dropped)
-    seen: set[str] = set()
-    for r in records:
-        if r.key in seen:
-            raise DataError(f"two tasks have the id '{r.key}' (repository and id together): make them different.")
-        seen.add(r.key)
+            for r in _jsonl(file, dropped) if file.suffix == ".jsonl" else _reference(file, dropped):
+                if records.setdefault(r.key, r) is not r:
+                    raise DataError(f"a second task has the id '{r.key}' (repository and id together).", file)
     if not records:
         why = ", ".join(f"{n} {what}" for what, n in sorted(dropped.items())) or "the file is empty"
         raise DataError(f"there is no task in {paths} ({why}).")
-    return records, dropped
+    return list(records.values()), dropped
 
 
 def task_folder(paths: str | Path | Sequence[str | Path]) -> Path:
@@ -89,6 +86,8 @@ def _text(row: Mapping[str, Any], key: str, path: Path, line: int, default: str 
     value = row.get(key, default)
     if not isinstance(value, str) or (default is None and not value.strip()):
         raise DataError(f"must be a text, not {value!r:.60}.", path, line, key)
+    if value.encode("utf-8", "ignore").decode() != value:
+        raise DataError("holds half a surrogate pair, which is no text.", path, line, key)
     return value
 
 
@@ -124,12 +123,15 @@ def _reference(path: Path, dropped: Counter[str]) -> list[Record]:
         if not isinstance(row, dict):
             raise DataError(f"record {n} must be an object, not {row!r:.40}.", path)
         root, question = _text(row, "root", path, n), _text(row, "question", path, n, "")
-        said = [t.get("filename") for t in row.get("trajectories") or [] if isinstance(t, dict)]
-        named = [_plain(f) for f in said if isinstance(f, str) and f]
+        walks = row.get("trajectories") or []
+        if not isinstance(walks, list):
+            raise DataError(f"must be a list, not {walks!r:.60}.", path, n, "trajectories")
+        said = [t.get("filename") for t in walks if isinstance(t, dict)]
+        named = [plain_path(f, root) for f in said if isinstance(f, str) and f]
         if not question.strip() or not named:
             dropped["records without a question" if named else "records no teacher identified a file for"] += 1
             continue
-        targets = tuple(dict.fromkeys([_plain(_text(row, "filename", path, n)), *named]))
+        targets = tuple(dict.fromkeys([plain_path(_text(row, "filename", path, n), root), *named]))
         repo = root.rstrip("/").rpartition("/")[2]
         split = path.stem if path.stem in REFERENCE_SPLITS else "train"
         kept = ("answer", "optimal_path", "n_level", "model")
@@ -138,9 +140,9 @@ def _reference(path: Path, dropped: Counter[str]) -> list[Record]:
     return made
 
 
-def _plain(path: str) -> str:
-    """A path without the quotes that some files have around names with spaces."""
-    return path.replace('"', "").removeprefix("./")
+def plain_path(path: str, root: str = "") -> str:
+    """A path inside its repository, without the quotes that some files have around names with spaces."""
+    return path.replace('"', "").removeprefix("./").removeprefix(f"{root.rstrip('/')}/" if root else "")
 
 
 def _usable(record: Record, dropped: Counter[str]) -> list[Record]:

@@ -113,7 +113,8 @@ class AutoExplore:
         for t in targets:
             if not library.readable(t):
                 close = get_close_matches(t, library.files.files[:2000], 1)
-                raise TaskError(f"target '{t}' is no readable file of {repo}.{f' Did you mean {close[0]}?' * len(close)}")
+                hint = f" Did you mean '{close[0]}'?" if close else ""
+                raise TaskError(f"target '{t}' is no readable file of {repo}.{hint}")
         words = query or (f"Find the file {targets[0]}." if targets else FREE)
         return [Record(f"{name}-0", name, words, targets)]
 

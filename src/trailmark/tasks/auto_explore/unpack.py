@@ -23,7 +23,9 @@ from trailmark.errors import DataError
 from trailmark.tasks.auto_explore.repo import MOST_LEVELS
 
 MOST_FILES, MOST_BYTES = 50_000, 512 << 20
-Member = tuple[str, bool, int, "tarfile.TarInfo | zipfile.ZipInfo | None"]  # name, whether a folder, size, None for a link
+Member = tuple[
+    str, bool, int, "tarfile.TarInfo | zipfile.ZipInfo | None"
+]  # name, whether a folder, size, None for a link
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError, RuntimeError,
            NotImplementedError, ValueError)  # fmt: skip
 

@@ -1,0 +1,58 @@
+"""Published expert plays of ALFWorld as conversations to imitate, or to learn from beside a policy's own.
+
+    {"conversations": [{"role", "content"}, …], "reward": 1}      a line per play: format `agent` of `method: oreo`
+
+Every play is made again in the game, in the words of the task (mode text, its dialect, its opening), so what is imitated is what a
+policy of that task is shown. A play whose game is missing, or that is not won here, is left out and counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trailmark.data.decisions import json_lines
+from trailmark.errors import DataError, RunError, TrailmarkError
+from trailmark.store import atomic_write
+from trailmark.tasks.alfworld.source import Alfworld
+from trailmark.tasks.alfworld.trajectories import Trajectory, _answers, game_names, read_trajectories
+
+
+def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> tuple[int, dict[str, int]]:
+    """Write the plays; how many, and why others were left out. What is at `out` is never overwritten."""
+    if out.exists():
+        raise RunError(f"{out} exists: choose another file.")
+    if source.mode != "text":
+        raise TrailmarkError("data experts writes conversations: leave out mode, or set mode=text.")
+    names, rows, left = game_names(source.games), [], {"without a game": 0, "not won": 0}
+    for t in read_trajectories(path).trajectories:
+        if limit is not None and len(rows) >= limit:
+            break
+        id = names.get(t.game)
+        if id is None:
+            left["without a game"] += 1
+            continue
+        messages, won = conversation(t, id, source)
+        if won:
+            rows.append({"conversations": messages, "reward": 1})
+        left["not won"] += not won
+    if not rows:
+        raise DataError(f"no play of it is won in {source.games.path} ({left}).", path)
+    atomic_write(out, json_lines(rows))
+    return len(rows), {why: n for why, n in left.items() if n}
+
+
+def conversation(t: Trajectory, id: str, source: Alfworld) -> tuple[list[dict[str, Any]], bool]:
+    """What is said in one play, up to the expert's last word; and whether it is won."""
+    world = source.make()
+    shown = world.reset(source.task(id)).text
+    messages: list[dict[str, Any]] = list(source.messages)
+    won = False
+    for move in t.moves:
+        if world.over:
+            break
+        (said,) = _answers(move, source, world)
+        messages += [{"role": "user", "content": shown}, {"role": "assistant", "content": said}]
+        step = world.step(said)
+        shown, won = step.observation.text, bool(step.info["won"])
+    return messages, won

@@ -1,0 +1,251 @@
+"""How Reflect-RL's two players talk: their prompts, the labels they may say, what is cut when a prompt is too long.
+
+Prompts, with the world's text as `state` and the list of actions as `menu`:
+
+    reflector   state + " # Analyze:\\n"                                      -> reflection, until its end of text
+    policy      state + " # Analyze:\\n" + reflection + menu + " # Action:\\n"  -> one label
+    without     state + menu + " # Action:\\n"                                -> one label
+
+*Labels.* `head` says what the one token is drawn from: the labels that the menu lists, the whole label alphabet (as the
+reference does: a label that is not listed can be said, and wastes a step), or the vocabulary. All label scores come from one
+forward pass. `shuffle` gives the listed actions other labels at every decision, so that a label means nothing but what the
+menu says; imitation and reinforcement do it by the same function.
+
+*Too long.* The task statement stands at the top of a state and what just happened at its end, so the middle is cut. (The
+reference cuts on the left and so loses the statement first.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trailmark.engines.scripted import ScriptedEngine
+from trailmark.errors import RecipeError, TaskError
+from trailmark.lines import to_json
+from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
+from trailmark.store import Run, atomic_write
+from trailmark.tasks.labels import CHOICES, alphabet
+from trailmark.types import Episode, Task
+
+ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
+CUT = "\n[...]\n"
+ROOM = 1024  # of an engine that does not say how much it holds
+Head = Literal["listed", "alphabet", "vocabulary"]
+Shuffle = Literal["none", "permute", "alphabet"]
+Advice = Callable[[str, str], str]
+_LINE = re.compile(r"^((?:Action )?)(\w{1,3})([.:)] )", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What both stages of the method and its evaluation agree on. `alphabet` are the labels that can be drawn at all;
+    `share` of the decisions hear the reflector; `limit` tokens fit a prompt and its answer (None: what the engine holds)."""
+
+    reflect: bool = True
+    head: Head = "listed"
+    shuffle: Shuffle = "none"
+    share: float = 1.0
+    alphabet: tuple[str, ...] = ()
+    limit: int | None = None
+    thought: int = 32
+    instruction: str = ""
+
+    def reflector_prompt(self, tokenizer: Any, state: str, limit: int) -> str:
+        return fit(tokenizer, self.instruction + state, ANALYZE, limit - self.thought) + ANALYZE
+
+    def policy_prompt(self, tokenizer: Any, state: str, thought: str | None, menu: str, limit: int) -> str:
+        """`thought` None: without the reflector."""
+        rest = menu + ACTION if thought is None else ANALYZE + thought + menu + ACTION
+        return fit(tokenizer, (self.instruction if self.reflect else "") + state, rest, limit - 1) + rest
+
+
+def coin(name: str, share: float) -> bool:
+    """Heads with probability `share`, the same for the same name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") < share * 2**32
+
+
+def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
+    """`state`, shortened so that state + rest is at most `limit` tokens: whole lines from the top that take no more than half
+    of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
+    if len((state + rest).encode()) < limit:  # a token is a byte or more, and some tokenizers put one before the first
+        return state
+    size = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+    if size(state + rest) <= limit:
+        return state
+    room = limit - size(CUT + rest)
+    if room < 2:
+        raise TaskError(
+            f"the menu and what stands behind the state take {size(rest)} tokens, and a prompt may have {limit}: raise "
+            "engine.max_len (and the model's context), or choose a world with shorter menus."
+        )
+    lines = [0, *(i + 1 for i, c in enumerate(state) if c == "\n"), len(state)]
+    top = max((e for e in lines if size(state[:e]) <= room // 2), default=0)
+    top = top or _longest(len(state), lambda n: size(state[:n]) <= room // 2)
+    head = state[:top].removesuffix("\n") + CUT
+    fits = lambda start: size(head + state[start:] + rest) <= limit
+    start = next((i for i in lines if i > top and i < len(state) and fits(i)), None)
+    if start is None:
+        start = len(state) - _longest(len(state) - top, lambda n: fits(len(state) - n))
+    return head + state[start:]
+
+
+def _longest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest n up to `most` that fits, where less always fits better than more."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+# --- labels --------------------------------------------------------------------------------------------------------
+
+
+def label_words(source: Any) -> tuple[str, ...]:
+    """Labels of several digits, which a tiny tokenizer must have as words. Only worlds that ask for the policy's tokenizer
+    (`bind`) have such long lists."""
+    return tuple(c for c in CHOICES if len(c) > 1) if hasattr(source, "bind") else ()
+
+
+def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
+    """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu, where menus
+    never change."""
+    if hasattr(source, "bind"):
+        return tuple(getattr(source, "labels", None) or alphabet(tokenizer))
+    first = source.tasks("train", 1, 0)[0]
+    return tuple(source.make().reset(first).labels)
+
+
+def menu_labels(menu: str) -> tuple[str, ...]:
+    """The labels of a menu's lines, written "7. go", "7: go" or "Action 7: go"."""
+    return tuple(m[2] for m in _LINE.finditer(menu))
+
+
+def relabel(menu: str, new: Mapping[str, str]) -> str:
+    """The menu with other labels before its actions."""
+    return _LINE.sub(lambda m: m[1] + new.get(m[2], m[2]) + m[3], menu)
+
+
+def new_labels(labels: Sequence[str], shuffle: Shuffle, known: Sequence[str], name: str) -> dict[str, str]:
+    """Old label -> new one: a permutation of the listed labels, or distinct ones out of all `known`; the same for the same
+    name."""
+    pool = list(labels) if shuffle == "permute" else list(known)
+    if len(pool) < len(labels):
+        raise TaskError(f"{len(labels)} actions are listed, and there are {len(pool)} labels to draw from.")
+    return dict(zip(labels, random.Random(name).sample(pool, len(labels))))
+
+
+def shuffled_menu(talk: Talk, menu: str, labels: Sequence[str], name: str) -> tuple[str, dict[str, str]]:
+    """The menu under new labels, and old -> new."""
+    if talk.shuffle == "none" or not labels:
+        return menu, {x: x for x in labels}
+    if menu_labels(menu) != tuple(labels):
+        raise RecipeError("shuffle: this world's menu does not list each label at the start of a line; set it to none.")
+    new = new_labels(labels, talk.shuffle, talk.alphabet, name)
+    return relabel(menu, new), new
+
+
+# --- who speaks when -----------------------------------------------------------------------------------------------
+
+
+def two_players(talk: Talk, advice: Advice | None = None) -> Protocol:
+    """The reflector, then the policy, then the world. `advice(state, reflection)` puts other words in the reflection's place,
+    to measure what the words are worth."""
+
+    async def protocol(desk: Desk) -> None:
+        policy = desk.seats["policy"].engine
+        limit = talk.limit or getattr(policy, "max_len", ROOM)
+        while not desk.over:
+            seen, name = desk.observation, f"{desk.start.seed} {desk.start.id} {len(desk.turns)}"
+            thought = await _think(desk, talk, name, limit, advice) if talk.reflect else None
+            menu, new = shuffled_menu(talk, seen.menu, seen.labels, f"labels {name}")
+            said = list(new.values()) if talk.head == "listed" else list(talk.alphabet)
+            turn = await desk.ask(
+                "policy",
+                text=talk.policy_prompt(policy.tokenizer, seen.state, thought, menu, limit),
+                allowed=None if talk.head == "vocabulary" else said,
+                max_tokens=1,
+            )
+            old = {b: a for a, b in new.items()}
+            strange = turn.text if talk.shuffle == "none" else f"{turn.text} (not listed)"
+            await desk.act(old.get(turn.text, strange))
+
+    return protocol
+
+
+async def _think(desk: Desk, talk: Talk, name: str, limit: int, advice: Advice | None) -> str:
+    seen, thought = desk.observation, ""
+    if talk.share == 1 or coin(name, talk.share):
+        tokenizer = desk.seats["reflector"].engine.tokenizer
+        prompt = talk.reflector_prompt(tokenizer, seen.state, limit)
+        thought = (await desk.ask("reflector", text=prompt)).text.split(ACTION.strip())[0]
+    return thought if advice is None else advice(seen.state, thought)
+
+
+# --- players that nobody trained -----------------------------------------------------------------------------------
+
+
+def random_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] | None = None) -> list[Episode]:
+    """The uniform choice among listed labels: where every comparison starts."""
+
+    async def protocol(desk: Desk) -> None:
+        while not desk.over:
+            labels = desk.observation.labels
+            turn = await desk.ask("policy", text=f"{len(labels)}:" + " ".join(labels))
+            await desk.act(turn.text)
+
+    def choose(prompt: str, draw: random.Random) -> str:
+        return draw.choice(prompt.partition(":")[2].split(" "))
+
+    return _scripted(source, seed, tokenizer, choose, protocol, "random", tasks)
+
+
+def oracle_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] | None = None) -> list[Episode]:
+    """The best move at every step, of worlds that know it: as far as anybody can come within the horizon."""
+
+    async def protocol(desk: Desk) -> None:
+        while not desk.over:
+            turn = await desk.ask("policy", text="best:" + best_label(desk.world))
+            await desk.act(turn.text)
+
+    if not has_oracle(source):
+        raise TaskError(f"task '{source.name}' does not know its best action, so it has no oracle row.")
+    return _scripted(source, seed, tokenizer, lambda prompt, draw: prompt.partition(":")[2], protocol, "oracle", tasks)
+
+
+def has_oracle(source: Any) -> bool:
+    from trailmark.tasks.taxi import TaxiWorld
+
+    return hasattr(world := source.make(), "oracle") or isinstance(world, TaxiWorld)
+
+
+def best_label(world: Any) -> str:
+    """The label of a best action now: of the taxi by its shortest ways, of others by their own `oracle()`."""
+    from trailmark.tasks import taxi
+
+    if isinstance(world, taxi.TaxiWorld):
+        return str(taxi.optimal_action(world.state, world.mode))
+    return str(world.oracle() or "")
+
+
+def _scripted(
+    source: Any, seed: int, tokenizer: Any, policy: Any, protocol: Protocol, name: str, tasks: Sequence[Task] | None
+) -> list[Episode]:
+    seat = Seat("policy", ScriptedEngine(policy, tokenizer, name), kind="scripted")
+    starts = start_all(source.tasks("all") if tasks is None else tasks, 1, seed, f"{name}:")
+    return asyncio.run(play_all(source, starts, [seat], protocol))
+
+
+def keep_evaluation(run: Run, name: str, episodes: Sequence[Episode]) -> Path:
+    """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
+    path = run.path / "evaluation" / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
+    return path

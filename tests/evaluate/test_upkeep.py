@@ -1,0 +1,109 @@
+"""Runs that go on from one another are one curve; old checkpoints go, and nothing else."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from trailmark.cli import app
+from trailmark.config import resolve
+from trailmark.errors import DataError, RunBusy, RunError
+from trailmark.evaluate import upkeep
+from trailmark.launch import launch
+from trailmark.methods import get_method, reflect
+from trailmark.store import Run, read_metrics
+
+SMALL = {
+    "method": "reflect", "steps": 6, "teacher": {"starts": 4}, "sft": {"reflector": 1, "policy": 1, "batch": 4},
+    "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "walls": False}},
+    "rl": {"starts": 3, "replay_batch": 2}, "thought": 4, "final": {"n": 4}, "eval": {"every": 3, "n": 5},
+    "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
+    "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 2, "keep_last": 9, "keep_best": 0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """first (6 steps) -> second, from its step 4 (5 steps) -> third, from the second's end (3 steps)."""
+    folder = tmp_path_factory.mktemp("chain")
+    for name, steps, start in (
+        ("first", 6, None),
+        ("second", 5, folder / "first/checkpoints/000004"),
+        ("third", 3, folder / "second"),
+    ):
+        more = {} if start is None else {"load": {"policy": str(start), "reflector": str(start)},
+                                         "sft": {"reflector": 0, "policy": 0}}  # fmt: skip
+        config = resolve({**SMALL, **more, "steps": steps, "out": str(folder / name)}, reflect.Config)
+        launch(get_method("reflect"), config)
+    return folder
+
+
+def test_steps_are_counted_through(folder):
+    links = upkeep.chain(folder / "third")
+    assert [(x.run.name, x.offset, x.until) for x in links] == [("first", 0, 4), ("second", 4, 5), ("third", 9, None)]
+    rows = upkeep.merged(folder / "third")
+    assert [r["step"] for r in rows] == list(range(1, 13))
+    assert [(r["run"], r["own_step"]) for r in rows[3:6]] == [("first", 4), ("second", 1), ("second", 2)]
+    own = read_metrics(folder / "second")
+    assert rows[4]["success"] == own[0]["success"] and rows[8]["reward"] == own[4]["reward"]
+    assert [r["step"] for r in upkeep.merged(folder / "first")] == list(range(1, 7))
+
+
+def test_the_moving_average_ignores_gaps():
+    assert upkeep.smooth([1, 2, 3, 10], [0.0, 1.0, 5.0, 7.0], 3) == [0.5, 2.0, 3.0, 7.0]
+    assert upkeep.smooth([1, 2], [1.0, 3.0], 1) == [1.0, 3.0]
+    rows = [{"step": 1, "policy/loss": 2.0}, {"step": 2, "rl/loss": 1.0, "loss": 9.0}, {"step": 3}]
+    assert upkeep.curve(rows, "loss") == ([1, 2], [2.0, 1.0])
+
+
+def test_pictures_and_logs(folder, tmp_path):
+    out = upkeep.draw_curves([folder / "third", folder / "first"], tmp_path / "deep" / "c.png", width=3)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert upkeep.write_merged(folder / "third", tmp_path / "log.jsonl") == 12
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["own_step"] == 3
+    with pytest.raises(RunError, match="exists"):
+        upkeep.write_merged(folder / "third", tmp_path / "log.jsonl")
+    with pytest.raises(DataError, match="no run logged 'sucess'. Logged: "):
+        upkeep.draw_curves([folder / "third"], tmp_path / "d.png", ["sucess"])
+    with pytest.raises(RunError, match="is no run"):
+        upkeep.chain(tmp_path)
+
+
+def test_a_circle_is_refused(tmp_path):
+    for a, b in (("x", "y"), ("y", "x")):
+        (tmp_path / a / "checkpoints" / "000001").mkdir(parents=True)
+        (tmp_path / a / "checkpoints" / "000001" / "state.json").write_text("{}")
+        (tmp_path / a / "recipe.yaml").write_text(f"method: sft\nmodel: {{name: {tmp_path / b}}}\n")
+    with pytest.raises(DataError, match="goes on from itself"):
+        upkeep.chain(tmp_path / "x")
+
+
+def test_eval_seats_every_player(folder, tmp_path):
+    """`eval RUN` of two seats is the run's own evaluation; several configurations are rows of one table."""
+    shell = CliRunner()
+    first, second = str(folder / "first"), str(folder / "second")
+    done = shell.invoke(app, ["eval", first, second, "--json", "--out", str(tmp_path / "played.jsonl")])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert [r["name"] for r in result["rows"]] == [first, second] and result["seats"] == ["policy", "reflector"]
+    for run, row in zip(("first", "second"), result["rows"]):
+        own = read_metrics(folder / run)[-1]
+        assert row["metrics"]["success"]["value"] == own["eval/success"] and row["episodes"] == 5
+        assert row["metrics"]["reward"]["value"] == pytest.approx(own["eval/reward"], abs=1e-12)
+    other = json.loads(shell.invoke(app, ["eval", first, "--n", "3", "--temperature", "0", "--json"]).stdout)
+    assert other["rows"][0]["episodes"] == 3
+    alone = shell.invoke(app, ["eval", first, "--task", "taxi", "mode=pickup", "history=none", "--n", "2", "--json"])
+    assert alone.exit_code == 0, alone.output
+
+
+def test_old_checkpoints_go(folder):
+    run = folder / "first"
+    kept = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    with Run.open(run, lock=True), pytest.raises(RunBusy):
+        upkeep.prune_run(run)
+    assert upkeep.prune_run(run, 2) > 0 and [p.name for p in sorted((run / "checkpoints").iterdir())] == [
+        "000004",
+        "000006",
+    ]
+    assert upkeep.prune_run(run, 2) == 0
+    assert {p.name: p.read_bytes() for p in run.iterdir() if p.is_file() and p.name != ".lock"}.items() <= kept.items()
