@@ -7,9 +7,19 @@ from typer.testing import CliRunner
 
 from trailmark.cli import app
 
-WORLDS = {"reflect-explore", "reflect-explore-gpu", "reflect-alfworld-gpu"}  # need data: tests/methods/test_reflect_recipes.py
+WORLDS = {
+    "reflect-explore",
+    "reflect-explore-gpu",
+    "reflect-alfworld-gpu",
+}  # need data: tests/methods/test_reflect_recipes.py
 RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*.yaml") if p.stem not in WORLDS)
-PAPERS = {"oreo-qwen-math", "oreo-deepseekmath", "oreo-minicpm-alfworld"}  # models of other people, at their size
+PAPERS = {
+    "oreo-qwen-math",
+    "oreo-qwen-math-sft",
+    "oreo-qwen-math-data",
+    "oreo-deepseekmath",
+    "oreo-minicpm-alfworld",
+}  # models of other people, at their size
 LAPTOP = {  # recipe -> what it takes to run two steps of it
     "taxi-online": [],
     "bandit-online": [],
@@ -42,7 +52,9 @@ def test_dry_run(shell, path):
     assert again.stdout == done.stdout  # the resolved recipe is a recipe, and resolves to itself
 
 
-@pytest.mark.parametrize("path", [p for p in RECIPES if "-gpu" not in p.stem and p.stem not in PAPERS], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if "-gpu" not in p.stem and p.stem not in PAPERS], ids=lambda p: p.stem
+)
 def test_two_steps(shell, path):
     done = shell.invoke(app, ["train", str(path), "steps=2", "eval.every=0", "out=run", *LAPTOP[path.stem]])
     assert done.exit_code == 0, done.output

@@ -390,3 +390,20 @@ def test_killed_anywhere_a_reader_sees_whole_segments(tmp_path, at, whole, steps
     assert [
         json.loads(line)["id"] for p in segments(run.episodes_dir) for line in Path(p).read_text().splitlines()
     ] == [f"{i}-{j}" for i in (1, 2, 3) for j in (0, 1)]
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
+    mine = tmp_path / "home"
+    (mine / "deep").mkdir(parents=True)
+    (mine / "deep" / ".letter.tmp").write_text("mine")
+    with pytest.raises(RunError, match="home is not empty"):
+        Run.create(mine, "method: sft\n")
+    assert sorted(p.name for p in mine.rglob("*")) == [".letter.tmp", "deep"]
+
+
+def test_a_creation_that_was_killed_may_be_used(tmp_path):
+    (tmp_path / "r" / "episodes").mkdir(parents=True)
+    (tmp_path / "r" / ".recipe.yaml.17-23.tmp").write_text("meth")
+    run = Run.create(tmp_path / "r", "method: sft\n")
+    assert run.recipe_file.read_text() == "method: sft\n" and not list(run.path.glob("*.tmp"))
+    run.close()

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from trailmark import __version__
 from trailmark.data.command import data
 from trailmark.errors import TrailmarkError
-from trailmark.evaluate.commands import compare, evaluate, study
+from trailmark.evaluate.commands import compare, curves, evaluate, prune, study
 from trailmark.formats.command import convert
 from trailmark.play import play
 from trailmark.quickstart import quickstart
@@ -146,6 +146,8 @@ app.command()(inspect)
 app.command("eval")(evaluate)
 app.command()(compare)
 app.command()(study)
+app.command()(curves)
+app.command()(prune)
 app.command()(verify)
 app.add_typer(worlds, name="worlds")
 

@@ -200,12 +200,9 @@ class Run:
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
+            run._must_be_new()  # before the lock, which sweeps: what is in a folder of something else stays there
             run.lock()
-            # What a creation that was killed leaves behind is no run yet, and may be used.
-            started = {".lock", "episodes", "checkpoints"}
-            if any(p.name not in started or (p.is_dir() and any(p.iterdir())) for p in run.path.iterdir()):
-                what = "holds a run" if run.recipe_file.exists() else "is not empty"
-                raise RunError(f"{path} {what}: go on with --resume, or choose another directory with out=DIR.")
+            run._must_be_new()
             run.episodes_dir.mkdir(exist_ok=True)
             run.checkpoints_dir.mkdir(exist_ok=True)
             atomic_write(run.recipe_file, recipe_text.encode(), "recipe")
@@ -215,6 +212,15 @@ class Run:
                 raise cannot_write(run.path, e) from e
             raise
         return run
+
+    def _must_be_new(self) -> None:
+        """What a creation that was killed leaves behind is no run yet, and may be used."""
+        started = {".lock", "episodes", "checkpoints"}
+        half = f".{self.recipe_file.name}."
+        found = [p for p in self.path.iterdir() if not (p.name.startswith(half) and p.name.endswith(".tmp"))]
+        if any(p.name not in started or (p.is_dir() and any(p.iterdir())) for p in found):
+            what = "holds a run" if self.recipe_file.exists() else "is not empty"
+            raise RunError(f"{self.path} {what}: go on with --resume, or choose another directory with out=DIR.")
 
     @classmethod
     def open(cls, path: str | Path, lock: bool = False) -> Run:

@@ -76,7 +76,7 @@ def test_steps_without_an_answer_are_counted(tmp_path):
         words = ["--starts", "3", "--teacher", server.url, "--model", "m", "--at-once", "1"]
         decisions = make(tmp_path, *words)
     report = json.loads((tmp_path / "reports" / "plays.json").read_text())
-    assert report["left_out"] == {"rest of a play: no answer from the server": 2}
+    assert report["left_out"] == {"rest of a play: status 400 from the server": 2}
     assert [sum(d.task.endswith(f"-{k}") for d in decisions) for k in (0, 1)] == [1, 1]
 
 

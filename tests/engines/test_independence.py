@@ -202,3 +202,14 @@ def test_stop_strings_of_many_bytes(make_lm):
 
     done = run(Says(lm, 4, 128), [Request((1,), max_tokens=60, stop_strings=(stop,))])[0][0]
     assert done.stop == "stop" and done.text == "" and len(done.tokens) == len(word)
+
+
+def test_free_shapes_on_a_gpu_fill_it_whatever_the_lengths(make_lm):
+    """What is computed together when a launch costs more than padding; the rule needs no GPU."""
+    engine = LocalEngine(make_lm(), slots=2, max_len=128, fixed=False, prefill_rows=3)
+    prompts = [tuple(range(1, n + 1)) for n in (5, 70, 33, 6, 40, 31, 2)]
+    by_width = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    assert by_width == [(32, [5, 6, 31]), (32, [2]), (96, [70]), (64, [33, 40])]
+    engine.free = True
+    together = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    assert together == [(96, [70, 40, 33]), (32, [31, 6, 5]), (32, [2])]

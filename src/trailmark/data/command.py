@@ -6,6 +6,7 @@ sft           the last stage alone, from any file of records
 taxi          plays of the taxi with reflections
 alfworld      plays of an ALFWorld expert with reflections
 experts       published plays of ALFWorld as conversations
+rollouts      folders of an agent's plays, a file each, as one file
 records       records of repositories between our lines and the reference's JSON
 """
 
@@ -259,6 +260,19 @@ def experts(
     assert isinstance(made, Alfworld)
     rows, left = plays.make(source, out, made, n)
     typer.echo(f"{out}: {rows} plays" + "".join(f", {k} left out ({why})" for why, k in left.items()))
+
+
+@data.command()
+def rollouts(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER …", help="Folders of {task}_{repeat}.json.")],
+    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="The JSONL to write.")],
+    failures: Annotated[bool, typer.Option("--failures", help="Keep lost plays only.")] = False,
+) -> None:
+    """Merge folders of agent rollouts, as OREO's scripts leave them, into one file of format agent; count what was won."""
+    from trailmark.data import rollouts as plays
+
+    won, total = plays.merge(folders, out, failures)
+    typer.echo(f"{out}: {won} of {total} plays were won ({won / total:.3f})")
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:

@@ -130,6 +130,7 @@ class LocalEngine:
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
         self._graph: Graph | None = None
+        self.free = not fixed and lm.device.type == "cuda"  # of shapes
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
@@ -191,16 +192,18 @@ class LocalEngine:
         self.version = version
         self._ready.clear()
 
+    @torch.no_grad()
     def _compare(self, source: LM) -> None:
+        """Every weight is the learner's, rounded; and a probe scored on both sides says that they are used alike."""
+        theirs = dict(source.model.named_parameters())
+        other = [(mine != theirs[n].to(mine.dtype)).any() for n, mine in self.lm.model.named_parameters()]
         ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
-        other = LocalEngine(source, 1, self.max_len)
-        mine, theirs = self.score_rows([ids], [1])[0], other.score_rows([ids], [1])[0]
-        gap = float(np.abs(np.subtract(mine, theirs)).mean())
-        exact = self.lm.dtype == source.dtype
-        rounding = 0.02 * max(
-            1.0, float(np.abs(theirs).mean())
-        )  # the probe is no text: its log-probs, and their rounding, are large
-        if not gap <= (1e-4 if exact else rounding):
+        plain = LocalEngine(source, 1, self.max_len)
+        here, there = self.score_rows([ids], [1])[0], plain.score_rows([ids], [1])[0]
+        gap = float(np.abs(np.subtract(here, there)).mean())
+        # The probe is no text: its log-probs are large, and so is what rounding does to them.
+        rounding = 1e-4 if self.lm.dtype == source.dtype else 0.02 * max(1.0, float(np.abs(there).mean()))
+        if bool(torch.stack(other).any()) or not gap <= rounding:
             raise EngineError(
                 f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
             )
@@ -277,20 +280,31 @@ class LocalEngine:
             else:
                 later.append((request, future))
         self._waiting = later
+        self.lm.train(False)
+        for width, part in self.prefill_parts(list(prompts)):
+            self._prefill_part(part, width, [prompts[p] for p in part])
+
+    def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
+        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it, whatever
+        their lengths, because a launch costs more than padding. Otherwise prompts of one width, in rows of that width."""
+        wide = lambda p: -(-len(p) // self.bucket) * self.bucket
+        if self.free:
+            prompts = sorted(prompts, key=len, reverse=True)
         by_bucket: dict[int, list[tuple[int, ...]]] = {}
         for prompt in prompts:
-            by_bucket.setdefault(-(-len(prompt) // self.bucket) * self.bucket, []).append(prompt)
-        self.lm.train(False)
-        for width, group in by_bucket.items():
-            rows = self.prefill_rows(width)
-            for first in range(0, len(group), rows):
-                part = group[first : first + rows]
-                self._prefill_part(part, width, [prompts[p] for p in part])
+            by_bucket.setdefault(0 if self.free else wide(prompt), []).append(prompt)
+        for group in by_bucket.values():
+            while group:
+                width = wide(group[0])
+                rows = self.prefill_rows(width)
+                yield width, group[:rows]
+                group = group[rows:]
 
     def prefill_rows(self, width: int) -> int:
         """Rows of a prefill of this width: constant for the width, so that neighbours cannot change a row."""
         if self._prefill_rows is None:
-            return max(4, min(256, GPU_PREFILL // width)) if self.lm.device.type == "cuda" else 4
+            filled = (GPU_PREFILL if self.free else GPU_PREFILL // 8) // width
+            return max(4, min(256, filled)) if self.lm.device.type == "cuda" else 4
         return self._prefill_rows
 
     def _prefill_part(

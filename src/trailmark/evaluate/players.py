@@ -135,7 +135,9 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
             ends = tuple(getattr(source, "step_ends", ("\n",)))
             plan = parse_plan(wish.search, step_ends=ends, budget=wish.budget) if wish.search else None
             if plan is not None and plan.width > 1 and law.temperature == 0:
-                raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
+                raise TrailmarkError(
+                    f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one."
+                )
             talk = converse(choice_of(plan, wish.value), getattr(source, "messages", ()), source.markov)
             played = evaluate(source, [seat], talk, split=split, n=n, samples=wish.samples, seed=seed)
             return played.episodes, {**about, "search": wish.search, "value": wish.value}

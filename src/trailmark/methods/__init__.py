@@ -66,5 +66,6 @@ def check(config: RunConfig) -> list[str]:
     elif data is not None:
         from trailmark.formats.messages import count_rows
 
-        lines.append(f"data: {data}, {count_rows(data)} rows")
+        here = Path(data).is_file()
+        lines.append(f"data: {data}, {f'{count_rows(data)} rows' if here else 'which is not here yet'}")
     return lines

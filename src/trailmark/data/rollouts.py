@@ -1,0 +1,61 @@
+"""Folders of agent rollouts, one JSON file per play, as one file to learn from.
+
+    {"meta": {"reward": true, "invalid": false}, "conversations": [{"role", "content"}, …]}      3_0.json, play 0 of task 3
+
+become lines of {"conversations", "reward": 0 or 1}, format `agent`: a message of the user at the end is dropped (nobody answered it),
+a play that is invalid has reward 0. Plays of one task keep next to one another, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trailmark.data.decisions import json_lines
+from trailmark.errors import DataError, RunError
+from trailmark.formats.messages import checked_messages
+from trailmark.formats.rows import Row
+from trailmark.store import atomic_write
+
+
+def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[int, int]:
+    """Write the plays of all folders (only lost ones with `failures`); how many were won, and how many there were."""
+    if out.exists():
+        raise RunError(f"{out} exists: choose another file.")
+    plays: list[dict[str, Any]] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError("there is no such folder of rollouts.", folder)
+        files = sorted(
+            folder.glob("*.json"), key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)] + [p.stem.count("_")]
+        )
+        if not files:
+            raise DataError("holds no rollouts (files that end in .json).", folder)
+        plays += [_play(_read(file)) for file in files]
+    won = sum(p["reward"] for p in plays)
+    kept = [p for p in plays if not (failures and p["reward"])]
+    if not kept:
+        raise DataError("holds no lost play.", folders[0])
+    atomic_write(out, json_lines(kept))
+    return won, len(plays)
+
+
+def _read(path: Path) -> Row:
+    try:
+        return Row(json.loads(path.read_text("utf-8")), path)
+    except OSError as problem:
+        raise DataError(f"cannot be read ({problem.strerror}).", path) from None
+    except ValueError as problem:
+        raise DataError(f"is not JSON: {problem}.", path) from None
+
+
+def _play(row: Row) -> dict[str, Any]:
+    v = row.fields(row.value, "", ["meta", "conversations"])
+    meta = row.fields(v["meta"], "meta", ["reward"], ["invalid"])
+    messages = checked_messages(row, v, "conversations")
+    if messages and messages[-1]["role"] == "user":
+        messages = messages[:-1]
+    return {"conversations": messages, "reward": int(bool(meta["reward"]) and not meta.get("invalid"))}
