@@ -80,7 +80,7 @@ def play(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
     """Play a task in the terminal and save the episode."""
-    from trailmark.formats.command import _tokenizer
+    from trailmark.formats.command import tokenizer_by_name
     from trailmark.sitting import Sitting, pick, sit
     from trailmark.tasks import get_task
 
@@ -90,7 +90,7 @@ def play(
         raise DataError("there is no such folder to save into.", out.parent)
     source = get_task(task, **_options(words or [], game, repo, query, target))
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
-    words_of = None if tokenizer == "tiny" else _tokenizer(tokenizer)
+    words_of = None if tokenizer == "tiny" else tokenizer_by_name(tokenizer)
     if words_of is not None and hasattr(source, "bind"):
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
     sitting = Sitting(source, pick(source, split or ("train" if repo is None else "all"), start, seed))
@@ -102,7 +102,7 @@ def play(
     finally:
         if sitting.played:
             there = out is None or out.exists()  # by now, of another play
-            _save(sitting, words_of or _tokenizer(tokenizer), _free_name(task) if there else out)
+            _save(sitting, words_of or tokenizer_by_name(tokenizer), _free_name(task) if there else out)
         else:
             typer.echo("Nothing was played, so nothing is saved.")
 

@@ -100,7 +100,7 @@ def episode_of(sitting: Sitting, tokenizer: Any) -> Episode:
     seat = Seat("policy", ScriptedEngine(lambda prompt, draw: next(answers), tokenizer, "person"), kind="person")
     task, markov = sitting.task, sitting.source.markov
     desk = Desk(Start(task, task.id, f"{task.id}/0", task.seed), _Tape(sitting), {"policy": seat}, sitting.first)
-    opening = [] if markov else list(getattr(sitting.source, "messages", []))
+    opening = [] if markov else list(getattr(sitting.source, "first_messages", []))
 
     async def tell() -> None:
         for k, (action, _) in enumerate(sitting.played):

@@ -25,6 +25,7 @@ from trailmark.engines.http import (
     http_engine,
 )
 from trailmark.engines.local import LocalEngine
+from trailmark.engines.wire import address
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play, solo
 from trailmark.serve.command import serving
@@ -295,6 +296,34 @@ def test_servers_that_know_messages_only():
         (done,) = ask(engine, Request(tuple(TOKENIZER.encode("abc")), max_tokens=5))[0]
         assert done.text == "cba" and done.logp == () and seen[0][0] == "/v1/chat/completions"
         assert set(seen[0][2]) == {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}
+
+
+@pytest.mark.parametrize("end", ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "/openai/deployments/gpt/"])
+def test_an_address_that_names_its_endpoint_is_used_as_it_is(end):
+    """Azure's: no other route is asked for, and what stands behind "?" goes along."""
+
+    def answer(body):
+        return {"choices": [{"message": {"content": body["messages"][-1]["content"][::-1]}, "finish_reason": "stop"}]}
+
+    with fake([(200, answer)]) as (url, seen):
+        engine = quick(url + end, query={"extra": "1"}, headers={"api-key": "k"})
+        assert ask(engine, Request(tuple(TOKENIZER.encode("abc")), max_tokens=5))[0][0].text == "cba"
+        assert asyncio.run(engine.chat([{"role": "user", "content": "xy"}])).text == "yx"
+    version = "api-version=2024-10-21&" if "?" in end else ""
+    assert [path for path, _, _ in seen] == [f"/openai/deployments/gpt/chat/completions?{version}extra=1"] * 2
+    assert {headers["api-key"] for _, headers, _ in seen} == {"k"} and "logprobs" not in seen[1][2]
+
+
+@pytest.mark.parametrize(("url", "base", "chat", "named"), [
+    ("http://h", "http://h", "/v1/chat/completions", False),
+    ("http://h/v1/", "http://h", "/v1/chat/completions", False),
+    ("http://h/v1/chat/completions", "http://h", "/v1/chat/completions", True),
+    ("http://h/api/chat/completions/", "http://h/api", "/chat/completions", True),
+    ("https://h/openai/deployments/x", "https://h/openai/deployments/x", "/chat/completions", True),
+])  # fmt: skip
+def test_addresses(url, base, chat, named):
+    at = address(url)
+    assert (at.base, at.chat, at.named, dict(at.query)) == (base, chat, named, {})
 
 
 def test_scores_of_other_servers():

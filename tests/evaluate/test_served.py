@@ -165,6 +165,27 @@ def test_rows_that_need_no_model():
     assert both[1]["episodes"] == 300 and both[1]["metrics"]["success"]["value"] < 0.05
 
 
+def test_a_whole_address_of_azure(monkeypatch):
+    monkeypatch.setenv("AZURE_KEY", "secret")
+    server, url, heard = stub(oracle)
+    try:
+        done = shell("eval", f"{url}/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "mode=pickup", "history=none",
+                     "--task", "taxi", "--n", "4", "--header", "api-key=env:AZURE_KEY", "--json")  # fmt: skip
+    finally:
+        server.shutdown()
+    assert json.loads(done.stdout)["rows"][0]["metrics"]["success"]["value"] == 1.0
+    assert {path for path, _, _ in heard} == {"/openai/deployments/gpt/chat/completions?api-version=2024-10-21"}
+
+
+def test_the_oracle_of_the_repository_world(tmp_path):
+    (tmp_path / "notes" / "src").mkdir(parents=True)
+    (tmp_path / "notes" / "src" / "heat.py").write_text("def boil():\n    return 100\n")
+    (tmp_path / "notes" / "README.md").write_text("The kettle sings.\n")
+    words = [f"repo={tmp_path / 'notes'}", "target=src/heat.py", "--task", "auto-explore", "--split", "all", "--json"]
+    (best,) = json.loads(shell("eval", "oracle", *words).stdout)["rows"]
+    assert best["metrics"]["success"]["value"] == 1.0 and best["metrics"]["cost"]["value"] == 3 - 15
+
+
 def test_mistakes_are_sentences():
     for words, said in [
         (["http://127.0.0.1:9", "--task", "taxi", "--header", "x"], "--header 'x': expected NAME=VALUE"),

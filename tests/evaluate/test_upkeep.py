@@ -1,6 +1,7 @@
 """Runs that go on from one another are one curve; old checkpoints go, and nothing else."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -94,6 +95,22 @@ def test_eval_seats_every_player(folder, tmp_path):
     assert other["rows"][0]["episodes"] == 3
     alone = shell.invoke(app, ["eval", first, "--task", "taxi", "mode=pickup", "history=none", "--n", "2", "--json"])
     assert alone.exit_code == 0, alone.output
+
+
+def test_models_of_no_run_play_the_starts_of_the_run_beside_them(folder, tmp_path):
+    """`eval RUN oracle random`: the same task, options, split and stages, so the rows can be compared."""
+    out = str(tmp_path / "all.jsonl")
+    done = CliRunner().invoke(app, ["eval", str(folder / "first"), "oracle", "random", "--json", "--out", out])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)["rows"]
+    assert [r["episodes"] for r in rows] == [5, 5, 5] and rows[1]["metrics"]["success"]["value"] == 1.0
+    starts = [json.loads(line)["task"]["id"] for line in Path(out).read_text().splitlines()]
+    assert starts[:5] == starts[5:10] == starts[10:]
+    config = resolve({**SMALL, "curriculum": {"kind": "modes"}, "steps": 3, "out": str(tmp_path / "stages")}, reflect.Config)
+    launch(get_method("reflect"), config)
+    staged = CliRunner().invoke(app, ["eval", str(tmp_path / "stages"), "oracle", "--n", "2", "--json"])
+    names = [r["name"].partition(", ")[2] for r in json.loads(staged.stdout)["rows"]]
+    assert names == ["", "pickup", "dropoff", "full"] * 2
 
 
 def test_old_checkpoints_go(folder):

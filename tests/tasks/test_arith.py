@@ -141,3 +141,27 @@ def test_checker_passes():
     for level in (1, 2, 3, 4, 5):
         assert check_task(Arith(level)).problems == []
     assert check_task(Arith(invalid_unparsed=True), split="test").problems == []
+
+
+def test_a_careless_teacher_forgets_carries_and_goes_on_from_there():
+    """The same questions and answers; of the sums with a carry about the asked share is wrong by ten, and nothing else is."""
+    plain, careless = (Arith(2, careless=c).tasks("train", 400, 7) for c in (0.0, 0.7))
+    assert [t.data for t in plain] == [t.data for t in careless]
+    carries = forgotten = 0
+    for t in careless:
+        *lines, last = t.meta["gold"].split("\n")
+        for line in lines:
+            a, op, b, said = re.fullmatch(r"(\d+)([+-])(\d+)=(\d+)", line).groups()
+            right = int(a) + int(b) if op == "+" else int(a) - int(b)
+            carry = op == "+" and int(a) % 10 + int(b) % 10 > 9
+            carries += carry
+            forgotten += int(said) != right
+            assert int(said) == right or (carry and int(said) == right - 10)
+        assert last == f"#### {said}"
+    assert (
+        carries > 150 and 0.55 < forgotten / carries < 0.75
+    )  # below 0.7: where it would lead below zero, all is careful
+    assert all(t.meta["gold"] == u.meta["gold"] for t, u in zip(plain, Arith(2).tasks("train", 400, 7)))
+    for wrong in ({"careless": 2}, {"careless": 0.5, "level": 5}):
+        with pytest.raises(TaskError, match="careless"):
+            Arith(**wrong)

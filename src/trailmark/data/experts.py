@@ -46,7 +46,7 @@ def conversation(t: Trajectory, id: str, source: Alfworld) -> tuple[list[dict[st
     """What is said in one play, up to the expert's last word; and whether it is won."""
     world = source.make()
     shown = world.reset(source.task(id)).text
-    messages: list[dict[str, Any]] = list(source.messages)
+    messages: list[dict[str, Any]] = list(source.first_messages)
     won = False
     for move in t.moves:
         if world.over:

@@ -26,7 +26,7 @@ from trailmark.data.answers import Answers, request_key
 from trailmark.data.decisions import fits
 from trailmark.data.queries import Excerpt, queries
 from trailmark.engines.base import EngineError
-from trailmark.engines.wire import EngineGarbage, EngineStatus, Wire
+from trailmark.engines.wire import EngineGarbage, EngineStatus, Wire, address
 from trailmark.errors import TrailmarkError
 from trailmark.formats.reflect import ACTION
 from trailmark.tasks.base import Observation
@@ -111,7 +111,7 @@ ASK_TASKS = {
 
 
 class Server:
-    """A model behind `url`, which ends before /v1 (or is Azure's .../deployments/NAME)."""
+    """A model behind `url`, which ends before /v1, or is Azure's .../deployments/NAME (see `wire.address`)."""
 
     def __init__(
         self,
@@ -134,9 +134,10 @@ class Server:
         self.name, self.at_once, self.answers = model, at_once, answers or Answers()
         self.law = {"temperature": temperature, "top_p": top_p}
         own = {} if not api_key else {"api-key": api_key} if api_version else {"Authorization": f"Bearer {api_key}"}
-        query = {"api-version": api_version} if api_version else {}
-        self.wire = Wire(url, {**own, **(headers or {})}, query, at_once, deadline, retries, backoff)
-        self.path = "/chat/completions" if "/deployments/" in url else "/v1/chat/completions"
+        at = address(url)
+        query = {**at.query, **({"api-version": api_version} if api_version else {})}
+        self.wire = Wire(at.base, {**own, **(headers or {})}, query, at_once, deadline, retries, backoff)
+        self.path = at.chat
         self.asked = self.failed = 0
 
     async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:

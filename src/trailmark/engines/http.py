@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
-from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire
+from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.recipe import Config
 from trailmark.types import SamplingLaw, Tokens
 
@@ -33,7 +33,7 @@ OWNER = "trailmark"  # what our own server calls itself in /v1/models
 
 
 class HttpEngine:
-    """`base_url` ends before /v1. `tokenizer` is a loaded one or what names it; only `chat` works without.
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what names it; only `chat` works without.
 
     `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
     refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
@@ -61,12 +61,14 @@ class HttpEngine:
             from trailmark.models.load import load_tokenizer
 
             tokenizer = load_tokenizer(tokenizer)
-        self.name, self.tokenizer, self.by_chat, self.exact = model, tokenizer, chat, exact
+        at = address(base_url)
+        self.name, self.tokenizer, self.exact, self.chat_path = model, tokenizer, exact, at.chat
+        self.by_chat = chat or at.named
         own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.wire = Wire(
-            base_url, {**own, **(headers or {})}, query or {}, concurrency, deadline, retries, backoff, seed
+            at.base, {**own, **(headers or {})}, {**at.query, **(query or {})}, concurrency, deadline, retries, backoff, seed
         )
-        self._ours: bool | None = None
+        self._ours: bool | None = False if at.named else None
         self._asking: asyncio.Task[bool] | None = None
         self._plain = False  # a server that refuses fields which are not OpenAI's
 
@@ -176,7 +178,7 @@ class HttpEngine:
             body |= {"logprobs": True, "return_token_ids": True}
             if await self.ours():
                 body |= {"seed": request.seed, "key": request.key}
-        answer = await self._post("/v1/chat/completions", body, request.key)
+        answer = await self._post(self.chat_path, body, request.key)
         return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
@@ -283,7 +285,7 @@ class HttpEngineConfig(Config):
     """A server that speaks OpenAI's protocol."""
 
     kind: Literal["http"] = Field("http", description="a server elsewhere")
-    base_url: str = Field(pattern="^https?://", description="its address, without /v1")
+    base_url: str = Field(pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint")
     model: str = Field(min_length=1, description="the model's name there")
     tokenizer: str | None = Field(None, description="the model's tokenizer, here: a folder or a name on the hub")
     headers: dict[str, str] = Field({}, description="sent along with every request")

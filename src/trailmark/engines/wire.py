@@ -9,6 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 
@@ -36,6 +37,33 @@ class EngineStatus(EngineError):
 
 class EngineGarbage(EngineError):
     """The server answered something that is no answer."""
+
+
+CHAT = "/chat/completions"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server's address taken apart. `named`: it names the one endpoint that is to be used, which knows messages only."""
+
+    base: str
+    chat: str = f"/v1{CHAT}"
+    named: bool = False
+    query: Mapping[str, str] = field(default_factory=dict)
+
+
+def address(url: str) -> Address:
+    """`http://host` and `http://host/v1` are servers with all of OpenAI's routes. `…/chat/completions?…`, or Azure's
+    `…/openai/deployments/NAME`, is an endpoint and used as it is; what stands behind "?" is sent with every request."""
+    path, _, asked = url.partition("?")
+    path, query = path.rstrip("/"), dict(parse_qsl(asked))
+    if path.endswith(CHAT):
+        base = path.removesuffix(CHAT)
+        versioned = base.endswith("/v1")
+        return Address(base.removesuffix("/v1"), f"/v1{CHAT}" if versioned else CHAT, True, query)
+    if "/deployments/" in path:
+        return Address(path, CHAT, True, query)
+    return Address(path.removesuffix("/v1"), query=query)
 
 
 @dataclass(frozen=True, eq=False)

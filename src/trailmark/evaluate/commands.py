@@ -69,7 +69,7 @@ def evaluate(
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
     What is not said comes from the recipe of the run that MODEL belongs to, so `trailmark eval RUN` is the evaluation that
-    the run itself makes.
+    the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's starts.
     """
     from trailmark.errors import RunError, TrailmarkError
     from trailmark.evaluate.run import stage_rows
@@ -99,7 +99,7 @@ def evaluate(
     if search is None and (value or budget or tree):
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, chat or react, react, served,
-                header or (), query or (), key_env, search, value, budget, tree)  # fmt: skip
+                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
     made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.marked_yaml import parse
 from trailmark.store import Run
-from trailmark.types import Episode
+from trailmark.types import Episode, Task
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Wish:
     value: str | None = None
     budget: int | None = None
     tree: bool = False
+    beside: str | None = None  # the MODEL whose run says task, split and starts for one that lies in no run
 
 
 def find_model(name: str) -> tuple[str, dict[str, Any]]:
@@ -79,17 +80,18 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         )
     if not alone:
         return play_seats(name, folder, recipe, wish)
-    own = recipe.get("task") or {}
+    like = recipe or (find_model(wish.beside)[1] if wish.beside else {})
+    own = like.get("task") or {}
     if wish.task is None and "name" not in own:
         raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
     task = wish.task or own["name"]
     options = ({} if wish.task not in (None, own.get("name")) else own.get("options") or {}) | task_options(
         wish.options
     )
-    evaluated = recipe.get("eval") or {}
+    evaluated = like.get("eval") or {}
     split = wish.split or evaluated.get("split", "test")
     n = wish.n or evaluated.get("n")
-    seed = recipe.get("seed", 0) if wish.seed is None else wish.seed
+    seed = like.get("seed", 0) if wish.seed is None else wish.seed
     said = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
     sampling = resolve(
         {**(recipe.get("sampling") or {}), **{k: v for k, v in said.items() if v is not None}}, SamplingConfig
@@ -97,15 +99,14 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
-    from trailmark.tasks.base import draw_tasks
-
+    tasks = staged(like if task == own.get("name") else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.methods.reflect_play import oracle_player, random_player
         from trailmark.models.tiny import tiny_tokenizer
 
         player = random_player if name == "random" else oracle_player
-        tasks = [t for t in draw_tasks(source, split, n, seed) for _ in range(wish.samples)]
-        return player(source, seed + 1, tiny_tokenizer(), tasks), about
+        every = [t for t in tasks for _ in range(wish.samples)]
+        return player(source, seed + 1, tiny_tokenizer(), every), about
 
     from trailmark.engines.local import LocalEngine
     from trailmark.evaluate.run import evaluate
@@ -138,22 +139,31 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
                 raise TrailmarkError(
                     f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one."
                 )
-            talk = converse(choice_of(plan, wish.value), getattr(source, "messages", ()), source.markov)
-            played = evaluate(source, [seat], talk, split=split, n=n, samples=wish.samples, seed=seed)
+            talk = converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov)
+            played = evaluate(source, [seat], talk, tasks=tasks, samples=wish.samples, seed=seed)
             return played.episodes, {**about, "search": wish.search, "value": wish.value}
     if wish.search is not None:
         from trailmark.evaluate.searched import play_searched
 
         return play_searched(source, seat, wish, about)
     if not (remote or wish.chat):
-        return evaluate(source, [seat], split=split, n=n, samples=wish.samples, seed=seed).episodes, about
+        return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed).episodes, about
     from trailmark.evaluate.served import Here, Prompted, There
 
     prompted = Prompted(There() if remote else Here(), wish.react)
-    report = evaluate(source, [seat], prompted.protocol(), split=split, n=n, samples=wish.samples, seed=seed)
+    report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed)
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
     drawn = sum(prompted.guessed.values())
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
+    """The starts that a run's own evaluation plays: `n` of each stage of its curriculum, or of the whole world."""
+    from trailmark.methods.reflect_rl import CurriculumConfig, Stage, make_stages
+
+    order = recipe.get("curriculum")
+    stages = make_stages(resolve(order, CurriculumConfig), source) if order else [Stage()]
+    return [t for stage in stages for t in stage.starts(source, split, n, seed)]
 
 
 def is_address(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ def convert(
     find(from_), find(to)
     if target.exists() and not overwrite:
         raise DataError("is already there: choose another name, or replace it with --overwrite.", target)
-    words = _tokenizer(tokenizer)
+    words = tokenizer_by_name(tokenizer)
     found = formats.read(from_, source, words, seat=seat, skip_bad=skip_bad)
     formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)
     typer.echo(f"{target}: {len(found.episodes)} episodes")
@@ -46,7 +46,8 @@ def convert(
 convert.__doc__ = f"{convert.__doc__}\n\n{_LIST}"
 
 
-def _tokenizer(name: str) -> object:
+def tokenizer_by_name(name: str) -> Any:
+    """What `--tokenizer` means: tiny, smollm2, a folder, or a name on the hub."""
     if name == "tiny":
         from trailmark.models.tiny import tiny_tokenizer
 

@@ -65,12 +65,15 @@ from trailmark.methods.reflect_rl import (
 )
 from trailmark.methods.sft import batch_rows
 from trailmark.methods.teachers import Lesson, get_teacher
+from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft, Value
-from trailmark.rollout.play import Desk, Protocol, Seat, play, play_all, start_all, stop_ids
+from trailmark.rollout.encode import encode
+from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
 from trailmark.samples import scored
 from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
+from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
 
 __all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "keep_evaluation", "players", "protocol",
@@ -119,6 +122,9 @@ class Config(RunConfig):
     rl: RlConfig = Field(RlConfig(), description="reinforcement")
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="the order of what is played")
     head: Head = Field("listed", description="what the label is drawn from: listed labels, all labels, all tokens")
+    labels: Literal["alphabet", "all"] = Field(
+        "alphabet", description="the labels that the tokenizer has as single tokens, or all: the others become new tokens"
+    )
     shuffle: Shuffle = Field(
         "none", description="new labels at each decision: a permutation, or drawn from the whole alphabet"
     )
@@ -136,6 +142,8 @@ class Config(RunConfig):
             raise ValueError("steps must cover the imitation stages sft.reflector and sft.policy")
         if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
             raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
+        if self.labels == "all" and self.model.quant != "none":
+            raise ValueError("labels all changes the base, which a quantised one does not allow: set model.quant to none")
         return self
 
 
@@ -145,20 +153,16 @@ class ReflectMethod(Plain):
         self.source = get_task(config.task.name, **config.task.options)
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
-        models = {"policy": load_model(seat_model(config, "policy", config.load.policy), words)}
+        models = {"policy": load_seat(config, self.source, "policy", words)}
         bound_task(self.source, models["policy"].tokenizer)
         trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
         if config.reflect:
-            models["reflector"] = load_model(seat_model(config, "reflector", config.load.reflector), words)
+            models["reflector"] = load_seat(config, self.source, "reflector", words)
             trains["reflector"] = trains["policy"]
         self.engines = {n: local_engine(lm, config.engine) for n, lm in models.items()}
         critic = config.rl.critic
         if critic.kind != "none":
-            own = (
-                load_model(seat_model(config, "policy", config.load.policy), words)
-                if critic.kind == "separate"
-                else None
-            )
+            own = load_seat(config, self.source, "policy", words) if critic.kind == "separate" else None
             models["critic"] = make_critic(critic, models["policy"], own, config.model.seed)
             trains["critic"] = config.learner.optim.model_copy(update={"lr": critic.lr})
         self.learner = Learner(models, config.learner, trains, config.steps)
@@ -173,6 +177,7 @@ class ReflectMethod(Plain):
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
                 )
+            check_labels(self.lessons, self.talk, models["policy"].tokenizer)
         if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
         self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
@@ -222,10 +227,9 @@ class ReflectMethod(Plain):
         """One lesson as a sample of the reflector or of the policy, in the words that play would use; `place` names where it
         stands in the run."""
         tokenizer, limit = self.learner.models[which].tokenizer, self.engines[which].max_len
-        encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         if which == "reflector":
-            prompt = encode(self.talk.reflector_prompt(tokenizer, lesson.state, limit))
-            said = encode(lesson.reflection)[: self.talk.thought - 1]
+            prompt = encode(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
+            said = encode(tokenizer, lesson.reflection)[: self.talk.thought - 1]
             answer = [*said, *stop_ids(tokenizer)[:1]]
         else:
             heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
@@ -234,8 +238,8 @@ class ReflectMethod(Plain):
             labels = lesson.labels or menu_labels(lesson.menu)
             menu, new = shuffled_menu(self.talk, lesson.menu, labels, name)
             thought = heard if self.config.reflect else None
-            prompt = encode(self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
-            answer = encode(new.get(wanted, wanted))
+            prompt = encode(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
+            answer = label_ids(tokenizer, (new.get(wanted, wanted),))
         weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
         return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})
 
@@ -333,11 +337,38 @@ class ReflectMethod(Plain):
 # --- pieces that evaluation and replay share with the run ----------------------------------------------------------
 
 
-def seat_model(config: Config, seat: str, folder: str | None) -> ModelConfig:
+def load_seat(config: Config, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
+    """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
+    lm = load_model(seat_model(config, seat), words)
+    if config.labels == "all" and hasattr(source, "bind"):
+        add_labels(lm, seed=config.model.seed)
+    return lm
+
+
+def check_labels(lessons: Sequence[Lesson], talk: Talk, tokenizer: Any) -> None:
+    """Labels that lessons are answered with must be single tokens; those drawn anew from the alphabet are."""
+    if talk.shuffle == "alphabet":
+        return
+    for label in sorted({x for lesson in lessons for x in (lesson.oracle, lesson.action)}):
+        if (size := len(encode(tokenizer, label))) != 1:
+            raise RecipeError(
+                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with `trailmark data … "
+                "--tokenizer`, or set labels: all (new tokens) or shuffle: alphabet (labels drawn anew)"
+            )
+
+
+def seat_model(config: Config, seat: Literal["policy", "reflector"]) -> ModelConfig:
     """The model section of a player: made (each with a seed of its own), or from an earlier run."""
+    folder = getattr(config.load, seat)
     if folder is not None:
-        return config.model.model_copy(update={"name": str(seat_folder(folder, seat)), "shape": None})
+        return stored_model(config.model, seat_folder(folder, seat))
     return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
+
+
+def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
+    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
+    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
+    return model.model_copy(update={"name": str(folder), "shape": None, **own})
 
 
 def seat_folder(path: str | Path, seat: str) -> Path:
@@ -396,8 +427,8 @@ def players(
     source = get_task(config.task.name, **config.task.options)
     seats = []
     for name in ("policy", "reflector") if config.reflect else ("policy",):
-        update = {"name": str(seat_folder(checkpoint, name)), "shape": None, "lora": None}
-        lm = load_model(config.model.model_copy(update={**update, "device": device or config.model.device}))
+        update = {"lora": None, "device": device or config.model.device}
+        lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
         engine = local_engine(lm, config.engine)
         seats.append(_seat(name, engine, config, law))
     bound_task(source, seats[0].engine.tokenizer)

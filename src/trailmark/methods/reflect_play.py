@@ -29,6 +29,7 @@ from typing import Any, Literal
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
 from trailmark.lines import to_json
+from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.store import Run, atomic_write
 from trailmark.tasks.labels import CHOICES, alphabet
@@ -76,7 +77,7 @@ def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
     of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
     if len((state + rest).encode()) < limit:  # a token is a byte or more, and some tokenizers put one before the first
         return state
-    size = lambda text: len(tokenizer.encode(text, add_special_tokens=False))
+    size = lambda text: len(encode(tokenizer, text))
     if size(state + rest) <= limit:
         return state
     room = limit - size(CUT + rest)
@@ -86,14 +87,14 @@ def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
             "engine.max_len (and the model's context), or choose a world with shorter menus."
         )
     lines = [0, *(i + 1 for i, c in enumerate(state) if c == "\n"), len(state)]
-    top = max((e for e in lines if size(state[:e]) <= room // 2), default=0)
+    top = lines[_longest(len(lines) - 1, lambda n: size(state[: lines[n]]) <= room // 2)]
     top = top or _longest(len(state), lambda n: size(state[:n]) <= room // 2)
     head = state[:top].removesuffix("\n") + CUT
     fits = lambda start: size(head + state[start:] + rest) <= limit
-    start = next((i for i in lines if i > top and i < len(state) and fits(i)), None)
-    if start is None:
-        start = len(state) - _longest(len(state) - top, lambda n: fits(len(state) - n))
-    return head + state[start:]
+    below = [i for i in lines if top < i < len(state)]
+    if kept := _longest(len(below), lambda n: fits(below[-n])):
+        return head + state[below[-kept] :]
+    return head + state[len(state) - _longest(len(state) - top, lambda n: fits(len(state) - n)) :]
 
 
 def _longest(most: int, fits: Callable[[int], bool]) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from trailmark.chat import Conversation, end_of_turn
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
+from trailmark.rollout.encode import encode
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
 
@@ -169,7 +170,7 @@ class Desk:
         if (text is None) == (messages is None):
             raise TaskError(f"seat '{seat}' must be asked with either text or messages")
         if text is not None:
-            return tuple(engine.tokenizer.encode(text, add_special_tokens=False)), None
+            return tuple(encode(engine.tokenizer, text)), None
         talk, last = self._talk.get(seat) or (
             Conversation(engine.tokenizer, template=_template(engine.tokenizer)),
             None,
@@ -272,9 +273,9 @@ async def play_all(
     side: str = "self",
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `messages` that are said before its first observation."""
+    may have `first_messages` that are said before its first observation."""
     table = {s.name: s for s in seats}
-    protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "messages", ()))
+    protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "first_messages", ()))
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 
@@ -353,7 +354,7 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
     """The single token of each label; a label of several tokens is refused by name."""
     ids = []
     for label in labels:
-        found = tokenizer.encode(label, add_special_tokens=False)
+        found = encode(tokenizer, label)
         if len(found) != 1:
             raise TaskError(
                 f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or add it as a token"

@@ -68,7 +68,8 @@ def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple
     """Make those of `choices` that are not single tokens of `lm` new ones, and say which. Twice is as good as once.
 
     A new token starts as the mean of the pieces it was written with before, plus a little noise of its own: "12" and "21"
-    have the same pieces and must not be the same action.
+    have the same pieces and must not be the same action. Under a LoRA the new rows stay as they start, since only adapters
+    are trained; the base, which is no longer the published one, is then kept with the checkpoints.
     """
     import torch
     from tokenizers import AddedToken
@@ -79,17 +80,20 @@ def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple
         return ()
     layers = _vocabulary_layers(lm)
     pieces = [_encode(lm.tokenizer, label) for label in new]
+    sizes = [weight.float().std(dim=0).cpu() for weight in layers]
     lm.tokenizer.add_tokens([AddedToken(w, single_word=True, normalized=False) for w in new])
     still = set(new) - set(alphabet(lm.tokenizer, choices, 0))
     if still:
         raise ModelError(f"label '{min(still)}' does not become a token of this tokenizer's: choose other labels.")
     if len(lm.tokenizer) > lm.vocab:
-        lm.base.resize_token_embeddings(len(lm.tokenizer), mean_resizing=False)
+        with torch.random.fork_rng():
+            lm.base.resize_token_embeddings(len(lm.tokenizer), mean_resizing=False)
         layers = _vocabulary_layers(lm)
+    if lm.adapted:
+        lm.model.peft_config["default"].base_model_name_or_path = ""
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in layers:
-            size = weight.float().std(dim=0).cpu()
+        for weight, size in zip(layers, sizes):
             for label, old in zip(new, pieces):
                 start = weight[old].float().mean(dim=0).cpu()
                 noise = 0.1 * size * torch.randn(weight.shape[1], generator=draw)

@@ -72,14 +72,18 @@ class Evidence:
 
     @cached_property
     def source(self) -> Any:
-        """The task, made from the recipe."""
+        """The task, made from the recipe. One that takes its labels from the policy's tokenizer gets that of the run."""
+        from trailmark.methods.online import bound_task
         from trailmark.tasks import get_task
 
         task = getattr(self.config, "task", None)
         if task is None:
             raise Missing("the recipe has no task")
         try:
-            return get_task(task.name, **task.options)
+            source: Any = get_task(task.name, **task.options)
+            if hasattr(source, "bind"):
+                bound_task(source, self.weights.any().tokenizer)
+            return source
         except TrailmarkError as problem:
             raise Missing(f"the task cannot be made: {problem}") from problem
 
@@ -176,7 +180,7 @@ class Weights:
         config = evidence.config.model
         for version in reversed(evidence.checkpoints):
             if self._lm is None and (folder := self.folder(version)) is not None:
-                self._lm = self._load(version, config.model_copy(update={"name": str(folder), "lora": None}))
+                self._lm = self._load(version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None}))
         first = self._load(0, config)
         if first is not None:
             self._lm = self._lm or first

@@ -250,6 +250,19 @@ def test_the_oracle_from_anywhere(repo):
     assert done == ["cd ..", "cd src", "cd deep", "cat inner.py", "id inner.py"]
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle_labels": True}, {"labels": list("abcd")}])
+def test_the_oracle_s_labels_lead_to_the_target(repo, options):
+    """Also with shuffled labels, and over the pages of a short alphabet: 4 commands, and the turning of pages."""
+    world, _ = begin(repo, horizon=30, **options)
+    while not world.over:
+        step = world.step(world.oracle())
+    assert step.outcome.success and world.oracle() is None
+    assert world.history == ["cd src", "cd deep", "cat inner.py", "id inner.py"]
+    assert world.steps == 4 if "labels" not in options else world.steps > 4
+    free, _ = begin(repo, target=None)
+    assert free.oracle() is None
+
+
 @pytest.mark.parametrize("options", [{}, {"shuffle_labels": True}, {"leaveout": 0.5}, {"labels": list("abc")}])
 def test_the_protocol_is_kept(repo, options):
     report = check_task(get_task("auto-explore", repo=str(repo), target="src/core.py", **options), episodes=10)

@@ -335,7 +335,7 @@ class Alfworld:
         return INSTRUCTION.format(put=PUT_FORM[self.dialect])
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def first_messages(self) -> list[dict[str, str]]:
         """What is said before the first observation, where that is messages of their own."""
         if self.mode == "labels" or self.opening != "apart":
             return []
@@ -365,7 +365,7 @@ def converse(source: Alfworld, seat: str = "policy") -> Protocol:
     """The conversation as OREO and EPO play it: the instruction, "OK", then observations and answers in turn."""
 
     async def play_one(desk: Desk) -> None:
-        messages = source.messages
+        messages = source.first_messages
         while not desk.over:
             messages.append({"role": "user", "content": desk.observation.text})
             turn = await desk.ask(seat, messages=messages)

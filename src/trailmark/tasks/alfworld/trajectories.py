@@ -280,7 +280,7 @@ def _episode(
         if source.mode == "labels":
             turn = await desk.ask(seat, text=desk.observation.text + suffix, allowed=desk.observation.labels)
         else:
-            opening = source.messages if not desk.turns else []
+            opening = source.first_messages if not desk.turns else []
             turn = await desk.ask(seat, messages=[*opening, {"role": "user", "content": desk.observation.text}])
         total[0] += (await desk.act(turn.text)).reward
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from trailmark.errors import TaskError
 from trailmark.tasks.auto_explore.commands import Offer, Wrong, head_arguments, one_path, quote, resolve, split
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode
+from trailmark.tasks.auto_explore.oracle import best_command, label_of
 from trailmark.tasks.auto_explore.repo import Entry, Refused, Snapshot
 from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE, pages, shuffled
@@ -139,7 +140,7 @@ def shown(source: AutoExplore, path: str, kind: str, text: str, more: bool = Fal
 
 
 class ExploreWorld:
-    """One seeker. `cwd`, `catted`, `targets`, `history`, `steps` and `commands` may be read by teachers."""
+    """One seeker. `cwd`, `catted`, `targets`, `history`, `steps`, `seen` and `commands` may be read by teachers."""
 
     def __init__(self, source: AutoExplore):
         self.source, self.over = source, True
@@ -191,6 +192,13 @@ class ExploreWorld:
         info |= {"identified": self.identified, "steps": self.steps, "total_cost": self.total}
         outcome = Scored(-self.total, found if self.targets else None)
         return Step(self._see(), -cost, terminated, truncated, outcome, info)
+
+    def oracle(self) -> str | None:
+        """The label of the best next command, or of the page turn towards it. None where there is none: a play without a
+        target, or one that is over."""
+        if not self.targets or self.over:
+            return None
+        return label_of(self.seen, best_command(self), self.commands)
 
     def _first_best(self) -> set[str]:
         """The commands at the root that begin a best way to some target."""
@@ -315,8 +323,8 @@ class ExploreWorld:
         )
         if self.over:
             self.by_label: dict[str, Offer] = {}
-            return Observation(state)
-        return self._menu(state, offers)
+        self.seen = Observation(state) if self.over else self._menu(state, offers)
+        return self.seen
 
     def _menu(self, state: str, offers: tuple[Offer, ...]) -> Observation:
         labels = self.source.labels

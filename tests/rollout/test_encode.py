@@ -1,0 +1,78 @@
+"""A text encoded by its lines has the tokens of the whole text, or is encoded whole."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trailmark.models.tiny import tiny_tokenizer
+from trailmark.rollout import encode as lines
+
+PIECES = ["a", "Is", " it", "'s", "'re", " 17", "17", "12.", ",", " #", " # Action:\n", "\n", "\n\n", " \n", "\n ", "\r\n", "\t", "  ",
+          "é", "漢字", "\u2028", "\x1c", "<|im_end|>", "...", "-", "🙂", "\n# Head\n", "\n- "]  # fmt: skip
+
+
+def texts(n=400):
+    draw = random.Random(3)
+    return ["".join(draw.choice(PIECES) for _ in range(draw.randrange(1, 30))) for _ in range(n)]
+
+
+def trained(**cutter):
+    """A BPE with merges, some of them of newlines."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, **cutter)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    core.train_from_iterator(texts(2000), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+
+
+def whole(tokenizer, text):
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("make", [tiny_tokenizer, lambda: tiny_tokenizer([" # Action:\n", "17", "Is it"]), trained])
+def test_lines_have_the_tokens_of_the_text(make):
+    tokenizer = make()
+    assert lines.keeps_lines_apart(tokenizer)
+    for text in texts():
+        assert lines.encode(tokenizer, text) == whole(tokenizer, text), repr(text)
+        assert lines.encode(tokenizer, text) == whole(tokenizer, text)
+
+
+def test_a_tokenizer_that_joins_lines_gets_the_whole_text():
+    joining = trained(use_regex=False)
+    assert not lines.keeps_lines_apart(joining) and not lines.keeps_lines_apart(tiny_tokenizer(["x\ny"]))
+    greedy = tiny_tokenizer()
+    greedy.add_tokens([AddedToken("<mask>", lstrip=True)])
+    assert not lines.keeps_lines_apart(greedy)
+    for text in texts(60):
+        assert lines.encode(joining, text) == whole(joining, text)
+
+
+def test_new_tokens_are_noticed_and_memory_is_bounded(monkeypatch):
+    tokenizer = tiny_tokenizer()
+    assert len(lines.encode(tokenizer, "17. go\n")) == 7
+    tokenizer.add_tokens(["17"])
+    assert len(lines.encode(tokenizer, "17. go\n")) == 6
+    monkeypatch.setattr(lines, "MOST", 3)
+    for k in range(9):
+        assert lines.encode(tokenizer, f"a{k}\nb{k}\na{k}\n") == whole(tokenizer, f"a{k}\nb{k}\na{k}\n")
+        assert len(lines._known[tokenizer][1]) <= 3
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["gpt2", "smollm2"])
+def test_real_tokenizers(name):
+    from transformers import AutoTokenizer
+
+    folder = os.environ.get("TRAILMARK_DATA")
+    if not folder:
+        pytest.skip("TRAILMARK_DATA is not set")
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "tokenizers" / name)
+    assert lines.keeps_lines_apart(tokenizer)
+    for text in texts(2000):
+        assert lines.encode(tokenizer, text) == whole(tokenizer, text), repr(text)
