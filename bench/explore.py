@@ -17,12 +17,10 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from common import record
+from common import alone
 
 from trailmark.tasks import get_task
 from trailmark.tasks.auto_explore.repo import snapshot
-
-REQUIRED = 20_000
 
 
 def walk(repo: str, steps: int, leaveout: float, shuffle: bool, seed: int) -> float:
@@ -54,7 +52,7 @@ def main() -> None:
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for repo in repos:
             for leaveout, shuffle in ((0.0, False), (0.5, False), (0.5, True)):
-                what = f"{Path(repo).name}, leave-out {leaveout}{', shuffled labels' if shuffle else ''}"
+                what = f"{Path(repo).name.split('-')[0]}, leave-out {leaveout}{', shuffled labels' if shuffle else ''}"
                 for cores in (1, 2):
                     rates = []
                     for k in range(args.repeats):
@@ -62,9 +60,7 @@ def main() -> None:
                             pool.submit(walk, repo, args.steps, leaveout, shuffle, 2 * k + c) for c in range(cores)
                         ]
                         rates.append(sum(args.steps / job.result() for job in began))
-                    ratios = [r / REQUIRED for r in rates]
-                    record(f"explore/{cores}-cores", statistics.median(rates), REQUIRED, "required of two cores",
-                           statistics.median(ratios), "steps/s", args.repeats, [min(ratios), max(ratios)], what)  # fmt: skip
+                    alone(f"explore/{what}, {cores} core{'s' * (cores > 1)}", statistics.median(rates), "steps/s")
 
 
 if __name__ == "__main__":
