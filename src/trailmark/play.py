@@ -94,7 +94,7 @@ def play(
     if words_of is not None and hasattr(source, "bind"):
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
     sitting = Sitting(source, pick(source, split or ("train" if repo is None else "all"), start, seed))
-    typer.echo(f"{source.name}, start '{sitting.task.id}'; 'help' says what can be typed.\n")
+    typer.echo(f"{source.name}, start '{sitting.task.id}'; ':help' says what can be typed.\n")
     try:
         sit(sitting, _asker(), lambda text: typer.echo(text, nl=False))
     except KeyboardInterrupt:
