@@ -298,7 +298,9 @@ def test_servers_that_know_messages_only():
         assert set(seen[0][2]) == {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}
 
 
-@pytest.mark.parametrize("end", ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "/openai/deployments/gpt/"])
+@pytest.mark.parametrize(
+    "end", ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "/openai/deployments/gpt/"]
+)
 def test_an_address_that_names_its_endpoint_is_used_as_it_is(end):
     """Azure's: no other route is asked for, and what stands behind "?" goes along."""
 

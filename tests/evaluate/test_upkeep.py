@@ -106,7 +106,9 @@ def test_models_of_no_run_play_the_starts_of_the_run_beside_them(folder, tmp_pat
     assert [r["episodes"] for r in rows] == [5, 5, 5] and rows[1]["metrics"]["success"]["value"] == 1.0
     starts = [json.loads(line)["task"]["id"] for line in Path(out).read_text().splitlines()]
     assert starts[:5] == starts[5:10] == starts[10:]
-    config = resolve({**SMALL, "curriculum": {"kind": "modes"}, "steps": 3, "out": str(tmp_path / "stages")}, reflect.Config)
+    config = resolve(
+        {**SMALL, "curriculum": {"kind": "modes"}, "steps": 3, "out": str(tmp_path / "stages")}, reflect.Config
+    )
     launch(get_method("reflect"), config)
     staged = CliRunner().invoke(app, ["eval", str(tmp_path / "stages"), "oracle", "--n", "2", "--json"])
     names = [r["name"].partition(", ")[2] for r in json.loads(staged.stdout)["rows"]]

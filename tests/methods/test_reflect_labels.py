@@ -44,7 +44,7 @@ def recipe(tmp_path, monkeypatch):
             "method": "reflect", "out": str(tmp_path / name), "steps": 4, "sft": {"reflector": 1, "policy": 2, "batch": 2},
             "task": {"name": "auto-explore", "options": {"repo": str(tmp_path / "repo"), "query": "Where is 13?", "leaveout": 0.0,
                                                          "target": "part13/what.txt", "horizon": 3}},
-            "rl": {"starts": 12}, "thought": 4, "final": {"split": "all"}, "model": {**model, "lora": lora},
+            "rl": {"starts": 8}, "thought": 4, "final": {"split": "all"}, "model": {**model, "lora": lora},
             "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all", **more,
         }, reflect.Config)  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_new_labels_are_trained_saved_and_loaded(tmp_path, recipe, lora):
         if lora:
             assert all("lora_" in n for n, _ in lm.parameters())
     assert read_metrics(tmp_path / "run")[1]["policy/nll"] > 0
-    report = verify(tmp_path / "run")
+    report = verify(tmp_path / "run", limit=8)
     assert report.ok, [(c.name, c.what) for c in report.checks if c.status == "fail"]
     assert report["replay"].status == "pass" and report["sampler"].status == "pass"
 
@@ -103,4 +103,7 @@ def test_lessons_of_another_tokenizer_are_refused_before_training(tmp_path, reci
 def test_a_quantised_base_takes_no_new_tokens(recipe):
     with pytest.raises(RecipeError, match="labels all changes the base"):
         config = recipe()
-        resolve({**config.model_dump(), "model": {**config.model.model_dump(), "name": "gpt2", "quant": "int8"}}, reflect.Config)
+        resolve(
+            {**config.model_dump(), "model": {**config.model.model_dump(), "name": "gpt2", "quant": "int8"}},
+            reflect.Config,
+        )

@@ -25,7 +25,9 @@ def trained(**cutter):
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, **cutter)
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     core.train_from_iterator(texts(2000), trainer)
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
 

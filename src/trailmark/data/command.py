@@ -88,7 +88,7 @@ def gold(
 def auto_explore(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SRC", help="Folders of repositories, or packages such as click==8.1.7[#sha256=…]."),
+        typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages such as click==8.1.7[#sha256=…]."),
     ] = None,
     out: Out = Path("auto-explore"),
     teacher: Name = "offline",

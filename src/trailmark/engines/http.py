@@ -66,7 +66,14 @@ class HttpEngine:
         self.by_chat = chat or at.named
         own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.wire = Wire(
-            at.base, {**own, **(headers or {})}, {**at.query, **(query or {})}, concurrency, deadline, retries, backoff, seed
+            at.base,
+            {**own, **(headers or {})},
+            {**at.query, **(query or {})},
+            concurrency,
+            deadline,
+            retries,
+            backoff,
+            seed,
         )
         self._ours: bool | None = False if at.named else None
         self._asking: asyncio.Task[bool] | None = None
@@ -285,7 +292,9 @@ class HttpEngineConfig(Config):
     """A server that speaks OpenAI's protocol."""
 
     kind: Literal["http"] = Field("http", description="a server elsewhere")
-    base_url: str = Field(pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint")
+    base_url: str = Field(
+        pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint"
+    )
     model: str = Field(min_length=1, description="the model's name there")
     tokenizer: str | None = Field(None, description="the model's tokenizer, here: a folder or a name on the hub")
     headers: dict[str, str] = Field({}, description="sent along with every request")

@@ -123,7 +123,8 @@ class Config(RunConfig):
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="the order of what is played")
     head: Head = Field("listed", description="what the label is drawn from: listed labels, all labels, all tokens")
     labels: Literal["alphabet", "all"] = Field(
-        "alphabet", description="the labels that the tokenizer has as single tokens, or all: the others become new tokens"
+        "alphabet",
+        description="the labels that the tokenizer has as single tokens, or all: the others become new tokens",
     )
     shuffle: Shuffle = Field(
         "none", description="new labels at each decision: a permutation, or drawn from the whole alphabet"
@@ -143,7 +144,9 @@ class Config(RunConfig):
         if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
             raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
         if self.labels == "all" and self.model.quant != "none":
-            raise ValueError("labels all changes the base, which a quantised one does not allow: set model.quant to none")
+            raise ValueError(
+                "labels all changes the base, which a quantised one does not allow: set model.quant to none"
+            )
         return self
 
 

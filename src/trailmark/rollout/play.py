@@ -255,9 +255,7 @@ def solo(
             if markov and not chat:
                 turn = await desk.ask(seat, text=seen.text + suffix, allowed=labels)
             else:
-                turn = await desk.ask(
-                    seat, messages=[*before, {"role": "user", "content": seen.text}], allowed=labels
-                )
+                turn = await desk.ask(seat, messages=[*before, {"role": "user", "content": seen.text}], allowed=labels)
                 before = []
             await desk.act(turn.text)
 

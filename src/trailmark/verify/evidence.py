@@ -180,7 +180,9 @@ class Weights:
         config = evidence.config.model
         for version in reversed(evidence.checkpoints):
             if self._lm is None and (folder := self.folder(version)) is not None:
-                self._lm = self._load(version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None}))
+                self._lm = self._load(
+                    version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
+                )
         first = self._load(0, config)
         if first is not None:
             self._lm = self._lm or first

@@ -206,6 +206,21 @@ def test_options_that_cannot_be(repo, options, why):
         get_task("auto-explore", **({"repo": str(repo)} | options if options else {}))
 
 
+def test_a_folder_that_trailmark_data_wrote_is_a_task(repo, tmp_path):
+    """Its splits are read and not the stages before them; its repositories lie in it; walks do not travel with every episode."""
+    import shutil
+
+    made = tmp_path / "made"
+    shutil.copytree(repo, made / "repos" / "repo")
+    both = [row(0, "setup.py", "train", trajectories=[{"filename": "setup.py"}]), row(1, "src/core.py", "test")]
+    write(made, both, "tasks.jsonl"), write(made, both, "tasks_filtered.jsonl")
+    write(made, both[:1], "train.jsonl"), write(made, both[1:], "test.jsonl")
+    source = get_task("auto-explore", tasks=str(made))
+    assert [len(source.tasks(s)) for s in ("train", "test", "all")] == [1, 1, 2]
+    assert "trajectories" not in source.tasks("train")[0].meta
+    assert get_task("auto-explore", tasks=str(made / "test.jsonl")).tasks("all")[0].data["targets"] == ["src/core.py"]
+
+
 def test_a_repository_that_is_nowhere(tmp_path):
     folder = write(tmp_path / "t", [row(0, "setup.py")])
     with pytest.raises(TaskError, match="where is the repository 'repo'"):

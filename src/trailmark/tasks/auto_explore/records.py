@@ -3,6 +3,9 @@
     tasks_*.jsonl   one task a line: repo, query, target (a path or several); id, version, kind, split, … may be there
     *.json          the reference's: a list of records with question, filename, root, trajectories, …
 
+Of a folder the files of the splits are read (train.jsonl, validate.jsonl and test.jsonl, as `trailmark data` writes them), else
+tasks*.jsonl, else the reference's train.json, validate.json and test.json.
+
 In the reference's format a task's targets are the annotated file and every file that a teacher's trajectory identified; a record
 in which none identified a file is dropped. Also dropped are targets that the world never offers: hidden ones, and those of
 another kind than code, text, data and shell. What was dropped is counted.
@@ -64,11 +67,10 @@ def task_folder(paths: str | Path | Sequence[str | Path]) -> Path:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(path.glob("tasks*.jsonl")) or [
-            p for s in REFERENCE_SPLITS if (p := path / f"{s}.json").is_file()
-        ]
+        split = lambda suffix: [p for s in REFERENCE_SPLITS if (p := path / f"{s}.{suffix}").is_file()]
+        found = split("jsonl") or sorted(path.glob("tasks*.jsonl")) or split("json")
         if not found:
-            raise DataError("holds no task files: tasks*.jsonl, or train.json, validate.json and test.json.", path)
+            raise DataError("holds no task files: train.jsonl …, tasks*.jsonl, or the reference's train.json ….", path)
         return found
     if path.suffix not in (".jsonl", ".json"):
         raise DataError("a task file ends in .jsonl or .json.", path)
@@ -101,7 +103,7 @@ def _jsonl(path: Path, dropped: Counter[str]) -> list[Record]:
         targets = [target] if isinstance(target, str) else target
         if not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
             raise DataError(f"must be a path or a list of paths, not {target!r:.60}.", path, n, "target")
-        known = ("repo", "version", "query", "target", "id", "split")
+        known = ("repo", "version", "query", "target", "id", "split", "trajectories")
         record = Record(
             f"{repo}-{row.get('id', n - 1)}", repo, _text(row, "query", path, n), tuple(targets),
             _text(row, "version", path, n, ""), _text(row, "split", path, n, "train"),

@@ -36,8 +36,8 @@ class AutoExplore:
     """Find the file of a repository that answers a question.
 
     tasks       a task file (JSONL, or the reference's JSON), a folder of them, or several
-    repos       the folder their repositories lie in (NAME-VERSION or NAME); without it they are fetched as source
-                distributions that the file_trees.json beside the tasks names, into `cache`
+    repos       the folder their repositories lie in (NAME-VERSION or NAME); without it the folder `repos` beside the
+                tasks, or else source distributions that the file_trees.json there names, fetched into `cache`
     repo        instead of `tasks`: one repository, with `query` and `target` (a path or several); without a target
                 it is explored freely
     packages    only tasks of these repositories (one or a list, as the next two)
@@ -122,6 +122,8 @@ class AutoExplore:
         records, self.dropped = load_records(tasks)
         if (beside := task_folder(tasks) / "file_trees.json").is_file():
             self.trees = read_trees(beside)
+        if self.repos is None and (task_folder(tasks) / "repos").is_dir():
+            self.repos = str(task_folder(tasks) / "repos")
         packages, only = _several("packages", packages, str), _several("only", only, str)
         depth = _several("depth", depth, int)
         names = {r.repo for r in records}
