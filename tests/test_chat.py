@@ -55,8 +55,15 @@ OPENS = (  # the prompt opens a thought; the record drops thoughts
     "{% endfor %}{% if add_generation_prompt %}{{ '<|head|>assistant<|/head|><think>\n' }}{% endif %}"
 )
 END = {
-    CHATML: "<|im_end|>", LLAMA3: "<|eot|>", MISTRAL: "</s>", THINKER: "<|im_end|>", COLON: "</s>",
-    DEFAULT: "<|im_end|>", TRIM: "<|eot|>", None: "</s>", NO_END: "</s>",
+    CHATML: "<|im_end|>",
+    LLAMA3: "<|eot|>",
+    MISTRAL: "</s>",
+    THINKER: "<|im_end|>",
+    COLON: "</s>",
+    DEFAULT: "<|im_end|>",
+    TRIM: "<|eot|>",
+    None: "</s>",
+    NO_END: "</s>",
 }
 EXTENDING = [CHATML, LLAMA3, MISTRAL, COLON, DEFAULT, TRIM, None]
 
@@ -80,7 +87,10 @@ def build(kind="bytes", pad="<pad>", adds_bos=False):
             single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", tok.token_to_id("<s>"))]
         )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tok, bos_token="<s>", eos_token="</s>", pad_token=pad,
+        tokenizer_object=tok,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token=pad,
         additional_special_tokens=[s for s in SPECIAL if s.startswith("<|")],
     )
 
@@ -220,8 +230,12 @@ def test_a_template_that_hides_the_assistant_is_refused():
 
 # --- templates that rewrite history
 THOUGHT = [
-    user("a"), bot("<think>\nred\n</think>\n\ngo"), {"role": "tool", "content": "wall"},
-    bot("<think>\ngreen\n</think>\n\nopen"), user("b"), bot("<think>\ntwo\n</think>\n\nfour"),
+    user("a"),
+    bot("<think>\nred\n</think>\n\ngo"),
+    {"role": "tool", "content": "wall"},
+    bot("<think>\ngreen\n</think>\n\nopen"),
+    user("b"),
+    bot("<think>\ntwo\n</think>\n\nfour"),
 ]
 
 
@@ -293,8 +307,11 @@ def test_training_sees_what_playing_saw(template, tell):
     talk = THOUGHT if template is THINKER else TALK
     c, out = play(TOK, template, talk, lambda x: (enc(lead + x + END[template]), x if tell else None))
     assert c.messages == talk
-    trained = {s.message: (r.tokens[: s.start], r.tokens[s.start : s.end])
-               for r in sequences(TOK, talk, template=template) for s in r.spans}
+    trained = {
+        s.message: (r.tokens[: s.start], r.tokens[s.start : s.end])
+        for r in sequences(TOK, talk, template=template)
+        for s in r.spans
+    }
     assert list(trained.values()) == [(context, tokens) for context, tokens, _ in out]
     assert [k for *_, k in out][1:] == ([True, False] if template is THINKER else [template is not NO_END])
 

@@ -88,7 +88,13 @@ anything = st.recursive(
 objects = st.dictionaries(text | surrogate, anything, max_size=3)
 tokens = st.lists(ints, max_size=4).map(tuple)
 laws = st.builds(
-    SamplingLaw, st.floats(0, 1e9), st.floats(1e-9, 1), st.integers(0, 2**31), st.none() | tokens.filter(bool), ints, tokens
+    SamplingLaw,
+    st.floats(0, 1e9),
+    st.floats(1e-9, 1),
+    st.integers(0, 2**31),
+    st.none() | tokens.filter(bool),
+    ints,
+    tokens,
 )
 
 

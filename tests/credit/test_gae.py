@@ -46,7 +46,9 @@ WORLD = {
     "w": {"a": [(1.0, 1.5, None)], "b": [(0.9, -2.0, None), (0.1, 8.0, None)]},
 }
 POLICY = {
-    "s": {"a": 0.5, "b": 0.3, "stop": 0.2}, "t": {"a": 0.6, "b": 0.4}, "u": {"a": 0.1, "b": 0.9},
+    "s": {"a": 0.5, "b": 0.3, "stop": 0.2},
+    "t": {"a": 0.6, "b": 0.4},
+    "u": {"a": 0.1, "b": 0.9},
     "w": {"a": 0.7, "b": 0.3},
 }
 
@@ -97,11 +99,14 @@ STEPS = [-1, -1, 0, 1, 1, -1, -1, 2, 2, -1]
 TOKENS = [-1, -1, 0, 1, 2, -1, -1, 3, 4, -1]
 
 
-@pytest.mark.parametrize(("clock", "r", "v", "at"), [
-    (TURNS, [0.75, 2], [0.1, 0.4], [0, 0, 0, 1, 1]),
-    (STEPS, [0, 0.75, 2], [0.1, 0.2, 0.4], [0, 1, 1, 2, 2]),
-    (TOKENS, [0, 0.5, 0.25, 0, 2], [0.1, 0.2, 0.3, 0.4, 0.5], [0, 1, 2, 3, 4]),
-])
+@pytest.mark.parametrize(
+    ("clock", "r", "v", "at"),
+    [
+        (TURNS, [0.75, 2], [0.1, 0.4], [0, 0, 0, 1, 1]),
+        (STEPS, [0, 0.75, 2], [0.1, 0.2, 0.4], [0, 1, 1, 2, 2]),
+        (TOKENS, [0, 0.5, 0.25, 0, 2], [0.1, 0.2, 0.3, 0.4, 0.5], [0, 1, 2, 3, 4]),
+    ],
+)
 def test_a_clock_sums_rewards_takes_first_values_and_broadcasts(clock, r, v, at):
     a, target = gae_on_clock(REWARD, VALUE, clock, 0.9, 0.8, bootstrap=0.6)
     want = np.array(double_sum(r, v, 0.9, 0.8, 0.6))

@@ -152,7 +152,7 @@ def test_rollouts_are_merged_in_order(place, monkeypatch, tmp_path):
 
 FLAGS = [
     line for line in PAGE.split("## Flags of the trainer")[1].split("\n## ")[0].splitlines() if line.startswith("| ")
-][2:]
+][1:]
 
 
 @pytest.mark.parametrize("line", FLAGS, ids=lambda line: line.split("|")[1].strip()[:40])

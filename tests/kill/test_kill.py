@@ -77,7 +77,9 @@ def recipe(folder, kind, name, data_folder=None):
 
 def start(path, *more, env=None):
     command = [sys.executable, "-m", "trailmark", "train", str(path), *more]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(path):
@@ -137,7 +139,15 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     same(tmp_path / "run", folder / kind)
 
 
-@pytest.mark.parametrize(("kind", "point"), [(k, p) for k in ("sft", "online", "lora", "oreo") for p in POINTS if k in ("online", "lora") or "segment" not in p])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    [
+        (k, p)
+        for k in ("sft", "online", "lora", "oreo")
+        for p in POINTS
+        if k in ("online", "lora") or "segment" not in p
+    ],
+)
 def test_killed_inside_a_write(tmp_path, whole, kind, point):
     path = recipe(tmp_path, kind, "run", whole[0])
     dying = start(path, env={"TRAILMARK_KILL_AT": point})

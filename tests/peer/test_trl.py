@@ -29,14 +29,25 @@ pytestmark = pytest.mark.peer
 TOLERANCE = 1e-5
 WHOLE = 10_000
 SPLITS = [
-    (WHOLE, "rows"), (1, "rows"), (70, "rows"), (WHOLE, "left"),
-    (WHOLE, "flat"), (WHOLE, "tree"), (1, "tree"), (60, "tree"),
+    (WHOLE, "rows"),
+    (1, "rows"),
+    (70, "rows"),
+    (WHOLE, "left"),
+    (WHOLE, "flat"),
+    (WHOLE, "tree"),
+    (1, "tree"),
+    (60, "tree"),
 ]
 FAMILIES = [("gpt2", "eager"), ("gpt2", "sdpa"), ("llama", "eager"), ("llama", "sdpa")]
 LONGEST = 24  # completions of the GRPO batches are shorter: Dr. GRPO divides by this
 ARGS = {
-    "bf16": False, "fp16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none",
-    "save_strategy": "no", "seed": 0,
+    "bf16": False,
+    "fp16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "seed": 0,
 }
 
 
@@ -150,8 +161,15 @@ def sft_trainer(models, folder, rows=TEXTS, **more):
     from trl import SFTConfig, SFTTrainer
 
     data = Dataset.from_list([{"prompt": p, "completion": c} for p, c in rows])
-    args = SFTConfig(str(folder), completion_only_loss=True, max_length=None, shuffle_dataset=False,
-                     per_device_train_batch_size=len(rows), **ARGS, **more)
+    args = SFTConfig(
+        str(folder),
+        completion_only_loss=True,
+        max_length=None,
+        shuffle_dataset=False,
+        per_device_train_batch_size=len(rows),
+        **ARGS,
+        **more,
+    )
     return SFTTrainer(models.theirs["policy"], args=args, train_dataset=data, processing_class=models.tokenizer)
 
 
@@ -215,8 +233,14 @@ def dpo(request, models, folder, rows, objective, scale=1.0, lora=None, **config
     data = Dataset.from_list([{"prompt": p, "chosen": c, "rejected": r} for p, c, r in rows])
     args = DPOConfig(str(folder), max_length=None, per_device_train_batch_size=len(rows), **ARGS, **config)
     reference = None if lora else models.theirs["ref"]
-    trainer = DPOTrainer(models.theirs["policy"], reference, args=args, train_dataset=data,
-                         processing_class=models.tokenizer, peft_config=lora)
+    trainer = DPOTrainer(
+        models.theirs["policy"],
+        reference,
+        args=args,
+        train_dataset=data,
+        processing_class=models.tokenizer,
+        peft_config=lora,
+    )
     if lora:
         adapt(models, lora, trainer.model)
     batch = trainer.data_collator([trainer.train_dataset[k] for k in range(len(rows))])
@@ -286,8 +310,14 @@ def test_dpo_lora(request, one_each, tmp_path):
     """An adapter is trained and the base model is the reference, on both sides without a second copy of the weights."""
     peft = pytest.importorskip("peft")
     names = ["c_attn", "c_fc"] if one_each.family == "gpt2" else ["q_proj", "v_proj", "up_proj"]
-    lora = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=names, task_type="CAUSAL_LM",
-                           fan_in_fan_out=one_each.family == "gpt2")
+    lora = peft.LoraConfig(
+        r=4,
+        lora_alpha=8,
+        lora_dropout=0.0,
+        target_modules=names,
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=one_each.family == "gpt2",
+    )
     ours = Pairwise(beta=0.1)
     terms = dpo(request, one_each, tmp_path, PREFERENCES, ours, lora=lora, loss_type=["sigmoid"], beta=0.1)
     assert abs(terms["chosen_reward"] - terms["rejected_reward"]) > 0.01
@@ -320,10 +350,18 @@ def test_kto(request, one_each, tmp_path, weights, trained):
             p.requires_grad_(True)
         models.ours["ref"].freeze()
     data = Dataset.from_list([{"prompt": p, "completion": c, "label": good} for p, c, good in JUDGED])
-    args = KTOConfig(str(tmp_path), max_length=None, per_device_train_batch_size=len(JUDGED), beta=0.1,
-                     desirable_weight=weights[0], undesirable_weight=weights[1], **ARGS)
-    trainer = KTOTrainer(models.theirs["policy"], models.theirs["ref"], args=args, train_dataset=data,
-                         processing_class=models.tokenizer)
+    args = KTOConfig(
+        str(tmp_path),
+        max_length=None,
+        per_device_train_batch_size=len(JUDGED),
+        beta=0.1,
+        desirable_weight=weights[0],
+        undesirable_weight=weights[1],
+        **ARGS,
+    )
+    trainer = KTOTrainer(
+        models.theirs["policy"], models.theirs["ref"], args=args, train_dataset=data, processing_class=models.tokenizer
+    )
     batch = trainer.data_collator([trainer.train_dataset[k] for k in range(len(JUDGED))])
     want, grads = backward(trainer, [batch])
 
@@ -331,9 +369,7 @@ def test_kto(request, one_each, tmp_path, weights, trained):
     for s, ids, trained in zip(rows, batch["input_ids"], batch["completion_mask"].bool()):
         assert s.tokens[s.streams["weight"] != 0].tolist() == ids[trained].tolist()
     role = lambda good: "desirable" if good else "undesirable"
-    samples = [
-        dataclasses.replace(s, mass={"weight": 1.0}, role=role(good)) for s, (_, _, good) in zip(rows, JUDGED)
-    ]
+    samples = [dataclasses.replace(s, mass={"weight": 1.0}, role=role(good)) for s, (_, _, good) in zip(rows, JUDGED)]
     samples = models.learner().fill(samples, ref=Readout("", model="ref", law=False))
     objective = Kto(beta=0.1, desirable=weights[0], undesirable=weights[1])
     terms = same(request, models, samples, objective, want, grads)
@@ -369,8 +405,10 @@ class Group:
             prompt, cut = prompts[k // 3], n // 3
             if tools and n > 5:
                 told, rest = tuple(words[cut : 2 * cut]), tuple(words[2 * cut :])
-                spans = [Turn("policy", prompt, tuple(words[:cut]), law=self.law),
-                         Turn("policy", told, rest, law=self.law, continues=0)]
+                spans = [
+                    Turn("policy", prompt, tuple(words[:cut]), law=self.law),
+                    Turn("policy", told, rest, law=self.law, continues=0),
+                ]
             else:
                 spans = [Turn("policy", prompt, tuple(words), law=self.law)]
             self.episodes.append(episode(f"e{k}", spans, f"g{k // 3}"))
@@ -415,8 +453,10 @@ class Group:
         if trainer.ref_model is not None:
             with torch.no_grad():
                 out["ref_per_token_logps"], _, _ = trainer._get_per_token_logps_and_entropies(
-                    trainer.ref_model, torch.cat([out["prompt_ids"], out["completion_ids"]], 1),
-                    torch.cat([out["prompt_mask"], out["completion_mask"]], 1), out["completion_ids"].shape[1],
+                    trainer.ref_model,
+                    torch.cat([out["prompt_ids"], out["completion_ids"]], 1),
+                    torch.cat([out["prompt_mask"], out["completion_mask"]], 1),
+                    out["completion_ids"].shape[1],
                 )
         out["num_items_in_batch"] = out.get("tool_mask", out["completion_mask"]).sum()
         return out
@@ -431,13 +471,27 @@ def grpo(request, models, folder, group, objective, parts=1, **config):
     policy = models.theirs["policy"]
     policy.config._name_or_path = models.reference_path  # where their trainer finds its reference
     args = GRPOConfig(
-        str(folder), max_completion_length=LONGEST, per_device_train_batch_size=size // parts, num_generations=3,
-        gradient_accumulation_steps=parts, steps_per_generation=parts, epsilon=objective.low,
-        epsilon_high=objective.high, beta=objective.beta, use_bias_correction_kl=objective.kl == "k3_weighted",
-        temperature=group.law.temperature, **ARGS, **config,
+        str(folder),
+        max_completion_length=LONGEST,
+        per_device_train_batch_size=size // parts,
+        num_generations=3,
+        gradient_accumulation_steps=parts,
+        steps_per_generation=parts,
+        epsilon=objective.low,
+        epsilon_high=objective.high,
+        beta=objective.beta,
+        use_bias_correction_kl=objective.kl == "k3_weighted",
+        temperature=group.law.temperature,
+        **ARGS,
+        **config,
     )
-    trainer = GRPOTrainer(policy, lambda completions, **_: [0.0] * len(completions), args,
-                          Dataset.from_dict({"prompt": ["a", "b"]}), processing_class=copy.deepcopy(models.tokenizer))
+    trainer = GRPOTrainer(
+        policy,
+        lambda completions, **_: [0.0] * len(completions),
+        args,
+        Dataset.from_dict({"prompt": ["a", "b"]}),
+        processing_class=copy.deepcopy(models.tokenizer),
+    )
     trainer.current_gradient_accumulation_steps = parts  # the training loop sets it before each window
     whole = group.inputs(trainer)
     spans = [slice(k * size // parts, (k + 1) * size // parts) for k in range(parts)]

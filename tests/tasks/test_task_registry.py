@@ -8,7 +8,7 @@ from trailmark.tasks import get_task, task_names
 from trailmark.tasks.base import TaskSource, World
 from trailmark.tasks.check import check_task
 
-OWN = '''
+OWN = """
 from trailmark.errors import TaskError
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task
@@ -39,7 +39,7 @@ def half():
     return object()
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Every number of DangerousTaxi: the random policies by dynamic programming, the oracle by playing all starts."""
 
-
 import numpy as np
 import pytest
 

@@ -241,7 +241,10 @@ def test_the_instruction_is_joined_or_stands_apart(make):
     joined, apart = make(mode="text"), make(mode="text", opening="apart")
     assert begin(joined)[1].text == f"{joined.instruction}\n\n{ROOM}" and joined.first_messages == []
     assert begin(apart)[1].text == ROOM
-    assert apart.first_messages == [{"role": "user", "content": apart.instruction}, {"role": "assistant", "content": "OK"}]
+    assert apart.first_messages == [
+        {"role": "user", "content": apart.instruction},
+        {"role": "assistant", "content": "OK"},
+    ]
     assert "move (thing) to (place)" in apart.instruction
     assert "put (thing) in/on (place)" in make(mode="text", dialect="put").instruction
     assert make(opening="apart").first_messages == []
