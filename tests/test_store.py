@@ -286,7 +286,7 @@ def test_an_existing_run_is_not_touched(tmp_path):
 
 def test_a_creation_that_died_can_be_repeated(tmp_path):
     (tmp_path / "r" / "episodes").mkdir(parents=True)
-    (tmp_path / "r" / ".recipe.yaml.1-2.tmp").write_text("meth")
+    (tmp_path / "r" / ".recipe.yaml.2147483639-2.tmp").write_text("meth")
     with pytest.raises(RunError, match=r"r is not a run: it holds no recipe.yaml"):
         Run.open(tmp_path / "r")
     with Run.create(tmp_path / "r", "method: x\n"):
@@ -409,7 +409,20 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path):
 
 def test_a_creation_that_was_killed_may_be_used(tmp_path):
     (tmp_path / "r" / "episodes").mkdir(parents=True)
-    (tmp_path / "r" / ".recipe.yaml.17-23.tmp").write_text("meth")
+    (tmp_path / "r" / ".recipe.yaml.2147483639-23.tmp").write_text("meth")
     run = Run.create(tmp_path / "r", "method: sft\n")
     assert run.recipe_file.read_text() == "method: sft\n" and not list(run.path.glob("*.tmp"))
     run.close()
+
+
+def test_a_file_that_a_living_process_writes_is_not_swept(tmp_path):
+    Run.create(tmp_path / "r", "method: sft\n").close()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        theirs, dead = (tmp_path / "r" / f".finished.json.{pid}-1.tmp" for pid in (other.pid, 2**31 - 9))
+        for temp in (theirs, dead):
+            temp.write_text("{}")
+        Run.open(tmp_path / "r", lock=True).close()
+        assert theirs.exists() and not dead.exists()
+        other.communicate(b"\n")
+    Run.open(tmp_path / "r", lock=True).close()
+    assert not theirs.exists()

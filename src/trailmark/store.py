@@ -184,6 +184,20 @@ def truncate_metrics(run: Run, step: int) -> None:
 # --- the run -----------------------------------------------------------------------------------------------------
 
 
+def _being_written(temp: Path) -> bool:
+    """Whether the process that a temporary file is named after lives: a study's other process may be writing beside the run."""
+    pid = temp.name.split(".")[-2].partition("-")[0]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
 class Run:
     """A run directory. `create` and `open(lock=True)` hold its lock until `close`, the end of `with`, or death."""
 
@@ -276,7 +290,8 @@ class Run:
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock = fd
         for temp in self.path.rglob(".*.tmp"):
-            temp.unlink(missing_ok=True)
+            if not _being_written(temp):
+                temp.unlink(missing_ok=True)
 
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: its recipe goes, and with it the folders that are empty."""
