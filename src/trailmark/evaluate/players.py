@@ -109,7 +109,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         every = [t for t in tasks for _ in range(wish.samples)]
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
-    from trailmark.engines.local import LocalEngine
+    from trailmark.engines.local import local_engine
     from trailmark.evaluate.run import evaluate
     from trailmark.methods.online import bound_task
     from trailmark.models.load import load_model
@@ -126,7 +126,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         e = recipe.get("engine") or {}
         engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
         model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
-        local = LocalEngine(load_model(model), engine.slots, engine.max_len, engine.fixed)
+        local = local_engine(load_model(model), engine)
         bound_task(source, local.tokenizer)
         seat = Seat("policy", local, law, sampling.max_tokens, tuple(sampling.stop), "frozen")
     if remote and not wish.chat:

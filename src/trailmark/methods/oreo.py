@@ -29,7 +29,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, LoraConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
-from trailmark.engines.local import LocalEngine
+from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, ModelError, RecipeError, TrailmarkError
 from trailmark.formats import FORMATS
 from trailmark.formats.rows import each
@@ -171,8 +171,7 @@ class OreoMethod(Plain):
         self.learner = self._learner(run)
         self.objective = make_objective(config, self.ref, self.max_len)
         self.source = get_task(config.task.name, **config.task.options) if config.task else None
-        e = config.engine
-        self.engine = LocalEngine(policy, e.slots, e.max_len, e.fixed) if config.task else None
+        self.engine = local_engine(policy, config.engine) if config.task else None
         if self.source is not None:
             bound_task(self.source, policy.tokenizer)
 
@@ -244,9 +243,7 @@ class OreoMethod(Plain):
         """The evaluations at the end that are not there yet."""
         c = self.config
         if c.final.start:
-            e = c.engine
-            start = lambda: LocalEngine(load_model(c.model), e.slots, e.max_len, e.fixed)
-            self._write("start", lambda: self.play(start()))
+            self._write("start", lambda: self.play(local_engine(load_model(c.model), c.engine)))
         for text in c.final.search:
             self._write(text.replace(":", "-"), partial(self._searched, text))
 
@@ -265,7 +262,8 @@ class OreoMethod(Plain):
         seat = player(self.engine, c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
         plan = parse_plan(text, step_ends=tuple(getattr(self.source, "step_ends", ("\n",))))
         how: dict[str, Any] = {"split": c.eval.split, "n": c.eval.n, "seed": c.seed}
-        return search_episodes(self.source, seat, plan, HeadValues(self.models["critic"]), **how)[0]
+        values = HeadValues(self.models["critic"], fixed=c.engine.fixed, amp=c.learner.amp == "bf16")
+        return search_episodes(self.source, seat, plan, values, **how)[0]
 
 
 def states(c: Config) -> Literal["token", "step"]:

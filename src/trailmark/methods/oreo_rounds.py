@@ -21,7 +21,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from trailmark.config import Config as Section
 from trailmark.config import SamplingConfig
-from trailmark.engines.local import LocalEngine
+from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError, RunError
 from trailmark.launch import launch
 from trailmark.learn.checkpoint import listed
@@ -89,7 +89,7 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
         lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
         if policy_of(config, run.path, k) != config.model.name:
             lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
-        engine = LocalEngine(lm, config.engine.slots, config.engine.max_len, config.engine.fixed)
+        engine = local_engine(lm, config.engine)
         engine.publish(k - 1, lm)
         bound_task(source, lm.tokenizer)
         seats = [oreo.player(engine, config.seat, c.sampling)]

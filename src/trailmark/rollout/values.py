@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 Over = Literal["last", "min", "mean", "product"]
+Compute = Callable[[Sequence[Tokens], Sequence[tuple[int, ...]]], list[list[float]]]
 ROWS, BUCKET = 4, 32  # shapes of a pass, constant so that no row depends on its neighbours
+PLACES = 65536  # of a pass whose shape is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,12 @@ class LogProb:
 class HeadValues:
     """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
     model of steps). A head of several classes gives the probability of its last one. Lines that are asked about at the same time
-    are computed together, in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else is asked."""
+    are computed together. `fixed`: in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else
+    is asked; otherwise as a trie, as many places in one pass as fill a GPU, and what several lines share is computed once. `amp`:
+    in bfloat16, as a value that was trained so."""
 
-    def __init__(self, lm: LM, head: str | None = None, over: Over = "last"):
-        self.lm, self.over = lm, over
+    def __init__(self, lm: LM, head: str | None = None, over: Over = "last", fixed: bool = True, amp: bool = False):
+        self.lm, self.over, self.fixed, self.amp = lm, over, fixed, amp
         self.head = head or ("value" if "value" in lm.heads else next(iter(lm.heads), ""))
         if self.head not in lm.heads:
             raise ModelError(
@@ -105,7 +109,11 @@ class HeadValues:
         await asyncio.sleep(0)  # who asks together is answered together
         try:
             while self._waiting:
-                self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])
+                if self.fixed:
+                    self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])
+                else:
+                    part, self._waiting = list(self._waiting), deque()
+                    self._answer(part, self._trie)
                 await asyncio.sleep(0)
         except BaseException as problem:
             for *_, future in self._waiting:
@@ -123,36 +131,64 @@ class HeadValues:
         for item in part:
             widths.setdefault(-(-len(item[0]) // multiple) * multiple, []).append(item)
         for width, group in widths.items():
-            try:
-                found = self._pass([g[0] for g in group], [g[1] for g in group], width)
-            except Exception as problem:
-                for *_, future in group:
-                    if not future.done():
-                        future.set_exception(problem)
-                continue
-            for (*_, future), values in zip(group, found):
+            self._answer(group, lambda rows, places, width=width: self._pass(rows, places, width))
+
+    def _answer(self, part: Sequence[tuple[Tokens, tuple[int, ...], asyncio.Future]], compute: Compute) -> None:
+        try:
+            found = compute([row for row, _, _ in part], [places for _, places, _ in part])
+        except Exception as problem:
+            for *_, future in part:
                 if not future.done():
-                    future.set_result(values)
+                    future.set_exception(problem)
+            return
+        for (*_, future), values in zip(part, found):
+            if not future.done():
+                future.set_result(values)
+
+    def _trie(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        import numpy as np
+
+        from trailmark.learn.pack import micro_batches
+        from trailmark.types import Sample
+
+        samples = [Sample(np.array(row), {}, {}) for row in rows]
+        number = {id(s): k for k, s in enumerate(samples)}
+        out: list[list[float]] = [[]] * len(rows)
+        for packed in micro_batches(samples, PLACES, "tree", self.lm.pad_multiple):
+            numbers = self._read(packed.ids, packed.end, packed.pos).reshape(-1)[packed.where]
+            first = 0
+            for s in packed.samples:
+                k = number[id(s)]
+                out[k] = numbers[[first + at for at in places[k]]].tolist()
+                first += len(s.tokens)
+        return out
 
     def _pass(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]], width: int) -> list[list[float]]:
         import numpy as np
-        import torch
-
-        from trailmark.models.attention import Layout
 
         ids, pos = np.zeros((ROWS, width), np.int64), np.zeros((ROWS, width), np.int64)
         end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
         for r, row in enumerate(rows):
             n = len(row)
             ids[r, :n], pos[r, :n], end[r, :n] = row, np.arange(n), n
+        numbers = self._read(ids, end, pos)
+        return [numbers[r, list(at)].tolist() for r, at in enumerate(places)]
+
+    def _read(self, ids: Any, end: Any, pos: Any) -> Any:
+        """The head's number at every place of a layout."""
+        import torch
+
+        from trailmark.models.attention import Layout
+
         with torch.inference_mode():
             self.lm.train(False)
             a, b, c = (torch.as_tensor(x, device=self.lm.device) for x in (ids, end, pos))
-            hidden = self.lm.hidden(a, Layout(b, c), c)
+            with torch.autocast(self.lm.device.type, torch.bfloat16, enabled=self.amp):
+                hidden = self.lm.hidden(a, Layout(b, c), c)
             head: Any = self.lm.heads[self.head]
             out = head(hidden.to(head.weight.dtype)).double()
             numbers = out[..., 0] if out.shape[-1] == 1 else out.softmax(-1)[..., -1]
-            return [numbers[r, list(at)].tolist() for r, at in enumerate(places)]
+            return numbers.cpu()
 
 
 def _over(values: Sequence[float], over: Over) -> float:

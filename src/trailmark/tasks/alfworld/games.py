@@ -110,11 +110,13 @@ class Games:
         return self._cards[name]
 
     def ids(self, split: str, only: Sequence[str] = (), task_types: Sequence[str] = ()) -> tuple[str, ...]:
-        """Games of these types whose id holds one of the texts `only` (empty: all)."""
+        """Games of these types whose id holds one of the texts `only` (empty: all). Split `valid` is all that begin so."""
         check_types(task_types)
+        parts = [name for name in self.splits if split == "valid" and name.startswith("valid")] or [split]
         return tuple(
             c.id
-            for c in self.cards(split).values()
+            for part in parts
+            for c in self.cards(part).values()
             if (not only or any(word in c.id for word in only)) and (not task_types or c.task_type in task_types)
         )
 
