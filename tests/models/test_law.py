@@ -331,3 +331,15 @@ def test_excluded_tokens_are_never_drawn():
     rows = law_logits(torch.zeros(5000, 8), [law], np.zeros(5000, int), np.zeros(5000, int))
     token = (rows + gumbel(keys, positions, torch.arange(8))).argmax(1)
     assert set(token.tolist()) == {2, 5} and (rows[:, [0, 1, 3, 4, 6, 7]] == NEVER).all()
+
+
+@pytest.mark.parametrize("others", [(), (SamplingLaw(), SamplingLaw(top_k=2), SamplingLaw(0.0, allowed=(2, 3)))])
+def test_many_menus_in_one_pass_are_each_on_their_own(others):
+    menus = [SamplingLaw(0.5 + k % 3, allowed=tuple(sorted({k % VOCAB, (2 * k) % VOCAB, 5}))) for k in range(12)]
+    laws = [*menus, *others]
+    index = np.array([k % len(laws) for k in range(len(LOGITS))])
+    written = np.zeros(len(LOGITS), int)
+    together = law_logits(torch.tensor(LOGITS), laws, index, written)
+    for row, number in enumerate(index):
+        alone = law_logits(torch.tensor(LOGITS[row : row + 1]), [laws[number]], np.array([0]), written[:1])
+        assert torch.equal(together[row : row + 1], alone)

@@ -397,6 +397,23 @@ def test_values_are_read_at_the_last_token_and_do_not_depend_on_neighbours(lm):
     assert changed != together[0]
 
 
+@pytest.mark.parametrize("over", ["last", "min"])
+def test_values_of_a_trie_are_the_same(lm, over):
+    rng = random.Random(1)
+    lines = []
+    for _ in range(6):
+        prompt = tuple(rng.randrange(200) for _ in range(rng.randrange(1, 40)))
+        for _ in range(5):
+            written = tuple(rng.randrange(200) for _ in range(rng.randrange(1, 9)))
+            lines.append(Line(prompt, written, ends=(1, len(written))))
+    rng.shuffle(lines)
+    one_by_one = asyncio.run(HeadValues(lm, over=over).score(lines))
+    together = asyncio.run(HeadValues(lm, over=over, fixed=False).score(lines))
+    assert together == pytest.approx(one_by_one, abs=1e-5) and len(set(together)) > 20
+    with pytest.raises(ModelError, match="is unknown to"):
+        asyncio.run(HeadValues(lm, fixed=False).values([(1, 10**6)]))
+
+
 def test_a_model_of_steps(lm):
     line = Line((1, 2), (3, 4, 5, 6), ends=(2, 4))
     at = {e: asyncio.run(HeadValues(lm, "step").score([Line((1, 2), line.tokens[:e])]))[0] for e in (2, 4)}

@@ -27,6 +27,7 @@ from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
+HOLD = 8  # turns for which it waits for more prompts
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -74,9 +75,31 @@ class _Live:
 
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
-    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32."""
-    made = LM(copy.deepcopy(lm.model).to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
+    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are merged
+    into it: beside the plain products they are most of what a small model launches."""
+    model = copy.deepcopy(lm.model)
+    model = model.merge_and_unload() if lm.adapted else model
+    made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
     return made.freeze()
+
+
+def plain_weights(lm: LM) -> dict[str, torch.Tensor]:
+    """The weights of a model by their names without adapters, with what the adapters add to them."""
+    if not lm.adapted:
+        return lm.model.state_dict()
+    more = {
+        name: [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
+        for name, layer in lm.base.named_modules()
+        if hasattr(layer, "get_delta_weight")
+    }
+    out = {}
+    for name, tensor in lm.base.state_dict().items():
+        if ".lora_" in name:
+            continue
+        where = name.removesuffix(".weight").removesuffix(".base_layer")
+        changes = more.get(where, []) if name.endswith(".weight") else []
+        out[name.replace(".base_layer.", ".")] = sum((c.to(tensor.dtype) for c in changes), tensor)
+    return out
 
 
 def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
@@ -131,6 +154,7 @@ class LocalEngine:
         self._last = np.zeros(slots, np.int64)
         self._graph: Graph | None = None
         self.free = not fixed and lm.device.type == "cuda"  # of shapes
+        self._held = 0  # turns for which a prefill was put off
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
@@ -184,18 +208,17 @@ class LocalEngine:
         if self._open:
             raise EngineError("weights cannot change while samples are being drawn")
         if source is not None and source is not self.lm:
-            theirs = source.model.state_dict()
             with torch.no_grad():
+                theirs = plain_weights(source)
                 for name, tensor in self.lm.model.state_dict().items():
                     tensor.copy_(theirs[name])
-            self._compare(source)
+            self._compare(source, theirs)
         self.version = version
         self._ready.clear()
 
     @torch.no_grad()
-    def _compare(self, source: LM) -> None:
+    def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
         """Every weight is the learner's, rounded; and a probe scored on both sides says that they are used alike."""
-        theirs = dict(source.model.named_parameters())
         other = [(mine != theirs[n].to(mine.dtype)).any() for n, mine in self.lm.model.named_parameters()]
         ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
         plain = LocalEngine(source, 1, self.max_len)
@@ -244,7 +267,7 @@ class LocalEngine:
         await asyncio.sleep(0)  # callers that start together are admitted together
         try:
             while self._waiting or self._ready or any(self._rows):
-                if self._waiting and len(self._ready) < self.slots:
+                if self._waiting and len(self._ready) < self.slots and self._worth_it():
                     self._prefill()
                 self._forget()
                 self._seat()
@@ -255,6 +278,15 @@ class LocalEngine:
             self._fail(problem)
             if not isinstance(problem, Exception):
                 raise
+
+    def _worth_it(self) -> bool:
+        """Whether to prefill now. Where shapes are free, a pass over few prompts costs a GPU as much as one over many: it waits for
+        more of them, but only for a few turns."""
+        self._held += 1
+        if self.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
+            return False
+        self._held = 0
+        return True
 
     def _fail(self, problem: BaseException) -> None:
         error = EngineError(f"engine '{self.name}' failed: {type(problem).__name__}: {problem}")

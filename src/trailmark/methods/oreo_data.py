@@ -67,6 +67,12 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             _count(skipped, why, 1)
         else:
             kept.append(e)
+    if not kept and skipped.get("several_sequences"):
+        raise DataError(
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
+            "so the world must be played as one growing conversation.",
+            paths[0],
+        )
     if not kept:
         why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
@@ -89,10 +95,7 @@ def _useless(e: Episode, seat: str, max_len: int) -> str:
         return "empty"
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
-        raise DataError(
-            f"episode '{e.id}' is {len(found)} sequences (each turn was shown a prompt of its own): values are summed along "
-            "one sequence, so the world must be played as one growing conversation"
-        )
+        return "several_sequences"  # a turn was shown a prompt of its own
     return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
 
 

@@ -31,13 +31,23 @@ def law_logits(
     """
     out = working(logits)
     changed: list[tuple[Tensor, Tensor]] = []
-    for number in np.unique(index):
-        if number >= 0 and not laws[number].plain:
-            rows = np.nonzero(index == number)[0]
-            if len(rows) == len(index):
-                return _under(out, laws[number], written, keep)
-            at = torch.as_tensor(rows, device=out.device)
-            changed.append((at, _under(out[at], laws[number], written[rows], None if keep is None else keep[at])))
+    numbers = [n for n in np.unique(index) if n >= 0 and not laws[n].plain]
+    listed = [n for n in numbers if _only_lists(laws[n])]
+    groups = [(n, index == n) for n in numbers if n not in listed or len(listed) == 1]
+    if len(listed) > 1:  # decisions with menus of their own: all of them in one pass
+        groups.append((-1, np.isin(index, listed)))
+    for number, mine in groups:
+        rows = np.nonzero(mine)[0]
+        whole = len(rows) == len(index)
+        at = torch.as_tensor(rows, device=out.device)
+        part = out if whole else out[at]
+        if number < 0:
+            part = _listed(part, [laws[n] for n in index[rows]])
+        else:
+            part = _under(part, laws[number], written[rows], None if keep is None else keep if whole else keep[at])
+        if whole:
+            return part
+        changed.append((at, part))
     if changed:
         out = out.index_copy(0, torch.cat([at for at, _ in changed]), torch.cat([part for _, part in changed]))
     return out
@@ -46,6 +56,22 @@ def law_logits(
 def untruncated(law: SamplingLaw) -> SamplingLaw:
     """The law without top-k and top-p: two models' cut distributions have no finite KL."""
     return dataclasses.replace(law, top_k=0, top_p=1.0)
+
+
+def _only_lists(law: SamplingLaw) -> bool:
+    """Whether a law is nothing but a list of allowed tokens and a temperature."""
+    cut = law.top_k or law.top_p < 1.0 or (law.min_tokens and law.stop_ids)
+    return law.allowed is not None and law.temperature > 0 and not cut
+
+
+def _listed(logits: Tensor, laws: Sequence[SamplingLaw]) -> Tensor:
+    """`_under` for rows whose laws only list tokens, each its own."""
+    tokens = [t for law in laws for t in law.allowed or ()]
+    row = np.repeat(np.arange(len(laws)), [len(law.allowed or ()) for law in laws])
+    banned = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
+    banned[torch.as_tensor(row, device=logits.device), torch.as_tensor(tokens, device=logits.device)] = False
+    heat = torch.as_tensor([law.temperature for law in laws], dtype=logits.dtype, device=logits.device)
+    return logits.masked_fill(banned, NEVER) / heat[:, None]
 
 
 def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray, keep: Tensor | None = None) -> Tensor:
