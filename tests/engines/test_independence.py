@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from trailmark.engines import local
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.types import SamplingLaw
@@ -213,3 +214,34 @@ def test_free_shapes_on_a_gpu_fill_it_whatever_the_lengths(make_lm):
     engine.free = True
     together = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
     assert together == [(96, [70, 40, 33]), (32, [31, 6, 5]), (32, [2])]
+
+
+def test_much_shorter_prompts_have_a_pass_of_their_own_once_one_is_worth_it(make_lm, monkeypatch):
+    engine = LocalEngine(make_lm(), slots=2, max_len=128, fixed=False, prefill_rows=9)
+    engine.free = True
+    prompts = [tuple(range(1, n + 1)) for n in (120, 100, 97, 96, 64, 60, 30, 20)]
+    lengths = lambda: [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    assert lengths() == [(128, [120, 100, 97, 96, 64, 60, 30, 20])]  # little work: one launch
+    monkeypatch.setattr(local, "WORTH", 2 * 128)
+    assert lengths() == [(128, [120, 100, 97]), (96, [96, 64, 60]), (32, [30, 20])]
+
+
+def test_a_prefill_waits_for_more_prompts_and_changes_no_token(make_lm):
+    lm = make_lm()
+    asked = [Request(tuple(range(1, 2 + k)), max_tokens=2 + k % 5, key=str(k)) for k in range(23)]
+    plain, free = LocalEngine(lm, slots=16, max_len=64), LocalEngine(lm, slots=16, max_len=64, fixed=False)
+    free.free = True
+    passes = []
+    prefill = free._prefill
+    free._prefill = lambda: (passes.append(len(free._waiting)), prefill())
+
+    async def one_after_the_other(engine):
+        tasks = []
+        for request in asked:
+            tasks.append(asyncio.create_task(engine.sample(request)))
+            await asyncio.sleep(0)
+        return await asyncio.gather(*tasks)
+
+    expected, found = asyncio.run(one_after_the_other(plain)), asyncio.run(one_after_the_other(free))
+    assert [c[0].tokens for c in found] == [c[0].tokens for c in expected]
+    assert max(passes) >= 4 and len(passes) < len(asked) // 2

@@ -27,7 +27,8 @@ from trailmark.models.probe import decodes
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
-HOLD = 8  # turns for which it waits for more prompts
+WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
+HOLD = 8  # turns for which a prefill waits for more prompts
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -317,18 +318,22 @@ class LocalEngine:
             self._prefill_part(part, width, [prompts[p] for p in part])
 
     def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
-        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it, whatever
-        their lengths, because a launch costs more than padding. Otherwise prompts of one width, in rows of that width."""
+        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it; much
+        shorter ones wait for the next pass once this one is worth its launches. Otherwise prompts of one width, in rows of that width."""
         wide = lambda p: -(-len(p) // self.bucket) * self.bucket
         if self.free:
-            prompts = sorted(prompts, key=len, reverse=True)
-        by_bucket: dict[int, list[tuple[int, ...]]] = {}
-        for prompt in prompts:
-            by_bucket.setdefault(0 if self.free else wide(prompt), []).append(prompt)
-        for group in by_bucket.values():
+            groups = [sorted(prompts, key=len, reverse=True)]
+        else:
+            by_width: dict[int, list[tuple[int, ...]]] = {}
+            for prompt in prompts:
+                by_width.setdefault(wide(prompt), []).append(prompt)
+            groups = list(by_width.values())
+        for group in groups:
             while group:
                 width = wide(group[0])
-                rows = self.prefill_rows(width)
+                rows = min(len(group), self.prefill_rows(width))
+                cuts = (k for k in range(-(-WORTH // width), rows) if 4 * wide(group[k]) <= 3 * width)
+                rows = next(cuts, rows) if self.free else rows
                 yield width, group[:rows]
                 group = group[rows:]
 

@@ -11,6 +11,13 @@ from typing import Any
 
 from trailmark.errors import ModelError
 
+SPECIAL = {
+    "bos_token": "<|im_start|>",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|im_end|>",
+    "unk_token": "<|endoftext|>",
+}
+
 
 def cache_dir() -> Path:
     """Where converted models are kept: TRAILMARK_CACHE, or the user's cache directory."""
@@ -36,6 +43,8 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
     source = dict(gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
+    for role, word in SPECIAL.items():  # some versions of transformers read them otherwise from the file
+        setattr(tokenizer, role, word)
     config = model.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, name):
