@@ -51,6 +51,19 @@ def test_a_tree_is_learned_turn_by_turn(tmp_path):
     assert {e.turns[0].version for e in episodes} == set(range(80))
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_reference_is_the_policy_as_it_starts(tmp_path, lora):
+    """Also where it starts from an adapter: then the model below that is somebody else."""
+    bandit = {"name": "solved", "options": {"kind": "bandit", "actions": 4, "rewards": [0, 0, 0, 1]}}
+    common = {"method": "online", "starts": 2, "n": 4, "task": bandit, "engine": {"slots": 8, "max_len": 64},
+              "learner": {"optim": {"lr": 3e-3}}}  # fmt: skip
+    first = go(tmp_path, "first", steps=2, model={**TINY, "lora": lora}, **common)
+    start = {**TINY, "lora": lora, "name": str(first.path / "checkpoints" / "000002" / "policy")}
+    run = go(tmp_path, "second", steps=2, objective={"kind": "clipped", "beta": 0.1}, model=start, **common)
+    before, after = (row["kl"] for row in read_metrics(run.path))
+    assert abs(before) < 1e-9 and after > 1e-6
+
+
 def test_sft_learns_what_the_assistant_says(tmp_path):
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper()}]} for c in "abcd"]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))

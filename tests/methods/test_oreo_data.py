@@ -95,8 +95,13 @@ def test_turns_that_share_no_sequence_are_refused(tmp_path):
 
     turns = (Turn("policy", (1,), (2,)), Turn("policy", (1, 5), (3,)))
     write("episodes", tmp_path / "e.jsonl", [Episode("e0", Task("t"), "g", turns, {"self": Scored(1.0)})], TOKENIZER)
-    with pytest.raises(DataError, match="'e0' is 2 sequences"):
+    with pytest.raises(DataError, match="one growing conversation"):
         read_scored([str(tmp_path / "e.jsonl")], "episodes", TOKENIZER, "policy", 50)
+    one = (Turn("policy", (1,), (2,)), Turn("policy", (5,), (3,), continues=0))
+    both = [Episode(f"e{k}", Task("t"), "g", t, {"self": Scored(1.0)}) for k, t in enumerate((turns, one))]
+    write("episodes", tmp_path / "both.jsonl", both, TOKENIZER)
+    found = read_scored([str(tmp_path / "both.jsonl")], "episodes", TOKENIZER, "policy", 50)
+    assert [e.id for e in found.episodes] == ["e1"] and found.skipped == {"several_sequences": 1}
 
 
 def test_several_files_of_one_kind(tmp_path):

@@ -17,7 +17,7 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
-from trailmark.models.load import load_model
+from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import OBJECTIVES, Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.samples import Mean, build_samples, scored
@@ -73,9 +73,9 @@ class OnlineMethod(Plain):
         models = {"policy": policy}
         self.ref = ""
         if getattr(self.objective, "beta", 0):
-            self.ref = "policy/base" if policy.adapted else "ref"
-            if not policy.adapted:
-                models["ref"] = load_model(config.model).freeze()
+            ref = load_reference(config.model)
+            self.ref = "policy/base" if ref is None else "ref"
+            models |= {} if ref is None else {"ref": ref}
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)

@@ -40,7 +40,7 @@ from trailmark.methods import oreo_data
 from trailmark.methods.online import TaskConfig, bound_task, summary
 from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
-from trailmark.models.load import load_model
+from trailmark.models.load import is_adapter, load_model, load_reference
 from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.play import Seat, play
@@ -178,12 +178,11 @@ class OreoMethod(Plain):
     def _reference(self) -> str:
         """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
         c = self.config
-        start = c.model.model_copy(update={"lora": None})
         if c.ref is None and c.objective == "oreo" and c.critic_only:
             return "policy"
-        if c.ref is None and c.model.lora and not is_adapter(c.model.name):
+        if (ref := load_reference(c.model, c.ref)) is None:
             return "policy/base"
-        self.models["ref"] = load_model(start if c.ref is None else start.model_copy(update={"name": c.ref})).freeze()
+        self.models["ref"] = ref
         return "ref"
 
     def _learner(self, run: Run) -> Learner:
@@ -327,10 +326,6 @@ def player(engine: LocalEngine, name: str, s: SamplingConfig) -> Seat:
 HEADS = ("value_head.weight", "score.weight")  # as OpenRLHF has called it
 
 
-def is_adapter(name: str) -> bool:
-    return (Path(name) / "adapter_config.json").is_file()
-
-
 def load_critic(model: ModelConfig, critic: CriticConfig, scratch: Path) -> LM:
     """A value model: the policy's start with a head of zeros, or what lies in a folder (with its head, if it has one)."""
     name = critic.name or model.name
@@ -373,7 +368,7 @@ def import_critic(source: Path, target: Path, head: str) -> Path:
         tensors.update(load_file(path))
     plain = head.removesuffix(".weight")
     mine = {n: tensors.pop(n) for n in list(tensors) if plain in n.split(".")}
-    if is_adapter(str(source)):
+    if is_adapter(source):
         settings = json.loads((source / "adapter_config.json").read_text())
         scale = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
         a, b = (next(t for n, t in mine.items() if f"lora_{k}" in n).float() for k in "AB")

@@ -47,17 +47,17 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
 
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
     model, tokenizer = _weights(config, device, dtype, words)
-    is_adapter = hasattr(model, "peft_config")
+    adapted = hasattr(model, "peft_config")
     _no_dropout(model)
-    if config.lora and not is_adapter:
+    if config.lora and not adapted:
         model = _with_lora(model, config)
-    elif config.quant != "none" and not is_adapter:
+    elif config.quant != "none" and not adapted:
         model.requires_grad_(False)  # a quantised base is frozen
     lm = LM(model, tokenizer, config.name, config.revision or "")
     _load_heads(lm, Path(config.name))
     lm.check_output_layer()
     lm.sharing, lm.notes = richest_layout(lm)
-    if config.lora and is_adapter:
+    if config.lora and adapted:
         lm.notes = (
             *lm.notes,
             f"model.lora is not used: {config.name} is an adapter already, and training goes on with it",
@@ -71,6 +71,18 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
         lm.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.base.enable_input_require_grads()
     return lm
+
+
+def is_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / "adapter_config.json").is_file()
+
+
+def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
+    """The policy of `config` as it starts (or the model `name`), frozen. None: a new adapter is laid over it, so that the policy
+    without its adapter is the reference and costs no second copy."""
+    if name is None and config.lora and not is_adapter(config.name):
+        return None
+    return load_model(config.model_copy(update={"lora": None, "name": name or config.name})).freeze()
 
 
 def _no_dropout(model: Any) -> None:
