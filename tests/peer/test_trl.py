@@ -251,8 +251,8 @@ def dpo(request, models, folder, rows, objective, scale=1.0, lora=None, **config
     sides = [
         build_samples([episode(str(k), [turn(row, side)]) for k, row in enumerate(rows)], "policy") for side in (1, 2)
     ]
-    for s, ids, trained in zip(sides[0] + sides[1], batch["input_ids"], batch["completion_mask"].bool()):
-        assert s.tokens[s.streams["weight"] != 0].tolist() == ids[trained].tolist()
+    for s, ids, mask in zip(sides[0] + sides[1], batch["input_ids"], batch["completion_mask"].bool()):
+        assert s.tokens[s.streams["weight"] != 0].tolist() == ids[mask].tolist()
     samples = [s for k, (a, b) in enumerate(zip(*sides)) for s in pair(a, b, f"pair {k}")]
     samples = models.learner().fill(samples, ref=Readout("", model="policy/base" if lora else "ref", law=False))
     terms = same(request, models, samples, objective, want, grads, scale)
@@ -366,8 +366,8 @@ def test_kto(request, one_each, tmp_path, weights, trained):
     want, grads = backward(trainer, [batch])
 
     rows = build_samples(texts(models, [row[:2] for row in JUDGED]), "policy")
-    for s, ids, trained in zip(rows, batch["input_ids"], batch["completion_mask"].bool()):
-        assert s.tokens[s.streams["weight"] != 0].tolist() == ids[trained].tolist()
+    for s, ids, mask in zip(rows, batch["input_ids"], batch["completion_mask"].bool()):
+        assert s.tokens[s.streams["weight"] != 0].tolist() == ids[mask].tolist()
     role = lambda good: "desirable" if good else "undesirable"
     samples = [dataclasses.replace(s, mass={"weight": 1.0}, role=role(good)) for s, (_, _, good) in zip(rows, JUDGED)]
     samples = models.learner().fill(samples, ref=Readout("", model="ref", law=False))
