@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trailmark.errors import DataError, RunError
+from trailmark.config import RunConfig
+from trailmark.errors import DataError, RecipeError, RunError
+from trailmark.launch import launch
 from trailmark.store import (
     Run,
     append_line,
@@ -426,3 +429,67 @@ def test_a_file_that_a_living_process_writes_is_not_swept(tmp_path):
         other.communicate(b"\n")
     Run.open(tmp_path / "r", lock=True).close()
     assert not theirs.exists()
+
+
+# --- a run that is taken back --------------------------------------------------------------------------------------
+
+
+def there(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def test_a_mistake_before_the_first_step_leaves_nothing_that_the_run_made(tmp_path):
+    """Whatever the method put beside the recipe goes with it, so the same command can be given again."""
+    config = RunConfig(method="mine", name="r", out=str(tmp_path / "r"))
+    other = tmp_path / "weights"
+    other.mkdir()
+    (other / "big.bin").write_text("x")
+
+    def imports_then_fails(config, run, resume):
+        (run.path / "critic-import" / "deep").mkdir(parents=True)
+        (run.path / "critic-import" / "deep" / "heads.safetensors").write_text("x")
+        (run.path / "linked").symlink_to(other)
+        write_segment(run.path / "evaluation", 1, [SMALL])
+        raise RecipeError("no such task")
+
+    for _ in range(2):
+        with pytest.raises(RecipeError, match="no such task"):
+            launch(SimpleNamespace(run=imports_then_fails), config)
+        assert there(tmp_path / "r") == [".lock"]
+    assert there(other) == ["big.bin"]
+    assert launch(SimpleNamespace(run=lambda config, run, resume: there(run.path)), config) == [
+        ".lock", "checkpoints", "episodes", "recipe.yaml", "versions.json",
+    ]  # fmt: skip
+
+
+def test_what_was_there_before_is_not_taken_back(tmp_path):
+    (tmp_path / "r" / "episodes").mkdir(parents=True)  # of a creation that was killed
+    with Run.create(tmp_path / "r", "method: x\n") as run:
+        run.discard_if_empty()
+        assert there(run.path) == [".lock", "episodes"]
+    with Run.create(tmp_path / "r", "method: x\n") as run:
+        (run.path / "critic-import").mkdir()
+        (run.path / "critic-import" / "heads.safetensors").write_text("x")
+        (run.path / "notes.txt").write_text("mine")
+    before = there(run.path)
+    with Run.open(tmp_path / "r", lock=True) as again:
+        (again.path / "evaluation").mkdir()
+        again.discard_if_empty()
+        assert there(again.path) == before and again.recipe == "method: x\n"
+    again.discard_if_empty()  # not locked any more: nobody's to take back
+    assert there(again.path) == before
+
+
+@pytest.mark.parametrize("what", ["metrics", "episodes", "checkpoints"])
+def test_a_run_in_which_something_happened_is_kept(tmp_path, what):
+    with Run.create(tmp_path / "r", "method: x\n") as run:
+        (run.path / "critic-import").mkdir()
+        if what == "metrics":
+            run.log(1, {"x": 0.5}, {"seconds": 1.0})
+        elif what == "episodes":
+            write_segment(run.episodes_dir, 1, [SMALL])
+        else:
+            (run.checkpoints_dir / "000001").mkdir()
+        before = there(run.path)
+        run.discard_if_empty()
+        assert there(run.path) == before

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -207,6 +208,7 @@ class Run:
         self.timings_file, self.episodes_dir = self.path / "timings.jsonl", self.path / "episodes"
         self.checkpoints_dir = self.path / "checkpoints"
         self._lock: int | None = None
+        self._before: set[str] = set()  # what the folder held when it was locked
 
     @classmethod
     def create(cls, path: str | Path, recipe_text: str) -> Run:
@@ -292,15 +294,22 @@ class Run:
         for temp in self.path.rglob(".*.tmp"):
             if not _being_written(temp):
                 temp.unlink(missing_ok=True)
+        self._before = {p.name for p in self.path.iterdir()}
 
     def discard_if_empty(self) -> None:
-        """Take back a run in which nothing has happened yet: its recipe goes, and with it the folders that are empty."""
-        made = [*self.episodes_dir.iterdir(), *self.checkpoints_dir.iterdir(), self.metrics_file]
-        if not any(p.exists() for p in made):
-            for path in (self.recipe_file, self.timings_file, self.path / "versions.json"):
+        """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
+        there before stays, so a run that was to go on still can."""
+        steps = [*self.episodes_dir.iterdir(), *self.checkpoints_dir.iterdir(), self.metrics_file]
+        if self._lock is None or any(p.exists() for p in steps):
+            return
+        made = [p for p in self.path.iterdir() if p.name not in self._before]
+        folders = (self.episodes_dir, self.checkpoints_dir)
+        # In this order, because whatever is left by a process that dies here can be resumed, or created again.
+        for path in sorted(made, key=lambda p: (p in folders, p == self.recipe_file)):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)  # the mistake that led here is what must be told
+            else:
                 path.unlink(missing_ok=True)
-            for path in (self.episodes_dir, self.checkpoints_dir):
-                path.rmdir()
 
     def close(self) -> None:
         if self._lock is not None:

@@ -1,14 +1,13 @@
 """Every command of docs/from/oreo.md is run, the large ones with --dry-run; every key of its tables is one of ours."""
 
 import json
-import re
 import shlex
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+from from_pages import ROOT, commands, first_cell, keys_of, load_the_study, serve_up_to_the_port, shell, table, value_at
 from typer.testing import CliRunner
 
 from trailmark.cli import app
@@ -19,9 +18,7 @@ from trailmark.models.load import load_model
 from trailmark.rollout.values import load_values
 from trailmark.serve.command import serving
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/from/oreo.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.splitlines() if line.strip()]
 SHAPE = {"family": "llama", "layers": 1, "width": 32, "heads": 2, "context": 4096}
 FEW = {"--n": "2", "--samples": "2", "--max-tokens": "4"}
 
@@ -85,12 +82,6 @@ def place(tmp_path_factory):
         yield here
 
 
-def shell(*words):
-    done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == 0, f"{words}: {done.output}"
-    return done.output
-
-
 def smaller(words):
     """The same command for a model of 1 layer: as many starts and tokens as it takes to see it work."""
     out = list(words)
@@ -114,7 +105,7 @@ def run_served(words):
     assert row["scored"] == 2 and row["failed"] == 0
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[:60])
+@pytest.mark.parametrize("command", commands(PAGE), ids=lambda c: c[:60])
 def test_command(place, monkeypatch, command):
     monkeypatch.chdir(place)
     program, *words = shlex.split(command)
@@ -122,16 +113,9 @@ def test_command(place, monkeypatch, command):
     if words[0] == "train":
         assert "# model: " in shell(*words, "--dry-run")
     elif words[0] == "study":
-        from trailmark.evaluate.study import find_study, load_study
-
-        assert load_study(find_study(words[1]))[2]
+        load_the_study(words)
     elif words[0] == "serve":
-        with socket.socket() as busy:  # everything up to the port, which is taken
-            busy.bind(("127.0.0.1", 0))
-            busy.listen()
-            port = str(busy.getsockname()[1])
-            done = CliRunner().invoke(app, [port if w == "8000" else w for w in words])
-        assert done.exit_code == 2 and f"cannot listen on 127.0.0.1:{port}" in done.output
+        serve_up_to_the_port(words)
     elif any("http://" in w for w in words):
         run_served(words)
     else:
@@ -150,26 +134,15 @@ def test_rollouts_are_merged_in_order(place, monkeypatch, tmp_path):
     assert [json.loads(x)["reward"] for x in lost.read_text().splitlines()] == [0]
 
 
-FLAGS = [
-    line for line in PAGE.split("## Flags of the trainer")[1].split("\n## ")[0].splitlines() if line.startswith("| ")
-][1:]
-
-
-@pytest.mark.parametrize("line", FLAGS, ids=lambda line: line.split("|")[1].strip()[:40])
+@pytest.mark.parametrize("line", table(PAGE, "Flags of the trainer"), ids=first_cell)
 def test_every_key_is_a_key_of_a_recipe(line):
-    flag, ours, note = (cell.strip() for cell in line.strip("|").split("|"))
-    keys = re.findall(r"`([\w.]+=[^`]+)`", f"{ours} {note}")
-    assert keys or ours == "—", flag
-    recipe = "arith-sft" if "chat=false" in keys else "oreo-arith"
-    needed = ["model.lora.rank=64"] if any("dropout" in k for k in keys) else []
-    for group in ([k for k in keys if k in ours], [k for k in keys if k not in ours]):
+    ours, noted = keys_of(line)
+    recipe = "arith-sft" if "chat=false" in ours + noted else "oreo-arith"
+    needed = ["model.lora.rank=64"] if any("dropout" in k for k in ours + noted) else []
+    for group in (ours, noted):
         loaded = load_recipe(ROOT / f"recipes/{recipe}.yaml", [*needed, *group])
         config = resolve(loaded, get_method(loaded.method).Config)
-        for key in group:
-            value = config
-            for part in key.split("=")[0].split("."):
-                value = getattr(value, part)
-            assert value is not None
+        assert all(value_at(config, key.split("=")[0]) is not None for key in group)
 
 
 def test_the_page_knows_every_flag_of_the_paper_runs():

@@ -6,13 +6,13 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from from_pages import ROOT, commands, first_cell, keys_of, load_the_study, serve_up_to_the_port, shell, table, value_at
 from typer.testing import CliRunner
 
 from trailmark.cli import app
@@ -22,10 +22,8 @@ from trailmark.tasks.alfworld import Alfworld
 from trailmark.tasks.auto_explore import AutoExplore
 from trailmark.tasks.taxi import Taxi
 
-ROOT = Path(__file__).parents[2]
 PAGE, LESSONS = ((ROOT / name).read_text() for name in ("docs/from/reflect-rl.md", "docs/reflect.md"))
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", PAGE + LESSONS, re.S) for line in block.splitlines()]
-COMMANDS = list(dict.fromkeys(COMMANDS))
+COMMANDS = list(dict.fromkeys(commands(PAGE + LESSONS)))
 SERVERS = ("http://localhost:1234", "https://NAME.openai.azure.com", "https://api.openai.com")
 SHAPE = {"family": "llama", "layers": 1, "width": 16, "heads": 2, "context": 1024}
 TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "sft.policy": "1", "sft.batch": "2", "rl.starts": "2",
@@ -34,12 +32,6 @@ TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "s
 FEW = {"--n": "2", "--samples": "1", "--max-tokens": "4", "--starts": "2"}
 
 sys.path[:0] = [str(ROOT / "tests/tasks/alfworld"), str(ROOT / "tests/data")]
-
-
-def shell(*words):
-    done = CliRunner().invoke(app, list(words))
-    assert done.exit_code == 0, f"{words}: {done.output}"
-    return done.output
 
 
 def train(words, out):
@@ -150,16 +142,9 @@ def test_command(place, monkeypatch, tmp_path, command):
     elif words[0] == "train":
         train(words, tmp_path / "run")
     elif words[0] == "study":
-        from trailmark.evaluate.study import find_study, load_study
-
-        assert load_study(find_study(words[1]))[2]
+        load_the_study(words)
     elif words[0] == "serve":
-        with socket.socket() as busy:  # everything up to the port, which is taken
-            busy.bind(("127.0.0.1", 0))
-            busy.listen()
-            port = str(busy.getsockname()[1])
-            done = CliRunner().invoke(app, [port if w == "1234" else w for w in words])
-        assert done.exit_code == 2 and f"cannot listen on 127.0.0.1:{port}" in done.output
+        serve_up_to_the_port(words)
     elif any(s in command for s in SERVERS):
         with server() as (url, asked):
             shell(*smaller([re.sub("|".join(SERVERS), url, w) for w in words], tmp_path))
@@ -203,26 +188,20 @@ def test_alfworld_is_trained_and_verified(place, monkeypatch, tmp_path):
     assert report["replay"].status == report["sampler"].status == "pass"
 
 
-FLAGS = [line for line in PAGE.split("## Flags")[1].split("\n## ")[0].splitlines() if line.startswith("| ")][1:]
 OPTIONS = {k for kind in (Taxi, AutoExplore, Alfworld) for k in inspect.signature(kind).parameters}
 
 
-@pytest.mark.parametrize("line", FLAGS, ids=lambda line: line.split("|")[1].strip()[:40])
+@pytest.mark.parametrize("line", table(PAGE, "Flags"), ids=first_cell)
 def test_every_key_is_a_key_of_a_recipe(line):
-    flag, ours, note = (cell.strip() for cell in line.strip("|").split("|"))
-    keys = re.findall(r"`([\w.]+=[^`]+)`", f"{ours} {note}")
-    assert keys or ours == "—", flag
-    for key in keys:
+    ours, noted = keys_of(line)
+    for key in ours + noted:
         name = key.split("=", 1)[0]
         needed = ["model.lora.rank=64"] if name.startswith("model.lora.") else ["rl.baseline=batch"]
         config = resolve(load_recipe(ROOT / "recipes/reflect-explore.yaml", [*needed, key]), Config)
         if name.startswith("task.options."):
             assert name.removeprefix("task.options.") in OPTIONS, name
             continue
-        found = config
-        for part in name.split("."):
-            found = getattr(found, part)
-        assert found is not None, key
+        assert value_at(config, name) is not None, key
 
 
 def test_the_page_knows_every_entry_point_and_flag():

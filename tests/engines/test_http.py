@@ -98,7 +98,7 @@ def test_chat(url, local):
     there = HttpEngine(f"{url}/v1/", "tiny", api_key="k")
     said = asyncio.run(there.chat([{"role": "user", "content": "hi"}], SamplingLaw(temperature=0), 9))
     prompt = tuple(TOKENIZER.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
-    assert [said] == ask(local, Request(prompt, SamplingLaw(temperature=0), 1, 9, (TOKENIZER.eos_token_id,)))[0]
+    assert said == ask(local, Request(prompt, SamplingLaw(temperature=0), 1, 9, (TOKENIZER.eos_token_id,)))[0]
     with pytest.raises(EngineError, match="has no tokenizer"):
         ask(there, Request((1,)))
 
@@ -121,7 +121,7 @@ def test_a_recipe_section(url, monkeypatch):
     with pytest.raises(EngineError, match="TEST_KEY"):
         http_engine(config)
     monkeypatch.setenv("TEST_KEY", "k")
-    assert asyncio.run(http_engine(config).chat([{"role": "user", "content": "hi"}], max_tokens=3)).tokens
+    assert asyncio.run(http_engine(config).chat([{"role": "user", "content": "hi"}], max_tokens=3))[0].tokens
 
 
 def test_a_server_that_is_killed_fails_episodes_and_scores_none(tmp_path):
@@ -310,7 +310,7 @@ def test_an_address_that_names_its_endpoint_is_used_as_it_is(end):
     with fake([(200, answer)]) as (url, seen):
         engine = quick(url + end, query={"extra": "1"}, headers={"api-key": "k"})
         assert ask(engine, Request(tuple(TOKENIZER.encode("abc")), max_tokens=5))[0][0].text == "cba"
-        assert asyncio.run(engine.chat([{"role": "user", "content": "xy"}])).text == "yx"
+        assert asyncio.run(engine.chat([{"role": "user", "content": "xy"}]))[0].text == "yx"
     version = "api-version=2024-10-21&" if "?" in end else ""
     assert [path for path, _, _ in seen] == [f"/openai/deployments/gpt/chat/completions?{version}extra=1"] * 2
     assert {headers["api-key"] for _, headers, _ in seen} == {"k"} and "logprobs" not in seen[1][2]

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from trailmark.cli import app
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, parse_claim
+from trailmark.evaluate.pages import page, read_study
 from trailmark.evaluate.study import _flat, load_study, run_study
 from trailmark.store import Run
 
@@ -224,6 +225,28 @@ def test_the_page(study, tmp_path):
     assert (tmp_path / "docs/deep/page.png").is_file() and (tmp_path / "docs/deep/page.svg").is_file()
     shown = CliRunner().invoke(app, ["study", "s.yaml", "--seeds", "0,1"])
     assert "holds" in shown.stdout and json.loads(shown.stdout.splitlines()[-1])["seeds"] == [0, 1]
+
+
+def test_an_arm_that_reads_the_runs_of_another_is_a_short_row(study):
+    arms = {
+        "high": {"set": {"skill": 0.4}},
+        "low": {"of": "high", "episodes": "evaluation/low.jsonl"},
+        "again": {"of": "high"},
+    }
+    rows = lambda result: page(result, "x.png").split("|---|---|---|---|\n")[1].splitlines()
+    measures = {"success": {"episodes": "evaluation/high.jsonl"}}
+    result, folder = study(arms=arms, measures=measures, claims=[], seeds=[0])
+    assert [(a.get("of"), a.get("episodes")) for a in result["arms"]] == [
+        (None, None), ("high", "evaluation/low.jsonl"), ("high", None),
+    ]  # fmt: skip
+    assert rows(result)[:3] == [
+        "| high | count.yaml | `skill=0.4`, `steps=4` | 4 |",
+        "| low | the runs of high | `evaluation/low.jsonl` | |",
+        "| again | the runs of high | - | |",
+    ]
+    assert read_study(folder) == result
+    swept, _ = study("sw", arms=arms, measures=measures, claims=[], seeds=[0], sweep={"cost": [1, 2]})
+    assert rows(swept)[3] == "| low, cost=2 | the runs of high, cost=2 | `evaluation/low.jsonl` | |"
 
 
 def test_bad_studies_are_a_sentence(study, tmp_path):

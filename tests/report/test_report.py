@@ -11,6 +11,9 @@ from report_runs import EVIL, WORDS, add_evaluation, episode, ids, make_run
 from typer.testing import CliRunner
 
 from trailmark.cli import app
+from trailmark.config import dump
+from trailmark.marked_yaml import parse
+from trailmark.methods import get_method
 from trailmark.report import write_report
 from trailmark.report.concerns import concerns
 from trailmark.report.episodes import LONGEST, Texts, credit, on_tokens, starts
@@ -20,7 +23,7 @@ from trailmark.report.plots import smooth
 from trailmark.report.read import spread
 from trailmark.report.tables import POINTS, curves
 from trailmark.store import Run, write_segment
-from trailmark.types import Annotation, Turn
+from trailmark.types import Annotation, SamplingLaw, Turn
 
 
 def call(*words):
@@ -127,12 +130,35 @@ def test_concerns_name_what_is_wrong():
     assert say([panel("kl_old", [0.0001] * 12 + [0.4])])[0].startswith("kl_old spikes")
     assert say([panel("entropy", [2.0] * 9 + [0.01] * 3)])[0].startswith("Entropy has collapsed from 2 to 0.01")
     assert "no process works on it" in say([], state="stopped")[0] and "got no better" in say([], state="early")[0]
-    cut = [Turn("policy", (1,), (2,), stop="length")] * 2
     e = episode("e")
-    assert "100% of the turns were cut off" in say([], [type(e)("e", e.task, "g", tuple(cut), e.outcomes)])[0]
     assert say([], [e, e], {"credit": "group"})[-1].startswith(
         "In 1 of 1 groups on this page all episodes earned the same"
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("reflect", "thought"),
+        ("online", "sampling.max_tokens"),
+        ("oreo_rounds", "collect.sampling.max_tokens"),
+        (None, "max_tokens"),  # a recipe that cannot be read
+    ],
+)
+def test_turns_that_are_cut_off_name_the_key_of_their_recipe(method, key):
+    """The recipe is the method's own, with all that it holds by itself."""
+    written = "" if method is None else dump(get_method(method).Config(method=method, steps=10_000))
+    recipe = parse(written, "recipe.yaml")[0] or {}
+    cut, whole = (Turn("reflector", (1,), (2,), stop=stop) for stop in ("length", "stop"))
+    chosen = Turn("policy", (1,), (2,), law=SamplingLaw(allowed=(2, 3)), stop="length")  # a label is not cut off
+    e = episode("e")
+    said = lambda *turns: [
+        c["text"] for c in concerns([], [type(e)("e", e.task, "g", turns, e.outcomes)], recipe, "finished", 9, {})
+    ]
+    assert said(cut, chosen, whole, chosen) == [
+        f"50% of the turns were cut off at their length limit: raise the recipe's '{key}'?"
+    ]
+    assert said(cut, *[whole] * 9) == []
 
 
 def test_long_prompts_are_cut_and_equal_ones_kept_once():

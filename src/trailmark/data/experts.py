@@ -15,7 +15,7 @@ from trailmark.data.decisions import json_lines
 from trailmark.errors import DataError, RunError, TrailmarkError
 from trailmark.store import atomic_write
 from trailmark.tasks.alfworld.source import Alfworld
-from trailmark.tasks.alfworld.trajectories import Trajectory, _answers, game_names, read_trajectories
+from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_trajectories, replies
 
 
 def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> tuple[int, dict[str, int]]:
@@ -51,7 +51,7 @@ def conversation(t: Trajectory, id: str, source: Alfworld) -> tuple[list[dict[st
     for move in t.moves:
         if world.over:
             break
-        (said,) = _answers(move, source, world)
+        (said,) = replies(move, source, world)
         messages += [{"role": "user", "content": shown}, {"role": "assistant", "content": said}]
         step = world.step(said)
         shown, won = step.observation.text, bool(step.info["won"])

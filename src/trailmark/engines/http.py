@@ -120,23 +120,12 @@ class HttpEngine:
         stop_strings: Sequence[str] = (),
         seed: int = 0,
         key: str = "",
-    ) -> Completion:
-        """What the server answers to messages; it applies its own template. Without a tokenizer here, or token ids from
-        there, the completion is its text alone."""
-        return (await self.chats(messages, law, max_tokens, stop_strings, seed, key))[0]
-
-    async def chats(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        law: SamplingLaw = SamplingLaw(),
-        max_tokens: int = 64,
-        stop_strings: Sequence[str] = (),
-        seed: int = 0,
-        key: str = "",
         n: int = 1,
         search: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """`n` answers. With `search`, such as {"best_of": 5}, our own server chooses what it answers by its value model."""
+        """What the server answers to messages, `n` times; it applies its own template. Without a tokenizer here, or token ids
+        from there, a completion is its text alone. With `search`, such as {"best_of": 5}, our own server chooses what it
+        answers by its value model."""
         request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
         return await self._chat(messages, request, {} if search is None else {"search": dict(search)})
 

@@ -78,7 +78,7 @@ async def answer(desk: Desk, seat: str, messages: Messages, choice: Choice) -> C
     player = desk.seats[seat]
     engine: Any = player.engine
     key, seed = f"{desk.start.id}\0{len(desk.turns)}", desk.start.seed
-    made: list[Completion] = await engine.chats(
+    made: list[Completion] = await engine.chat(
         messages, player.law, player.max_tokens, player.stop_strings, seed, key, choice.k, choice.search
     )
     if choice.values is None or len(made) == 1:

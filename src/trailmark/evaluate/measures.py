@@ -139,7 +139,9 @@ def collect(
     measures: Mapping[str, Measure], budget: Budget, specs: Sequence[Spec], claims: Sequence[Claim],
     seeds: Sequence[int], out: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every arm's numbers with intervals, every claim's verdict, and what a reader must know beside them."""
+    """Every arm's numbers with intervals, every claim's verdict, and what a reader must know beside them. An arm that reads the
+    runs of another says whose (`of`) and what it reads in them (`episodes`)."""
+    owners = {spec.runs: spec.name for spec in specs if spec.reads.of is None}
     seen: dict[tuple[str, str], list[Seen]] = {}
     arms, notes = [], []
     for spec in specs:
@@ -157,8 +159,9 @@ def collect(
             notes += [f"{name} ended at step {end} of {whole}." for end, (name, _) in zip(ends, runs) if end < whole]
             if spec.extra and spec.reads.of is None:
                 notes.append(f"Arm '{spec.name}' had {spec.extra} steps beside the budget.")
+        reads = {} if spec.reads.of is None else {"of": owners[spec.runs], "episodes": spec.reads.episodes}
         arms.append({"name": spec.name, "recipe": spec.recipe.name, "set": list(spec.overrides), "runs": spec.runs,
-                     "steps": ends, "values": values})  # fmt: skip
+                     **reads, "steps": ends, "values": values})  # fmt: skip
     judged = []
     for c in claims:
         found = difference(c, seen[c.a, c.measure], seen[c.b, c.measure], seeds)

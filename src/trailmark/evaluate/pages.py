@@ -87,11 +87,17 @@ def page(result: Mapping[str, Any], picture: str) -> str:
         verdict = said[c["verdict"]] if c["low"] is not None else "unclear: there is no interval"
         out.append(f"- *{c['claim']}* {verdict} ({span(c, sign=True)}; {c['method']}).")
     out += ["", "## Arms", "", "| arm | recipe | keys set | steps |", "|---|---|---|---|"]
-    for a in result["arms"]:
-        keys = ", ".join(f"`{k}`" for k in a["set"]).replace("|", "\\|")
-        out.append(f"| {a['name']} | {a['recipe']} | {keys or '-'} | {', '.join(map(str, a['steps']))} |")
-    out += ["", *(f"Note: {note}" for note in result["notes"])]
+    out += [*map(_arm, result["arms"]), "", *(f"Note: {note}" for note in result["notes"])]
     return "\n".join(out).rstrip() + "\n"
+
+
+def _arm(a: Mapping[str, Any]) -> str:
+    """The row of an arm: how it was trained, or whose runs it reads and what in them."""
+    if "of" in a:
+        file = f"`{a['episodes']}`" if a["episodes"] else "-"
+        return f"| {a['name']} | the runs of {a['of']} | {file} | |"
+    keys = ", ".join(f"`{k}`" for k in a["set"]).replace("|", "\\|")
+    return f"| {a['name']} | {a['recipe']} | {keys or '-'} | {', '.join(map(str, a['steps']))} |"
 
 
 def write_page(folder: Path, file: Path) -> None:

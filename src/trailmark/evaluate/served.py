@@ -78,7 +78,7 @@ class There:
         player = desk.seats[seat]
         engine: Any = player.engine
         key = f"{desk.start.id}\0{len(desk.turns)}"
-        done = await engine.chat(messages, player.law, player.max_tokens, player.stop_strings, desk.start.seed, key)
+        (done,) = await engine.chat(messages, player.law, player.max_tokens, player.stop_strings, desk.start.seed, key)
         desk.turns.append(Turn(seat, (), done.tokens, done.logp, done.logq, player.law, stop=done.stop, text=done.text))
         return done.text
 

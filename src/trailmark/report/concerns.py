@@ -10,6 +10,7 @@ from typing import Any
 from trailmark.types import Episode, Scored
 
 Points = list[list[float]]
+LIMITS = ("thought", "collect.sampling.max_tokens", "sampling.max_tokens")  # what a recipe may call the limit of a turn
 
 
 def concerns(
@@ -112,7 +113,8 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
     free = [t for e in episodes for t in e.turns if t.tokens and t.law.allowed is None and t.stop]
     cut = sum(t.stop == "length" for t in free)
     if free and cut > 0.1 * len(free):
-        out.append(_warn(f"{cut / len(free):.0%} of the turns were cut off at their length limit: raise max_tokens?"))
+        share, key = cut / len(free), _limit(recipe)
+        out.append(_warn(f"{share:.0%} of the turns were cut off at their length limit: raise the recipe's '{key}'?"))
     truncated = sum(e.truncated for e in episodes)
     if episodes and truncated > 0.5 * len(episodes):
         out.append(
@@ -130,3 +132,17 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
         )
         out.append(_warn(text))
     return out
+
+
+def _limit(recipe: Mapping[str, Any]) -> str:
+    """The key that limits what is written in a turn of training: the first of LIMITS that the recipe has. In rounds of OREO
+    `sampling` is of evaluations, and `collect.sampling` comes before it."""
+    return next((key for key in LIMITS if _has(recipe, key)), "max_tokens")
+
+
+def _has(value: Any, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True

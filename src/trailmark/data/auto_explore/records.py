@@ -4,6 +4,9 @@ A line of ours is {"id", "repo", "version", "kind", "query", "answer", "target",
 "trajectories"}; only repo, query and target (a path, or several with the annotated one first) are needed. The reference's JSON is a list of {"question", "answer",
 "optimal_path", "filename", "root", "n_level", "model", "trajectories"}; both are read and written. A trajectory is
 {"model_name", "trajectory": [{"reflection", "cmd"}], "filename", "info"} in either.
+
+A record here has its walks and can be written again. The world that asks these questions reads the same files with
+`trailmark.tasks.auto_explore.records`, and of them only what is needed to play.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each
 from trailmark.store import atomic_write
 from trailmark.tasks.auto_explore.commands import way_to
-from trailmark.tasks.auto_explore.records import plain_path
+from trailmark.tasks.auto_explore.records import plain_path, repo_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """One question with its answer and how teachers went: a row of a data set."""
+
     repo: str
     query: str
     target: str
@@ -132,7 +137,7 @@ def _reference(row: Row, value: dict[str, Any]) -> Record:
     v = row.fields(value, "", ["question", "filename", "root"], ["answer", "model", "trajectories"])
     root = row.text(v["root"], "root").rstrip("/")
     return Record(
-        root.rsplit("/", 1)[-1],
+        repo_name(root),
         row.text(v["question"], "question").strip(),
         plain_path(row.text(v["filename"], "filename"), root),
         row.text(v.get("answer") or "", "answer"),

@@ -286,7 +286,7 @@ def _episode(
 
     async def tell(desk: Desk) -> None:
         for move in t.moves:
-            for said in _answers(move, source, desk.world):
+            for said in replies(move, source, desk.world):
                 if desk.over:
                     return
                 await act(desk, said)
@@ -301,7 +301,7 @@ def _episode(
     return made
 
 
-def _answers(move: Move, source: Alfworld, world: Any) -> Iterator[str]:
+def replies(move: Move, source: Alfworld, world: Any) -> Iterator[str]:
     """What a policy of this source would have had to say: a text, or labels (turning pages comes first)."""
     command = command_in(source.dialect, move.command)
     if source.mode == "text":

@@ -9,6 +9,9 @@ tasks*.jsonl, else the reference's train.json, validate.json and test.json.
 In the reference's format a task's targets are the annotated file and every file that a teacher's trajectory identified; a record
 in which none identified a file is dropped. Also dropped are targets that the world never offers: hidden ones, and those of
 another kind than code, text, data and shell. What was dropped is counted.
+
+A record here is what a world needs to be played. Data sets are made with `trailmark.data.auto_explore.records`, which reads the same
+files more strictly, with the walks of teachers, and writes them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,8 @@ REFERENCE_SPLITS = ("train", "validate", "test")
 
 
 @dataclass(frozen=True)
-class Record:
-    """One question and the files that answer it."""
+class Question:
+    """One question and the files that answer it, to be played."""
 
     key: str
     repo: str
@@ -44,9 +47,9 @@ class Record:
         return {t.count("/") for t in self.targets}
 
 
-def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Record], Counter[str]]:
+def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Question], Counter[str]]:
     """The records of files or folders, and how many were dropped for which reason."""
-    records: dict[str, Record] = {}
+    records: dict[str, Question] = {}
     dropped: Counter[str] = Counter()
     for path in [paths] if isinstance(paths, str | Path) else paths:
         for file in _files(Path(path).expanduser()):
@@ -93,7 +96,7 @@ def _text(row: Mapping[str, Any], key: str, path: Path, line: int, default: str 
     return value
 
 
-def _jsonl(path: Path, dropped: Counter[str]) -> list[Record]:
+def _jsonl(path: Path, dropped: Counter[str]) -> list[Question]:
     made = []
     for n, line in enumerate(_bytes(path).split(b"\n"), 1):
         if not line.strip():
@@ -104,7 +107,7 @@ def _jsonl(path: Path, dropped: Counter[str]) -> list[Record]:
         if not isinstance(targets, list) or not targets or not all(isinstance(t, str) for t in targets):
             raise DataError(f"must be a path or a list of paths, not {target!r:.60}.", path, n, "target")
         known = ("repo", "version", "query", "target", "id", "split", "trajectories")
-        record = Record(
+        record = Question(
             f"{repo}-{row.get('id', n - 1)}", repo, _text(row, "query", path, n), tuple(targets),
             _text(row, "version", path, n, ""), _text(row, "split", path, n, "train"),
             {k: v for k, v in row.items() if k not in known},
@@ -113,7 +116,7 @@ def _jsonl(path: Path, dropped: Counter[str]) -> list[Record]:
     return made
 
 
-def _reference(path: Path, dropped: Counter[str]) -> list[Record]:
+def _reference(path: Path, dropped: Counter[str]) -> list[Question]:
     try:
         rows = json.loads(_bytes(path))
     except ValueError as e:
@@ -134,11 +137,11 @@ def _reference(path: Path, dropped: Counter[str]) -> list[Record]:
             dropped["records without a question" if named else "records no teacher identified a file for"] += 1
             continue
         targets = tuple(dict.fromkeys([plain_path(_text(row, "filename", path, n), root), *named]))
-        repo = root.rstrip("/").rpartition("/")[2]
+        repo = repo_name(root)
         split = path.stem if path.stem in REFERENCE_SPLITS else "train"
         kept = ("answer", "optimal_path", "n_level", "model")
         meta = {k: row[k] for k in kept if k in row}
-        made += _usable(Record(f"{repo}-{path.stem}-{n - 1}", repo, question, targets, "", split, meta), dropped)
+        made += _usable(Question(f"{repo}-{path.stem}-{n - 1}", repo, question, targets, "", split, meta), dropped)
     return made
 
 
@@ -147,7 +150,12 @@ def plain_path(path: str, root: str = "") -> str:
     return path.replace('"', "").removeprefix("./").removeprefix(f"{root.rstrip('/')}/" if root else "")
 
 
-def _usable(record: Record, dropped: Counter[str]) -> list[Record]:
+def repo_name(root: str) -> str:
+    """What a repository is called whose `root` is a path."""
+    return root.rstrip("/").rpartition("/")[2]
+
+
+def _usable(record: Question, dropped: Counter[str]) -> list[Question]:
     """The record with the targets that the world offers; nothing when none is left."""
     targets = tuple(
         t for t in record.targets if kind_of(t) and not any(p.startswith(".") or not p for p in t.split("/"))
@@ -155,4 +163,4 @@ def _usable(record: Record, dropped: Counter[str]) -> list[Record]:
     if not targets:
         dropped["targets that are hidden or of another kind"] += 1
         return []
-    return [Record(record.key, record.repo, record.query, targets, record.version, record.split, record.meta)]
+    return [replace(record, targets=targets)]

@@ -13,7 +13,7 @@ from typing import Any
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.auto_explore.contents import TOKENS, limits
 from trailmark.tasks.auto_explore.packages import Sdist, find_repository, read_trees
-from trailmark.tasks.auto_explore.records import Record, load_records, task_folder
+from trailmark.tasks.auto_explore.records import Question, load_records, task_folder
 from trailmark.tasks.auto_explore.repo import snapshot
 from trailmark.tasks.auto_explore.world import ExploreWorld, Library
 from trailmark.tasks.labels import CHOICES, alphabet, check_labels
@@ -100,12 +100,12 @@ class AutoExplore:
         self.error_cost, self.warning_cost = float(error_cost), float(warning_cost)
         self.repos, self.cache = repos, cache
         self._libraries: dict[tuple[str, str], Library] = {}
-        self._checked: dict[str, Record | None] = {}
+        self._checked: dict[str, Question | None] = {}
         self.trees: dict[str, Sdist] = {}
         self.dropped: Counter[str] = Counter()
         self.records = self._one(repo, query, target) if repo is not None else self._many(tasks, packages, only, depth)
 
-    def _one(self, repo: str, query: str, target: str | Sequence[str] | None) -> list[Record]:
+    def _one(self, repo: str, query: str, target: str | Sequence[str] | None) -> list[Question]:
         library = Library(snapshot(repo))
         name = library.files.root.name or "repository"
         self._libraries[name, ""] = library
@@ -116,9 +116,9 @@ class AutoExplore:
                 hint = f" Did you mean '{close[0]}'?" if close else ""
                 raise TaskError(f"target '{t}' is no readable file of {repo}.{hint}")
         words = query or (f"Find the file {targets[0]}." if targets else FREE)
-        return [Record(f"{name}-0", name, words, targets)]
+        return [Question(f"{name}-0", name, words, targets)]
 
-    def _many(self, tasks: Any, packages: Any, only: Any, depth: Any) -> list[Record]:
+    def _many(self, tasks: Any, packages: Any, only: Any, depth: Any) -> list[Question]:
         records, self.dropped = load_records(tasks)
         if (beside := task_folder(tasks) / "file_trees.json").is_file():
             self.trees = read_trees(beside)
@@ -169,7 +169,7 @@ class AutoExplore:
             made += [self._task(r, share, f"{r.key}@{seed}.{turn}", seed) for r in order]
         return made[:n]
 
-    def _split(self, split: str) -> list[Record]:
+    def _split(self, split: str) -> list[Question]:
         known = dict.fromkeys(r.split for r in self.records)
         if split == "test" and "test" not in known and "visible_test" in known:
             split = "visible_test"
@@ -177,7 +177,7 @@ class AutoExplore:
             raise TaskError(f"auto-explore has no split '{split}'.{nearest(split, ['all', *known])}")
         return [r for r in self.records if split in ("all", r.split)]
 
-    def _task(self, r: Record, leaveout: float, name: str, seed: int) -> Task:
+    def _task(self, r: Question, leaveout: float, name: str, seed: int) -> Task:
         data = {
             "repo": r.repo,
             "version": r.version,
@@ -187,7 +187,7 @@ class AutoExplore:
         }
         return Task(name, seed, data, dict(r.meta))
 
-    def _playable(self, r: Record) -> Record | None:
+    def _playable(self, r: Question) -> Question | None:
         """The record with those of its targets that can be read; None where it names targets and none can."""
         if r.key not in self._checked:
             targets = self.readable(r.repo, r.version, r.targets)
