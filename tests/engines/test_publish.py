@@ -13,7 +13,10 @@ from trailmark.models.load import load_model
 SHAPE = ModelShape(layers=1, width=32, heads=2, context=64)
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2)])
+HEAD = LoraConfig(rank=2, targets=["q_proj", "lm_head"])
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=2), HEAD])
 def test_a_copy_takes_the_weights_over(lora):
     lm = load_model(ModelConfig(shape=SHAPE, lora=lora))
     engine = LocalEngine(engine_copy(lm, torch.float32), 4, 64)
@@ -28,7 +31,7 @@ def test_a_copy_takes_the_weights_over(lora):
     assert [c.tokens for c in after] == [c.tokens for c in own] and [after] != before and engine.version == 7
     for mine, theirs in zip(after, own):  # merged adapters round otherwise
         assert mine.logp == pytest.approx(theirs.logp, abs=1e-5) and (lora or mine == theirs)
-    assert not engine.lm.adapted
+    assert engine.lm.adapted == (lora is HEAD)  # tied to the embeddings, which the adapter leaves alone: not merged
 
 
 def test_weights_that_do_not_arrive_are_noticed(monkeypatch):

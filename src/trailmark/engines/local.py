@@ -77,16 +77,26 @@ class _Live:
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
     """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are merged
-    into it: beside the plain products they are most of what a small model launches."""
+    into it where that is a sum of weights: beside the plain products they are most of what a small model launches."""
     model = copy.deepcopy(lm.model)
-    model = model.merge_and_unload() if lm.adapted else model
+    model = model.merge_and_unload() if mergeable(lm) else model
     made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
     return made.freeze()
 
 
+def mergeable(lm: LM) -> bool:
+    """Whether its adapters are plain LoRA of layers whose weights nobody else has."""
+    if not lm.adapted or any(hasattr(x, "modules_to_save") for x in lm.base.modules()):
+        return False
+    layers = [x for x in lm.base.modules() if hasattr(x, "get_delta_weight")]
+    ends = (lm.base.get_input_embeddings(), lm.base.get_output_embeddings())
+    return not any(x in ends or any(getattr(x, "use_dora", {}).values()) for x in layers)
+
+
 def plain_weights(lm: LM) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with what the adapters add to them."""
-    if not lm.adapted:
+    """The weights of a model by their names without adapters, with what the adapters add to them; as they are, where they
+    cannot be merged."""
+    if not mergeable(lm):
         return lm.model.state_dict()
     more = {
         name: [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
