@@ -56,7 +56,7 @@ class HeadValues:
     """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
     model of steps). A head of several classes gives the probability of its last one. Lines that are asked about at the same time
     are computed together. `fixed`: in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else
-    is asked; otherwise as a trie, as many places in one pass as fill a GPU, and what several lines share is computed once. `amp`:
+    is asked; otherwise as a trie (where the model's attention can), as many places in one pass as fill a GPU. `amp`:
     in bfloat16, as a value that was trained so."""
 
     def __init__(self, lm: LM, head: str | None = None, over: Over = "last", fixed: bool = True, amp: bool = False):
@@ -154,7 +154,8 @@ class HeadValues:
         samples = [Sample(np.array(row), {}, {}) for row in rows]
         number = {id(s): k for k, s in enumerate(samples)}
         out: list[list[float]] = [[]] * len(rows)
-        for packed in micro_batches(samples, PLACES, "tree", self.lm.pad_multiple):
+        shape: Any = self.lm.sharing
+        for packed in micro_batches(samples, PLACES, shape, self.lm.pad_multiple):
             numbers = self._read(packed.ids, packed.end, packed.pos).reshape(-1)[packed.where]
             first = 0
             for s in packed.samples:
