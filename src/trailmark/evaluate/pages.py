@@ -41,7 +41,8 @@ def draw(result: Mapping[str, Any], folder: Path) -> None:
                 _bar(axes[-1], y, c, VERDICTS[c["verdict"]])
             axes[-1].axvline(0, color="black", lw=0.8)
             _rows(axes[-1], [f"{c['claim']}\n{c['verdict']}" for c in claims], "difference")
-        figure.suptitle(f"{result['name']}: {len(result['seeds'])} seeds, 95 % intervals", fontsize=10)
+        seeds = "one seed" if len(result["seeds"]) == 1 else f"{len(result['seeds'])} seeds"
+        figure.suptitle(f"{result['name']}: {seeds}, 95 % intervals", fontsize=10)
         for kind, meta in (("png", {"Software": None}), ("svg", {"Date": None})):
             held = io.BytesIO()
             figure.savefig(held, format=kind, dpi=150, metadata=meta)
