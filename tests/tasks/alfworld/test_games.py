@@ -48,6 +48,15 @@ def test_listing_parses_nothing_and_a_parsed_game_is_kept(tmp_path, monkeypatch)
     assert len(parsed) == 3, "only the last one parsed is kept"
 
 
+def test_valid_is_every_split_that_begins_so(tmp_path):
+    games = Games(write_packed(tmp_path, ("train", "valid_train", "valid_seen")))
+    both = {*games.ids("valid_train"), *games.ids("seen")}
+    assert set(games.ids("valid")) == both and len(games.ids("valid")) == len(both) == 2 * len(games.ids("train"))
+    (tmp_path / "lone").mkdir()
+    with pytest.raises(TaskError, match="there is no split 'valid'"):
+        Games(write_packed(tmp_path / "lone", ("train",))).ids("valid")
+
+
 @pytest.mark.parametrize("name", ["seen", "valid_seen", "dev", "eval_in_distribution"])
 def test_splits_answer_to_both_kinds_of_names(tmp_path, name):
     assert len(Games(write_packed(tmp_path)).ids(name)) == 6
