@@ -299,7 +299,7 @@ class Run:
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
         there before stays, so a run that was to go on still can."""
-        steps = [*self.episodes_dir.iterdir(), *self.checkpoints_dir.iterdir(), self.metrics_file]
+        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
             return
         made = [p for p in self.path.iterdir() if p.name not in self._before]

@@ -7,7 +7,7 @@ import torch
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.engines.base import EngineError, Request, run
-from trailmark.engines.local import LocalEngine, engine_copy
+from trailmark.engines.local import LocalEngine, engine_copy, mergeable
 from trailmark.models.load import load_model
 
 SHAPE = ModelShape(layers=1, width=32, heads=2, context=64)
@@ -32,6 +32,32 @@ def test_a_copy_takes_the_weights_over(lora):
     for mine, theirs in zip(after, own):  # merged adapters round otherwise
         assert mine.logp == pytest.approx(theirs.logp, abs=1e-5) and (lora or mine == theirs)
     assert engine.lm.adapted == (lora is HEAD)  # tied to the embeddings, which the adapter leaves alone: not merged
+
+
+@pytest.mark.parametrize("kind", ["ia3", "lora_bias", "quantised"])
+def test_what_is_more_than_a_sum_of_weights_is_not_merged(kind):
+    """Their changes reach the engine all the same."""
+    import peft
+
+    lm = load_model(ModelConfig(shape=ModelShape(family="qwen2", layers=1, width=32, heads=2, context=64)))
+    names = ["q_proj", "v_proj"]
+    settings = {
+        "ia3": lambda: peft.IA3Config(target_modules=names, feedforward_modules=[], task_type="CAUSAL_LM"),
+        "lora_bias": lambda: peft.LoraConfig(target_modules=names, lora_bias=True, task_type="CAUSAL_LM"),
+        "quantised": lambda: peft.LoraConfig(target_modules=names, task_type="CAUSAL_LM"),
+    }[kind]()
+    lm.model = peft.get_peft_model(lm.model, settings)
+    if kind == "quantised":
+        lm.base.quantization_method = "bitsandbytes"
+    assert not mergeable(lm)
+    engine = LocalEngine(engine_copy(lm, torch.bfloat16), 4, 64)
+    before = engine.score_rows([[1, 2, 3, 4, 5]], [1])[0]
+    with torch.no_grad():
+        for _, p in lm.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
+    engine.publish(1, lm)
+    after, own = (e.score_rows([[1, 2, 3, 4, 5]], [1])[0] for e in (engine, LocalEngine(lm, 4, 64)))
+    assert after == pytest.approx(own, rel=0.05) and max(abs(a - b) for a, b in zip(before, after)) > 0.05
 
 
 def test_weights_that_do_not_arrive_are_noticed(monkeypatch):

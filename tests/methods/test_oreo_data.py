@@ -102,6 +102,8 @@ def test_turns_that_share_no_sequence_are_refused(tmp_path):
     write("episodes", tmp_path / "both.jsonl", both, TOKENIZER)
     found = read_scored([str(tmp_path / "both.jsonl")], "episodes", TOKENIZER, "policy", 50)
     assert [e.id for e in found.episodes] == ["e1"] and found.skipped == {"several_sequences": 1}
+    with pytest.raises(DataError, match="1 several_sequences, 1 too_long"):
+        read_scored([str(tmp_path / "both.jsonl")], "episodes", TOKENIZER, "policy", 2)
 
 
 def test_several_files_of_one_kind(tmp_path):

@@ -29,6 +29,8 @@ BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
 WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
 HOLD = 8  # turns for which a prefill waits for more prompts
+MORE_THAN_LORA = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication",
+                  "alora_invocation_tokens", "arrow_config")  # fmt: skip
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -85,31 +87,34 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
 
 
 def mergeable(lm: LM) -> bool:
-    """Whether its adapters are plain LoRA of layers whose weights nobody else has."""
-    if not lm.adapted or any(hasattr(x, "modules_to_save") for x in lm.base.modules()):
+    """Whether its adapter is plain LoRA of layers whose weights nobody else has: then what it does is a sum of weights."""
+    from peft import LoraConfig
+
+    if not lm.adapted or getattr(lm.base, "quantization_method", None):
+        return False
+    config = lm.model.active_peft_config
+    if type(config) is not LoraConfig or any(getattr(config, name, None) for name in MORE_THAN_LORA):
         return False
     layers = [x for x in lm.base.modules() if hasattr(x, "get_delta_weight")]
     ends = (lm.base.get_input_embeddings(), lm.base.get_output_embeddings())
-    return not any(x in ends or any(getattr(x, "use_dora", {}).values()) for x in layers)
+    return not any(x in ends or getattr(x, "lora_variant", None) for x in layers)
 
 
-def plain_weights(lm: LM) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with what the adapters add to them; as they are, where they
-    cannot be merged."""
+def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The weights of a model by their names without adapters, with what the adapters add to them, these rounded to `dtype`; as
+    they are, where they cannot be merged."""
     if not mergeable(lm):
         return lm.model.state_dict()
-    more = {
-        name: [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
-        for name, layer in lm.base.named_modules()
-        if hasattr(layer, "get_delta_weight")
-    }
+    layers = {name: x for name, x in lm.base.named_modules() if hasattr(x, "get_delta_weight")}
     out = {}
     for name, tensor in lm.base.state_dict().items():
         if ".lora_" in name:
             continue
-        where = name.removesuffix(".weight").removesuffix(".base_layer")
-        changes = more.get(where, []) if name.endswith(".weight") else []
-        out[name.replace(".base_layer.", ".")] = sum((c.to(tensor.dtype) for c in changes), tensor)
+        layer = layers.get(name.removesuffix(".base_layer.weight"))
+        if layer is not None:
+            changes = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
+            tensor = sum((c.to(tensor.dtype) for c in changes), tensor).to(dtype)
+        out[name.replace(".base_layer.", ".")] = tensor
     return out
 
 
@@ -220,7 +225,7 @@ class LocalEngine:
             raise EngineError("weights cannot change while samples are being drawn")
         if source is not None and source is not self.lm:
             with torch.no_grad():
-                theirs = plain_weights(source)
+                theirs = plain_weights(source, self.lm.dtype)
                 for name, tensor in self.lm.model.state_dict().items():
                     tensor.copy_(theirs[name])
             self._compare(source, theirs)
@@ -275,8 +280,8 @@ class LocalEngine:
 
     async def _pump(self) -> None:
         """Runs while there is work. One turn: admit, decode one token everywhere, let finished callers go on."""
-        await asyncio.sleep(0)  # callers that start together are admitted together
         try:
+            await asyncio.sleep(0)  # callers that start together are admitted together
             while self._waiting or self._ready or any(self._rows):
                 if self._waiting and len(self._ready) < self.slots and self._worth_it():
                     self._prefill()

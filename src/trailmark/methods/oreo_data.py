@@ -67,7 +67,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             _count(skipped, why, 1)
         else:
             kept.append(e)
-    if not kept and skipped.get("several_sequences"):
+    if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
             "so the world must be played as one growing conversation.",

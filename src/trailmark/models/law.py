@@ -33,8 +33,8 @@ def law_logits(
     changed: list[tuple[Tensor, Tensor]] = []
     numbers = [n for n in np.unique(index) if n >= 0 and not laws[n].plain]
     listed = [n for n in numbers if _only_lists(laws[n])]
-    groups = [(n, index == n) for n in numbers if n not in listed or len(listed) == 1]
-    if len(listed) > 1:  # decisions with menus of their own: all of them in one pass
+    groups = [(n, index == n) for n in numbers if n not in listed]
+    if listed:  # decisions with menus of their own: all of them in one pass
         groups.append((-1, np.isin(index, listed)))
     for number, mine in groups:
         rows = np.nonzero(mine)[0]

@@ -106,8 +106,8 @@ class HeadValues:
             )
 
     async def _pump(self) -> None:
-        await asyncio.sleep(0)  # who asks together is answered together
         try:
+            await asyncio.sleep(0)  # who asks together is answered together
             while self._waiting:
                 if self.fixed:
                     self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])

@@ -112,7 +112,8 @@ class Games:
     def ids(self, split: str, only: Sequence[str] = (), task_types: Sequence[str] = ()) -> tuple[str, ...]:
         """Games of these types whose id holds one of the texts `only` (empty: all). Split `valid` is all that begin so."""
         check_types(task_types)
-        parts = [name for name in self.splits if split == "valid" and name.startswith("valid")] or [split]
+        every = split == "valid" and split not in self.splits
+        parts = [name for name in self.splits if every and name.startswith("valid")] or [split]
         return tuple(
             c.id
             for part in parts
