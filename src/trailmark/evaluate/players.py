@@ -100,7 +100,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
-    tasks = staged(like if task == own.get("name") else {}, source, split, n, seed)
+    tasks = staged(like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.methods.reflect_play import oracle_player, random_player
         from trailmark.models.tiny import tiny_tokenizer
