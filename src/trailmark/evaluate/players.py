@@ -167,11 +167,10 @@ def quiet_loading() -> None:
 
 def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
     """The starts that a run's own evaluation plays: `n` of each stage of its curriculum, or of the whole world."""
-    from trailmark.methods.reflect_rl import CurriculumConfig, Stage, make_stages
+    from trailmark.methods.reflect_rl import CurriculumConfig, make_stages, starts_of
 
-    order = recipe.get("curriculum")
-    stages = make_stages(resolve(order, CurriculumConfig), source) if order else [Stage()]
-    return [t for stage in stages for t in stage.starts(source, split, n, seed)]
+    stages = make_stages(resolve(recipe.get("curriculum") or {}, CurriculumConfig), source)
+    return starts_of(stages, source, split, n, seed)
 
 
 def is_address(name: str) -> bool:
@@ -182,6 +181,7 @@ def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tu
     """A run whose method seats several players: all of them from one checkpoint, stage by stage, as the run itself evaluates."""
     from trailmark import methods
     from trailmark.evaluate.run import evaluate
+    from trailmark.methods.reflect_rl import starts_of
     from trailmark.tasks import task_options
     from trailmark.types import SamplingLaw
 
@@ -197,7 +197,7 @@ def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tu
     source, seats, protocol, stages = method.players(config, Path(folder).parent, law, wish.device)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
-    tasks = [t for stage in stages for t in stage.starts(source, split, n, seed)]
+    tasks = starts_of(stages, source, split, n, seed)
     report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
              "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats]}  # fmt: skip

@@ -62,6 +62,7 @@ from trailmark.methods.reflect_rl import (
     make_stages,
     objective,
     stage_starts,
+    starts_of,
 )
 from trailmark.methods.sft import batch_rows
 from trailmark.methods.teachers import Lesson, get_teacher
@@ -402,10 +403,6 @@ def talk_of(config: Config, source: Any, tokenizer: Any) -> Talk:
 def deaf_to_chance(talk: Talk) -> Protocol:
     """As in training, but every decision hears the reflector."""
     return two_players(dataclasses.replace(talk, share=1.0))
-
-
-def starts_of(stages: Sequence[Stage], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
-    return [t for stage in stages for t in stage.starts(source, split, n, seed)]
 
 
 def final_tasks(config: Config, source: Any, stages: Sequence[Stage]) -> list[Task]:

@@ -147,6 +147,11 @@ def make_stages(config: CurriculumConfig, source: TaskSource) -> list[Stage]:
     return [Stage(f"depth {'+'.join(map(str, sorted(g)))}", None, frozenset(g), n) for g, n in groups]
 
 
+def starts_of(stages: Sequence[Stage], source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
+    """`n` starts of each stage: what an evaluation plays."""
+    return [t for stage in stages for t in stage.starts(source, split, n, seed)]
+
+
 def depth_groups(found: Sequence[int], config: CurriculumConfig) -> list[tuple[set[int], int]]:
     """Depths that form one stage, shallow first, each with its number of records; a record with targets at two depths counts
     in both."""
