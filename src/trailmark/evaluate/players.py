@@ -71,7 +71,6 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     "oracle"."""
     from trailmark.tasks import get_task, task_options
 
-    quiet_loading()
     folder, recipe = find_model(name)
     trained_by = recipe.get("method")
     alone = trained_by in (None, "online", "sft", "oreo") or wish.task is not None or wish.chat
@@ -156,13 +155,6 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
     drawn = sum(prompted.guessed.values())
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
-
-
-def quiet_loading() -> None:
-    """The table is what a person wants to see, not how fast weights were read."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:

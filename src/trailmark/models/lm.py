@@ -30,9 +30,6 @@ class LM:
     decodes: str | None = None  # what is wrong with decoding from kept keys and values; None: not looked at yet
 
     def __post_init__(self) -> None:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()  # our own progress says what a person wants to know
         base = self.base
         if base.config._attn_implementation != NAME:
             base.set_attn_implementation(NAME)

@@ -41,10 +41,12 @@ def pick_device(wish: str = "auto") -> str:
 def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     """Load, adapt, move, and find out which layouts are exact for it. `words`: whole tokens of a tiny tokenizer."""
     import torch
+    from transformers.utils import logging
 
     from trailmark.models.lm import LM
     from trailmark.models.probe import richest_layout
 
+    logging.disable_progress_bar()  # our own progress says what a person wants to know
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
     model, tokenizer = _weights(config, device, dtype, words)
     adapted = hasattr(model, "peft_config")

@@ -169,9 +169,6 @@ class Weights:
     0 is the model as the recipe loads it, where that has the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
         self.evidence = evidence
         self.broken: dict[int, str] = {}
         self.problem = ""  # with the recipe's own model
