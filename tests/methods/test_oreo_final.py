@@ -56,6 +56,16 @@ def test_what_is_there_is_not_made_again_and_what_is_missing_is():
     assert start.read_text() == "kept\n" and beam.read_bytes() == as_made
 
 
+def test_searches_of_a_run_that_goes_on_are_made_again():
+    launch(oreo, config())
+    start = Path("run/evaluation/start.jsonl").read_bytes()
+    launch(oreo, config(steps=3), resume=True)
+    for name in ("beam-2", "best_of-3"):
+        found = read_segment(Path(f"run/evaluation/{name}.jsonl"))
+        assert len(found) == 5 and {t.version for e in found for t in e.turns} == {3}
+    assert Path("run/evaluation/start.jsonl").read_bytes() == start
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

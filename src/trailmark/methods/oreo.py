@@ -20,8 +20,7 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +37,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.methods import oreo_data
 from trailmark.methods.online import TaskConfig, bound_task, summary
+from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import is_adapter, load_model, load_reference
@@ -47,7 +47,7 @@ from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import parse_plan
 from trailmark.rollout.values import HeadValues
 from trailmark.samples import scored
-from trailmark.store import Run, atomic_write, to_json, write_segment
+from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw
@@ -239,18 +239,15 @@ class OreoMethod(Plain):
         return play(self.source, tasks, [player(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
     def finish(self) -> None:
-        """The evaluations at the end that are not there yet."""
-        c = self.config
-        if c.final.start:
-            self._write("start", lambda: self.play(local_engine(load_model(c.model), c.engine)))
+        """The evaluations at the end that are not there yet; searches also where the run has gone on since they were made."""
+        c, folder = self.config, self.run.path / "evaluation"
+        if c.final.start and not (folder / "start.jsonl").exists():
+            keep_evaluation(self.run, "start", self.play(local_engine(load_model(c.model), c.engine)))
         for text in c.final.search:
-            self._write(text.replace(":", "-"), partial(self._searched, text))
-
-    def _write(self, name: str, make: Callable[[], list[Episode]]) -> None:
-        path = self.run.path / "evaluation" / f"{name}.jsonl"
-        if not path.exists():
-            path.parent.mkdir(exist_ok=True)
-            atomic_write(path, "".join(f"{to_json(e)}\n" for e in make()).encode())
+            name = text.replace(":", "-")
+            path = folder / f"{name}.jsonl"
+            if not path.exists() or {e.players[c.seat].version for e in read_segment(path)} != {c.steps}:
+                keep_evaluation(self.run, name, self._searched(text))
 
     def _searched(self, text: str) -> list[Episode]:
         from trailmark.evaluate.searched import search_episodes
