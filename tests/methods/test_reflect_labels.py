@@ -100,6 +100,21 @@ def test_lessons_of_another_tokenizer_are_refused_before_training(tmp_path, reci
     reflect.ReflectMethod(recipe(), None)
 
 
+@pytest.mark.parametrize("more", [{"teacher": {"label": "behaviour"}}, {"shuffle": "permute"}])
+def test_only_labels_that_are_answered_must_be_tokens(recipe, monkeypatch, more):
+    """A lesson whose best action has a label of one token, beside one that has not."""
+    teacher = Walk()
+    lesson = Lesson("x\n", "# Commands\n1. cd part01\n13. cd part13\n", "go on", "1", "13")
+    monkeypatch.setattr(teacher, "lessons", lambda *args: [lesson], raising=False)
+    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: teacher)
+    method = reflect.ReflectMethod(recipe(labels="alphabet"), None)
+    answer = method.sample(method.lessons[0], "policy", "1 0").tokens[-1]
+    assert method.learner.models["policy"].tokenizer.decode(answer) == "1"
+    with pytest.raises(RecipeError, match="answer with label '13', which is 2 tokens"):
+        reflect.ReflectMethod(recipe(labels="alphabet", **more), None)
+    reflect.ReflectMethod(recipe(labels="alphabet", sft={"reflector": 1, "policy": 0, "batch": 2}, **more), None)
+
+
 def test_a_quantised_base_takes_no_new_tokens(recipe):
     with pytest.raises(RecipeError, match="labels all changes the base"):
         config = recipe()

@@ -181,7 +181,8 @@ class ReflectMethod(Plain):
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
                 )
-            check_labels(self.lessons, self.talk, models["policy"].tokenizer)
+            if config.sft.policy:
+                check_labels(self.lessons, config, models["policy"].tokenizer)
         if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
         self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
@@ -237,10 +238,8 @@ class ReflectMethod(Plain):
             answer = [*said, *stop_ids(tokenizer)[:1]]
         else:
             heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
-            wanted = lesson.oracle if self.config.teacher.label == "oracle" else lesson.action
-            name = f"labels {self.config.seed} {place}"
-            labels = lesson.labels or menu_labels(lesson.menu)
-            menu, new = shuffled_menu(self.talk, lesson.menu, labels, name)
+            wanted, labels = imitated(lesson, self.config), lesson.labels or menu_labels(lesson.menu)
+            menu, new = shuffled_menu(self.talk, lesson.menu, labels, f"labels {self.config.seed} {place}")
             thought = heard if self.config.reflect else None
             prompt = encode(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
             answer = label_ids(tokenizer, (new.get(wanted, wanted),))
@@ -349,11 +348,19 @@ def load_seat(config: Config, source: Any, seat: Literal["policy", "reflector"],
     return lm
 
 
-def check_labels(lessons: Sequence[Lesson], talk: Talk, tokenizer: Any) -> None:
-    """Labels that lessons are answered with must be single tokens; those drawn anew from the alphabet are."""
-    if talk.shuffle == "alphabet":
+def imitated(lesson: Lesson, config: Config) -> str:
+    return lesson.oracle if config.teacher.label == "oracle" else lesson.action
+
+
+def check_labels(lessons: Sequence[Lesson], config: Config, tokenizer: Any) -> None:
+    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is permuted. Those
+    drawn anew from the alphabet are."""
+    if config.shuffle == "alphabet":
         return
-    for label in sorted({x for lesson in lessons for x in (lesson.oracle, lesson.action)}):
+    answers = {imitated(x, config) for x in lessons}
+    if config.shuffle == "permute":
+        answers |= {label for x in lessons for label in x.labels or menu_labels(x.menu)}
+    for label in sorted(answers):
         if (size := len(encode(tokenizer, label))) != 1:
             raise RecipeError(
                 f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with `trailmark data … "
