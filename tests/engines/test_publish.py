@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine, engine_copy, mergeable
+from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 
 SHAPE = ModelShape(layers=1, width=32, heads=2, context=64)
@@ -34,7 +36,7 @@ def test_a_copy_takes_the_weights_over(lora):
     assert engine.lm.adapted == (lora is HEAD)  # tied to the embeddings, which the adapter leaves alone: not merged
 
 
-@pytest.mark.parametrize("kind", ["ia3", "lora_bias", "quantised"])
+@pytest.mark.parametrize("kind", ["ia3", "lora_bias", "dora", "embeddings", "experts", "quantised"])
 def test_what_is_more_than_a_sum_of_weights_is_not_merged(kind):
     """Their changes reach the engine all the same."""
     import peft
@@ -44,8 +46,17 @@ def test_what_is_more_than_a_sum_of_weights_is_not_merged(kind):
     settings = {
         "ia3": lambda: peft.IA3Config(target_modules=names, feedforward_modules=[], task_type="CAUSAL_LM"),
         "lora_bias": lambda: peft.LoraConfig(target_modules=names, lora_bias=True, task_type="CAUSAL_LM"),
+        "dora": lambda: peft.LoraConfig(target_modules=names, use_dora=True, task_type="CAUSAL_LM"),
+        "embeddings": lambda: peft.LoraConfig(target_modules=[*names, "embed_tokens"], task_type="CAUSAL_LM"),
+        "experts": lambda: peft.LoraConfig(target_modules=[], target_parameters=["mlp.experts.down_proj"]),
         "quantised": lambda: peft.LoraConfig(target_modules=names, task_type="CAUSAL_LM"),
     }[kind]()
+    if kind == "experts":
+        few = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
+        shape = MixtralConfig(vocab_size=lm.vocab, hidden_size=32, intermediate_size=64, **few)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            lm = LM(MixtralForCausalLM(shape).eval(), lm.tokenizer, "experts")
     lm.model = peft.get_peft_model(lm.model, settings)
     if kind == "quantised":
         lm.base.quantization_method = "bitsandbytes"

@@ -29,8 +29,7 @@ BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
 WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
 HOLD = 8  # turns for which a prefill waits for more prompts
-MORE_THAN_LORA = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication",
-                  "alora_invocation_tokens", "arrow_config")  # fmt: skip
+MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -87,17 +86,18 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
 
 
 def mergeable(lm: LM) -> bool:
-    """Whether its adapter is plain LoRA of layers whose weights nobody else has: then what it does is a sum of weights."""
+    """Whether its adapter is plain LoRA of linear layers whose weights nobody else has: then what it does is a sum of weights."""
     from peft import LoraConfig
+    from peft.tuners.lora import Linear, LoraLayer
 
     if not lm.adapted or getattr(lm.base, "quantization_method", None):
         return False
     config = lm.model.active_peft_config
     if type(config) is not LoraConfig or any(getattr(config, name, None) for name in MORE_THAN_LORA):
         return False
-    layers = [x for x in lm.base.modules() if hasattr(x, "get_delta_weight")]
-    ends = (lm.base.get_input_embeddings(), lm.base.get_output_embeddings())
-    return not any(x in ends or getattr(x, "lora_variant", None) for x in layers)
+    layers = [x for x in lm.base.modules() if isinstance(x, LoraLayer)]
+    last = lm.base.get_output_embeddings()
+    return all(type(x) is Linear and not x.lora_variant and x is not last for x in layers)
 
 
 def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
