@@ -31,11 +31,11 @@ def law_logits(
     """
     out = working(logits)
     changed: list[tuple[Tensor, Tensor]] = []
-    numbers = [n for n in np.unique(index) if n >= 0 and not laws[n].plain]
-    listed = [n for n in numbers if _only_lists(laws[n])]
+    numbers = [n for n in np.unique(index).tolist() if n >= 0 and not laws[n].plain]
+    listed = {n for n in numbers if _only_lists(laws[n])}
     groups = [(n, index == n) for n in numbers if n not in listed]
     if listed:  # decisions with menus of their own: all of them in one pass
-        groups.append((-1, np.isin(index, listed)))
+        groups.append((-1, np.isin(index, list(listed))))
     for number, mine in groups:
         rows = np.nonzero(mine)[0]
         whole = len(rows) == len(index)
