@@ -134,7 +134,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
 
         path = str(smollm2_folder())
     folder = Path(path)
-    if folder.is_dir() and (folder / "adapter_config.json").is_file():
+    if is_adapter(folder):
         return _adapter(folder, config, device, dtype)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json: this folder is not a model that transformers can load")
