@@ -135,6 +135,28 @@ def test_eval_of_tiny_and_its_table():
     assert json.loads(lines[-1])["rows"][0]["episodes"] == 20
 
 
+COUNTING = """
+from trailmark.tasks.solved import Solved
+
+class Make(Solved):
+    tokenizer = None
+    def bind(self, tokenizer):
+        self.tokenizer = tokenizer
+    def tasks(self, split="train", n=None, seed=0):
+        assert self.tokenizer is not None
+        return super().tasks(split, n, seed)
+"""
+
+
+def test_starts_are_drawn_when_the_world_knows_the_tokenizer(tmp_path, monkeypatch):
+    """As in training: a world may choose its starts by their lengths."""
+    (tmp_path / "counting_world.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = shell("eval", "tiny", "kind=bandit", "--task", "counting_world:Make", "--n", "3", "--max-tokens", "1")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout.splitlines()[-1])["rows"][0]["scored"] == 3
+
+
 def test_compare_by_hand(tmp_path):
     a = [episode(f"t{i}", 1.0, True) for i in range(40)]
     b = [episode(f"t{i}", float(i < 10), i < 10) for i in range(40)]

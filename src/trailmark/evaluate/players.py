@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.marked_yaml import parse
 from trailmark.store import Run
-from trailmark.types import Episode, Task
+from trailmark.types import Episode, SamplingLaw, Task
+
+if TYPE_CHECKING:
+    from trailmark.rollout.play import Protocol, Seat
 
 
 @dataclass(frozen=True)
@@ -99,49 +103,25 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
-    tasks = staged(like if wish.task is None else {}, source, split, n, seed)
+    starts = partial(staged, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.methods.reflect_play import oracle_player, random_player
         from trailmark.models.tiny import tiny_tokenizer
 
         player = random_player if name == "random" else oracle_player
-        every = [t for t in tasks for _ in range(wish.samples)]
+        every = [t for t in starts() for _ in range(wish.samples)]
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
-    from trailmark.engines.local import local_engine
+    from trailmark.evaluate.conversed import lists_actions
     from trailmark.evaluate.run import evaluate
-    from trailmark.methods.online import bound_task
-    from trailmark.models.load import load_model
-    from trailmark.rollout.play import Seat
-    from trailmark.types import SamplingLaw
 
-    law = SamplingLaw(sampling.temperature, sampling.top_p, sampling.top_k, min_tokens=sampling.min_tokens)
-    if remote := is_address(name):
-        from trailmark.evaluate.served import server_seat
-
-        where = wish.served or "default"
-        seat = server_seat(name, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
-    else:
-        e = recipe.get("engine") or {}
-        engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
-        model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
-        local = local_engine(load_model(model), engine)
-        bound_task(source, local.tokenizer)
-        seat = Seat("policy", local, law, sampling.max_tokens, tuple(sampling.stop), "frozen")
-    if remote and not wish.chat:
-        from trailmark.evaluate.conversed import choice_of, converse, lists_actions
-        from trailmark.rollout.search import parse_plan
-
-        if not lists_actions(source, split, seed):
-            ends = tuple(getattr(source, "step_ends", ("\n",)))
-            plan = parse_plan(wish.search, step_ends=ends, budget=wish.budget) if wish.search else None
-            if plan is not None and plan.width > 1 and law.temperature == 0:
-                raise TrailmarkError(
-                    f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one."
-                )
-            talk = converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov)
-            played = evaluate(source, [seat], talk, tasks=tasks, samples=wish.samples, seed=seed)
-            return played.episodes, {**about, "search": wish.search, "value": wish.value}
+    remote = is_address(name)
+    seat = remote_seat(name, wish, sampling) if remote else local_seat(folder, recipe, wish, sampling, source)
+    tasks = starts()  # now that the world knows the tokenizer, as in training
+    if remote and not wish.chat and not lists_actions(source, split, seed):
+        talk = conversation(source, seat, wish)
+        played = evaluate(source, [seat], talk, tasks=tasks, samples=wish.samples, seed=seed)
+        return played.episodes, {**about, "search": wish.search, "value": wish.value}
     if wish.search is not None:
         from trailmark.evaluate.searched import play_searched
 
@@ -155,6 +135,45 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
     drawn = sum(prompted.guessed.values())
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def law_of(sampling: SamplingConfig) -> SamplingLaw:
+    return SamplingLaw(sampling.temperature, sampling.top_p, sampling.top_k, min_tokens=sampling.min_tokens)
+
+
+def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
+    """A model behind an address."""
+    from trailmark.evaluate.served import server_seat
+
+    where, law = wish.served or "default", law_of(sampling)
+    return server_seat(url, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
+
+
+def local_seat(folder: str, recipe: dict[str, Any], wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
+    """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
+    from trailmark.engines.local import local_engine
+    from trailmark.methods.online import bound_task
+    from trailmark.models.load import load_model
+    from trailmark.rollout.play import Seat
+
+    e = recipe.get("engine") or {}
+    engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
+    model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
+    local = local_engine(load_model(model), engine)
+    bound_task(source, local.tokenizer)
+    return Seat("policy", local, law_of(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
+
+
+def conversation(source: Any, seat: Seat, wish: Wish) -> Protocol:
+    """How a world of free text is played with a server that knows messages."""
+    from trailmark.evaluate.conversed import choice_of, converse
+    from trailmark.rollout.search import parse_plan
+
+    ends = tuple(getattr(source, "step_ends", ("\n",)))
+    plan = parse_plan(wish.search, step_ends=ends, budget=wish.budget) if wish.search else None
+    if plan is not None and plan.width > 1 and seat.law.temperature == 0:
+        raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
+    return converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov)
 
 
 def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
@@ -175,7 +194,6 @@ def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tu
     from trailmark.evaluate.run import evaluate
     from trailmark.methods.reflect_rl import starts_of
     from trailmark.tasks import task_options
-    from trailmark.types import SamplingLaw
 
     method = methods.get_method(recipe["method"])
     if not hasattr(method, "players"):
