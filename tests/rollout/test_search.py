@@ -17,6 +17,8 @@ from trailmark.engines.base import Completion, EngineError, Request, draw_key, r
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.searched import best_by_value
+from trailmark.learn.forward import Readout, view
+from trailmark.learn.pack import lay_out
 from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
@@ -24,7 +26,7 @@ from trailmark.rollout.search import Plan, Searcher, parse_plan, search
 from trailmark.rollout.values import HeadValues, Line, LogProb, load_values, value_folder
 from trailmark.tasks import get_task
 from trailmark.tasks.solved import END, chain, evaluate, solve, tree
-from trailmark.types import SamplingLaw, Scored
+from trailmark.types import Sample, SamplingLaw, Scored
 
 
 class Letters:
@@ -410,10 +412,24 @@ def test_values_of_a_trie_are_the_same(lm, over, sharing, monkeypatch):
     lines += lines[:4]  # candidates are often the same
     rng.shuffle(lines)
     one_by_one = asyncio.run(HeadValues(lm, over=over).score(lines))
-    together = asyncio.run(HeadValues(lm, over=over, fixed=False).score(lines))
+    gpu = HeadValues(lm, over=over, fixed=False)
+    assert gpu.free == (lm.device.type == "cuda")
+    gpu.free = True
+    together = asyncio.run(gpu.score(lines))
     assert together == pytest.approx(one_by_one, abs=1e-5) and len(set(together)) > 20
     with pytest.raises(ModelError, match="is unknown to"):
-        asyncio.run(HeadValues(lm, fixed=False).values([(1, 10**6)]))
+        asyncio.run(gpu.values([(1, 10**6)]))
+
+
+def test_values_in_bfloat16_are_those_that_the_learner_reads(lm):
+    rng = random.Random(2)
+    rows = [tuple(rng.randrange(200) for _ in range(32)) for _ in range(4)]
+    packed = lay_out([Sample(np.array(row), {"weight": np.ones(32)}) for row in rows], "rows")
+    for amp in (False, True):
+        learnt = view({"policy": lm}, packed, [Readout("v", "head", at="after")], amp=amp).read["v"].view(4, 32)[:, -1]
+        assert asyncio.run(HeadValues(lm, amp=amp).values(rows)) == pytest.approx(learnt.tolist(), abs=1e-5)
+    plain = asyncio.run(HeadValues(lm).values(rows))
+    assert plain != pytest.approx(learnt.tolist(), abs=1e-5)
 
 
 def test_a_model_of_steps(lm):

@@ -55,12 +55,13 @@ class LogProb:
 class HeadValues:
     """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
     model of steps). A head of several classes gives the probability of its last one. Lines that are asked about at the same time
-    are computed together. `fixed`: in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else
-    is asked; otherwise as a trie (where the model's attention can), as many places in one pass as fill a GPU. `amp`:
-    in bfloat16, as a value that was trained so."""
+    are computed together, in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else is asked.
+    Without `fixed` a GPU computes them as a trie (where the model's attention can), as many places in one pass as fill it; a
+    CPU would look at the whole square of it. `amp`: in bfloat16, as a value that was trained so."""
 
     def __init__(self, lm: LM, head: str | None = None, over: Over = "last", fixed: bool = True, amp: bool = False):
-        self.lm, self.over, self.fixed, self.amp = lm, over, fixed, amp
+        self.lm, self.over, self.amp = lm, over, amp
+        self.free = not fixed and lm.device.type == "cuda"  # of shapes
         self.head = head or ("value" if "value" in lm.heads else next(iter(lm.heads), ""))
         if self.head not in lm.heads:
             raise ModelError(
@@ -109,11 +110,11 @@ class HeadValues:
         try:
             await asyncio.sleep(0)  # who asks together is answered together
             while self._waiting:
-                if self.fixed:
-                    self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])
-                else:
+                if self.free:
                     part, self._waiting = list(self._waiting), deque()
                     self._answer(part, self._trie)
+                else:
+                    self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])
                 await asyncio.sleep(0)
         except BaseException as problem:
             for *_, future in self._waiting:
