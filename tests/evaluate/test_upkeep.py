@@ -113,23 +113,11 @@ def test_models_of_no_run_play_the_starts_of_the_run_beside_them(folder, tmp_pat
     staged = CliRunner().invoke(app, ["eval", str(tmp_path / "stages"), "oracle", "--n", "2", "--json"])
     names = [r["name"].partition(", ")[2] for r in json.loads(staged.stdout)["rows"]]
     assert names == ["", "pickup", "dropoff", "full"] * 2
-    said = [
-        "eval",
-        str(tmp_path / "stages"),
-        "--task",
-        "taxi",
-        "mode=pickup",
-        "history=none",
-        "--n",
-        "2",
-        "--json",
-        "--out",
-    ]
-    done = CliRunner().invoke(
-        app, [*said, str(tmp_path / "said.jsonl")]
-    )  # a task that is named is played as it is named
+    out = tmp_path / "said.jsonl"
+    said = ["eval", str(tmp_path / "stages"), "--task", "taxi", "mode=pickup", "history=none", "--n", "2", "--json"]
+    done = CliRunner().invoke(app, [*said, "--out", str(out)])  # a task that is named is played as it is named
     assert done.exit_code == 0 and [r["episodes"] for r in json.loads(done.stdout)["rows"]] == [2]
-    played = [json.loads(line)["task"]["data"] for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    played = [json.loads(line)["task"]["data"] for line in out.read_text().splitlines()]
     assert {task["mode"] for task in played} == {"pickup"}
 
 
