@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -191,6 +192,16 @@ def test_baselines_learn_from_the_same_file(tmp_path, data, objective):
         objective, 48
     )  # 12 prompts, two of each kind: 4 pairs each
     assert not (run.checkpoints_dir / "000025" / "critic").exists()
+
+
+def test_kto_says_when_failures_outweigh_successes(tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(f'{{"prompt": "{k}", "response": "b", "reward": {int(k < 2)}}}\n' for k in range(10)))
+    with pytest.warns(UserWarning, match="8 failures outweigh 2 successes.*undesirable=0.25 balances them"):
+        go(tmp_path, str(path), objective="kto", steps=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "objective kto")
+        go(tmp_path, str(path), "balanced", objective="kto", undesirable=0.25, steps=1)
 
 
 def test_capped_pairs_and_files_of_pairs(tmp_path, data):

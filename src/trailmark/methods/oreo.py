@@ -20,6 +20,7 @@ import contextlib
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -284,6 +285,13 @@ def rows(c: Config, episodes: Sequence[Any], tokenizer: Any) -> tuple[list[Any],
         if not won:
             raise DataError("holds no success to imitate.", c.files[0])
         return won, {"lost": len(episodes) - len(won)} if len(won) < len(episodes) else {}
+    good = len(oreo_data.successes(episodes))
+    if 0 < c.desirable * good < c.undesirable * (bad := len(episodes) - good):
+        warnings.warn(
+            f"objective kto: {bad} failures outweigh {good} successes, which can drive everything down that the model writes; "
+            f"undesirable={c.desirable * good / bad:.2g} balances them",
+            stacklevel=2,
+        )
     return list(episodes), {}
 
 
