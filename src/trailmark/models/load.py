@@ -161,7 +161,12 @@ def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype)
         }
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            path, revision=config.revision or "main", dtype=dtype, attn_implementation=NAME, **more
+            path,
+            revision=config.revision or "main",
+            local_files_only=not _hub_answers(path),
+            dtype=dtype,
+            attn_implementation=NAME,
+            **more,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
         raise ModelError(_why(path, problem)) from problem
@@ -179,16 +184,34 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
             f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer"
         )
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision or "main")
+        return AutoTokenizer.from_pretrained(path, revision=revision or "main", local_files_only=not _hub_answers(path))
     except (OSError, ValueError, KeyError) as problem:
         raise ModelError(_why(path, problem)) from problem
 
 
-def _why(path: str, problem: Exception) -> str:
-    first = str(problem).strip().split("\n")[0][:200]
+def _hub_answers(path: str) -> bool:
+    """Asked once before the hub's own calls, which try six times each to reach a hub that is not there. Any answer will do:
+    what the hub says of this model, it says in the call that follows. A local folder needs no hub."""
+    from huggingface_hub import constants, get_session
+
     if Path(path).exists():
-        return f"{path}: the model cannot be loaded: {first}"
-    return f"model '{path}' is neither a local folder nor reachable on the hub ({first}). For a dry run without it, describe it in model.shape"
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)
+    except Exception:  # its errors are those of an http library that changes with the version of huggingface_hub
+        return False
+    return True
+
+
+def _why(path: str, problem: Exception) -> str:
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    lines = str(problem).strip().split("\n")
+    if Path(path).exists():
+        return f"{path}: the model cannot be loaded: {lines[0][:200]}"
+    answered = not isinstance(problem.__cause__, LocalEntryNotFoundError)
+    said = " ".join(lines[: 1 + answered])[:400]  # its second line says what to do: ask for access, log in
+    return f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, describe it in model.shape"
 
 
 def _with_lora(model: Any, config: ModelConfig) -> Any:
