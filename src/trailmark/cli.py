@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -95,6 +96,7 @@ def train(
             typer.echo(f"# {line}")
         return
     launch(method, config, resume)
+    typer.echo(f"The run is in {config.out}. To look at it: trailmark report {shlex.quote(config.out)}", err=True)
 
 
 @app.command()
