@@ -21,7 +21,7 @@ def rate(config: OptimConfig, step: int, total: int) -> float:
     """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to `final`."""
     warm = config.warmup * total if config.warmup < 1 else config.warmup
     if step < warm:
-        return (step + 1) / max(warm, 1)
+        return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps need not be a whole number of them
     if config.schedule == "constant":
         return 1.0
     done = min(1.0, (step - warm) / max(total - warm, 1))
