@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, TrailmarkError
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,7 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     elif config.quant != "none" and not adapted:
         model.requires_grad_(False)  # a quantised base is frozen
     lm = LM(model, tokenizer, config.name, config.revision or "")
+    _mark_ends(lm)
     _load_heads(lm, Path(config.name))
     lm.check_output_layer()
     lm.sharing, lm.notes = richest_layout(lm)
@@ -98,6 +99,37 @@ def _no_dropout(model: Any) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def _mark_ends(lm: LM) -> None:
+    """Write into the model's configs where its turns end, so that what we save stops in transformers, TRL and vLLM where it
+    stops here: at the tokenizer's end of sequence and the template's end of turn. What the model itself names stays, if it is
+    a special token of this tokenizer. No pad token goes into config.json: a model would freeze that row of its embedding."""
+    from trailmark.chat import end_of_turn
+
+    tokenizer, base = lm.tokenizer, lm.base
+    own = "own" if getattr(tokenizer, "chat_template", None) else None
+    try:
+        ends = [tokenizer.eos_token_id, end_of_turn(tokenizer, template=own)]
+    except TrailmarkError:  # neither template nor tokenizer has an end: nothing stops here but the length
+        ends = []
+    generation, config = base.generation_config, base.config
+    known = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ends += [t for t in _listed(generation.eos_token_id) + _listed(config.eos_token_id) if t in known]
+    ends = list(dict.fromkeys(int(t) for t in ends if t is not None))
+    if not ends:
+        return
+    generation.eos_token_id = config.eos_token_id = ends[0] if len(ends) == 1 else ends
+    if generation.pad_token_id is None:
+        generation.pad_token_id = ends[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    try:
+        generation.validate(strict=True)
+    except ValueError:  # a temperature without sampling, as some published models have it: transformers would not save it
+        generation.do_sample = True
+
+
+def _listed(ids: Any) -> list[int]:
+    return [] if ids is None else list(ids) if isinstance(ids, list | tuple) else [ids]
 
 
 def _load_heads(lm: LM, folder: Path) -> None:
