@@ -9,6 +9,8 @@ import torch
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.errors import ModelError
+from trailmark.learn.checkpoint import save_model
+from trailmark.models.adapters import Base, find_base
 from trailmark.models.load import describe, load_model, pick_device
 from trailmark.models.tiny import tiny_tokenizer
 
@@ -196,3 +198,82 @@ def test_training_goes_on_with_a_stored_adapter(folder, tmp_path):
         p.shape for n, p in lora.parameters() if "lora_A" in n
     }
     assert describe(ModelConfig(name=str(tmp_path / "adapter")))["family"] == "llama"
+
+
+def lora_folder(folder, out, monkeypatch):
+    """An adapter over a base that the recipe named by a relative path."""
+    monkeypatch.chdir(folder.parent)
+    lora = load_model(ModelConfig(name=folder.name, lora=LoraConfig(rank=2)))
+    with torch.no_grad():
+        next(p for n, p in lora.parameters() if "lora_B" in n).add_(0.5)
+    save_model(lora, out, out.parent / "base-policy")
+    return lora
+
+
+def test_a_lora_folder_loads_from_any_working_directory(folder, tmp_path, monkeypatch):
+    lora = lora_folder(folder, tmp_path / "adapter", monkeypatch)
+    monkeypatch.chdir("/")
+    assert load_model(ModelConfig(name=str(tmp_path / "adapter"))).fingerprint() == lora.fingerprint()
+    from peft import AutoPeftModelForCausalLM
+
+    other = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")  # what others load it with
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.allclose(other(ids).logits, lora.model(ids).logits, atol=1e-5)
+
+
+def test_a_lora_folder_moves_with_its_base(folder, tmp_path, monkeypatch):
+    run = tmp_path / "a" / "runs" / "lora"
+    shutil.copytree(folder, tmp_path / "a" / "runs" / "sft" / "model")
+    lora = lora_folder(tmp_path / "a" / "runs" / "sft" / "model", run / "checkpoints" / "000001" / "policy", monkeypatch)
+    monkeypatch.chdir("/")
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = tmp_path / "b" / "runs" / "lora" / "checkpoints" / "000001" / "policy"
+    assert load_model(ModelConfig(name=str(moved))).fingerprint() == lora.fingerprint()
+    assert describe(ModelConfig(name=str(moved)))["family"] == "llama"
+
+
+def test_a_lora_folder_whose_base_is_gone_or_changed_says_so(folder, tmp_path, monkeypatch):
+    lora_folder(folder, tmp_path / "adapter", monkeypatch)
+    other = load_model(TINY.model_copy(update={"seed": 5}))  # the same shape, other weights
+    shutil.rmtree(folder)
+    says(ModelConfig(name=str(tmp_path / "adapter")), "its base model is not here", str(folder), "adapter_config.json")
+    other.model.save_pretrained(folder)
+    says(ModelConfig(name=str(tmp_path / "adapter")), f"the model in {folder} is not the one", "have changed")
+
+
+def test_a_lora_of_the_hub_keeps_its_name_and_revision(folder, tmp_path, monkeypatch):
+    lora = load_model(ModelConfig(name=str(folder), lora=LoraConfig(rank=2)))
+    lora.model.peft_config["default"].base_model_name_or_path = "somebody/their-model"
+    lora.revision = "abc123"
+    save_model(lora, tmp_path / "adapter", tmp_path / "base-policy")
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("somebody/their-model", "abc123")
+    assert find_base(tmp_path / "adapter") == Base("somebody/their-model", "abc123")
+    says(ModelConfig(name=str(tmp_path / "adapter")), "somebody/their-model", "neither a local folder nor reachable")
+
+
+def test_a_folder_with_only_pickled_weights_is_refused(folder):
+    lm = load_model(ModelConfig(name=str(folder)))
+    (folder / "model.safetensors").unlink()
+    says(ModelConfig(name=str(folder)), str(folder), "no weights there")
+    torch.save(lm.model.state_dict(), folder / "pytorch_model.bin")
+    says(ModelConfig(name=str(folder)), str(folder), "pytorch_model.bin", "save_pretrained")
+
+
+@pytest.mark.parametrize("what", ["model", "tokenizer"])
+def test_a_model_that_brings_its_own_code_is_refused_without_asking(folder, monkeypatch, what):
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("a question was asked"))
+    (folder / "theirs.py").write_text("raise SystemExit('their code ran')\n")
+    file = folder / ("config.json" if what == "model" else "tokenizer_config.json")
+    settings = json.loads(file.read_text())
+    if what == "model":
+        settings |= {"model_type": "theirs", "auto_map": {n: f"theirs.{n}" for n in ("AutoConfig", "AutoModelForCausalLM")}}
+    else:
+        settings |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.Theirs", "theirs.Theirs"]}}
+        (folder / "tokenizer.json").unlink()
+    file.write_text(json.dumps(settings))
+    says(ModelConfig(name=str(folder)), str(folder), "code of its own")
+    if what == "model":
+        with pytest.raises(ModelError, match="code of its own"):
+            describe(ModelConfig(name=str(folder)))

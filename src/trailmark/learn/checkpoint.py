@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from trailmark.errors import RunError
 from trailmark.faults import point
 from trailmark.learn.learner import Learner
+from trailmark.models.adapters import name_base
 from trailmark.models.lm import LM
 from trailmark.store import cannot_write, sync_folder
 
@@ -94,11 +95,8 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
                 scratch.rename(base_folder)
             config.base_model_name_or_path = str(base_folder.resolve())
     lm.model.save_pretrained(folder)
-    if lm.adapted:  # peft keeps the targets in a set, whose order differs from process to process
-        settings = json.loads((folder / "adapter_config.json").read_text())
-        if isinstance(settings.get("target_modules"), list):
-            settings["target_modules"].sort()
-        (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    if lm.adapted:
+        name_base(lm, folder)
     lm.tokenizer.save_pretrained(folder)
     if len(lm.heads):
         save_file(

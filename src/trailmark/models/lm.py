@@ -27,6 +27,7 @@ class LM:
     heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     sharing: str = "tree"
     notes: tuple[str, ...] = ()
+    base_print: str = ""  # fingerprint of the folder that an adapter is laid over; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from kept keys and values; None: not looked at yet
 
     def __post_init__(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
 from trailmark.errors import ModelError, TrailmarkError
+from trailmark.models.adapters import add_lora, find_base, is_adapter, load_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     adapted = hasattr(model, "peft_config")
     _no_dropout(model)
     if config.lora and not adapted:
-        model = _with_lora(model, config)
+        model = add_lora(model, config)
     elif config.quant != "none" and not adapted:
         model.requires_grad_(False)  # a quantised base is frozen
     lm = LM(model, tokenizer, config.name, config.revision or "")
@@ -74,10 +74,6 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
         lm.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.base.enable_input_require_grads()
     return lm
-
-
-def is_adapter(folder: str | Path) -> bool:
-    return (Path(folder) / "adapter_config.json").is_file()
 
 
 def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
@@ -167,14 +163,22 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
         path = str(smollm2_folder())
     folder = Path(path)
     if is_adapter(folder):
-        return _adapter(folder, config, device, dtype)
+        return load_adapter(folder, config, device, dtype)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json: this folder is not a model that transformers can load")
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        pickled = next((f.name for f in sorted(folder.glob("*.bin")) if f.name.startswith("pytorch_model")), None)
+        raise ModelError(
+            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it again with "
+            "save_pretrained, which writes model.safetensors"
+            if pickled
+            else f"{folder}: no weights there (model.safetensors is missing)"
+        )
     tokenizer = load_tokenizer(config.tokenizer or path, config.revision)
-    return _pretrained(path, config, device, dtype), tokenizer
+    return pretrained(path, config, device, dtype), tokenizer
 
 
-def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) -> Any:
+def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -196,6 +200,8 @@ def _pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype)
             path,
             revision=config.revision or "main",
             local_files_only=not _hub_answers(path),
+            trust_remote_code=False,
+            use_safetensors=True,
             dtype=dtype,
             attn_implementation=NAME,
             **more,
@@ -216,7 +222,9 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
             f"{folder}: the model folder has no tokenizer: copy the tokenizer files there or set model.tokenizer"
         )
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision or "main", local_files_only=not _hub_answers(path))
+        return AutoTokenizer.from_pretrained(
+            path, revision=revision or "main", local_files_only=not _hub_answers(path), trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError) as problem:
         raise ModelError(_why(path, problem)) from problem
 
@@ -239,62 +247,16 @@ def _why(path: str, problem: Exception) -> str:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     lines = str(problem).strip().split("\n")
+    if "remote code" in str(problem) or "trust_remote_code" in str(problem):
+        return (
+            f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of a family "
+            "that transformers knows"
+        )
     if Path(path).exists():
         return f"{path}: the model cannot be loaded: {lines[0][:200]}"
     answered = not isinstance(problem.__cause__, LocalEntryNotFoundError)
     said = " ".join(lines[: 1 + answered])[:400]  # its second line says what to do: ask for access, log in
     return f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, describe it in model.shape"
-
-
-def _with_lora(model: Any, config: ModelConfig) -> Any:
-    import torch
-    from peft import LoraConfig as PeftLora
-    from peft import get_peft_model
-
-    lora = config.lora
-    assert lora is not None
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)
-            settings = PeftLora(
-                r=lora.rank,
-                lora_alpha=lora.alpha,  # pyrefly: ignore[bad-argument-type]  (a float is fine)
-                lora_dropout=lora.dropout,
-                target_modules=lora.targets,
-                task_type="CAUSAL_LM",
-            )
-            return get_peft_model(model, settings)
-    except ValueError as problem:
-        raise ModelError(f"model.lora.targets does not fit '{config.name}': {problem}") from problem
-
-
-def _adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A LoRA checkpoint: its base is named in its adapter_config.json."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
-    if not base:
-        raise ModelError(
-            f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown"
-        )
-    beside = folder.parent.parent.parent / f"base-{folder.name.removesuffix('-ema')}"
-    if not Path(base).exists() and beside.is_dir():  # the run was moved, and its base with it
-        base = str(beside)
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base))
-    model = _pretrained(base, config, device, dtype)
-    try:
-        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-        stored, wanted = set(load_file(folder / "adapter_model.safetensors")), set(get_peft_model_state_dict(adapted))
-        if stored != wanted:
-            raise ValueError(f"it adapts {len(stored)} tensors where this base has {len(wanted)} to adapt")
-        return adapted, tokenizer
-    except (RuntimeError, ValueError, KeyError) as problem:
-        raise ModelError(
-            f"{folder}: this LoRA does not fit its base '{base}': it was made for another model "
-            f"({str(problem).strip().splitlines()[-1].strip()[:160]})"
-        ) from problem
 
 
 def _check_quant(config: ModelConfig, device: str) -> None:
@@ -333,9 +295,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         shaped = _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
     elif Path(config.name).is_dir():
         try:
-            adapter = Path(config.name) / "adapter_config.json"
-            base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else config.name
-            shaped = AutoConfig.from_pretrained(base, local_files_only=True)
+            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
+            shaped = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError) as problem:
             raise ModelError(_why(config.name, problem)) from problem
     elif config.name == "smollm2":

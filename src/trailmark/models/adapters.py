@@ -1,0 +1,193 @@
+"""LoRA adapters: laid over a base, stored without it, and joined with it again wherever both have moved.
+
+An adapter folder says what it was trained on: `adapter_config.json` names the base as peft knows it (a hub name with its
+revision, or an absolute folder), and `base.json` holds a fingerprint of a base that is a folder, so that a base that was moved
+is found and one that was changed is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailmark.config import ModelConfig
+from trailmark.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trailmark.models.lm import LM
+
+NOTE = "base.json"
+SAMPLED = 64  # values of each tensor that a fingerprint looks at
+
+
+@dataclass(frozen=True)
+class Base:
+    """What an adapter was trained on: a folder, or a name and revision on the hub."""
+
+    path: str
+    revision: str | None = None
+
+
+def is_adapter(folder: str | Path) -> bool:
+    return (Path(folder) / "adapter_config.json").is_file()
+
+
+def fingerprint(folder: str | Path) -> str:
+    """A hash of names, dtypes, shapes and `SAMPLED` evenly spaced values of every tensor of a model folder. Training changes
+    nearly all values, so these few tell models apart, and a large model is not read whole. Empty: no safetensors there."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    digest, files = hashlib.sha256(), sorted(Path(folder).glob("model*.safetensors"))
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as stored:
+                for name in sorted(stored.keys()):
+                    flat = stored.get_tensor(name).flatten()
+                    some = flat[torch.linspace(0, max(len(flat) - 1, 0), min(SAMPLED, len(flat))).long()]
+                    shape = stored.get_slice(name).get_shape()
+                    digest.update(f"{name} {flat.dtype} {shape}".encode())
+                    digest.update(some.contiguous().view(torch.uint8).numpy().tobytes())
+        except (SafetensorError, OSError, RuntimeError) as problem:
+            raise ModelError(f"{file}: the weights cannot be read: {str(problem).splitlines()[0][:200]}") from problem
+    return digest.hexdigest() if files else ""
+
+
+def add_lora(model: Any, config: ModelConfig) -> Any:
+    """A new adapter, drawn from the model's seed."""
+    import torch
+    from peft import LoraConfig as PeftLora
+    from peft import get_peft_model
+
+    lora = config.lora
+    assert lora is not None
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            settings = PeftLora(
+                r=lora.rank,
+                lora_alpha=lora.alpha,  # pyrefly: ignore[bad-argument-type]  (a float is fine)
+                lora_dropout=lora.dropout,
+                target_modules=lora.targets,
+                task_type="CAUSAL_LM",
+            )
+            return get_peft_model(model, settings)
+    except ValueError as problem:
+        raise ModelError(f"model.lora.targets does not fit '{config.name}': {problem}") from problem
+
+
+def attach(model: Any, folder: Path, base: Base) -> Any:
+    """A stored adapter over its base, ready to be trained further."""
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        stored = set(load_file(folder / "adapter_model.safetensors"))
+        settings = PeftConfig.from_pretrained(str(folder))
+        settings.base_model_name_or_path = base.path
+        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=settings)
+        wanted = set(get_peft_model_state_dict(adapted))
+        if stored != wanted:
+            raise ValueError(f"it adapts {len(stored)} tensors where this base has {len(wanted)} to adapt")
+        return adapted
+    except (SafetensorError, OSError) as problem:
+        said = str(problem).strip().splitlines()[0][:160]
+        raise ModelError(f"{folder}/adapter_model.safetensors cannot be read ({said})") from problem
+    except (RuntimeError, ValueError, KeyError, TypeError) as problem:
+        raise ModelError(
+            f"{folder}: this LoRA does not fit its base '{base.path}': it was made for another model "
+            f"({str(problem).strip().splitlines()[-1].strip()[:160]})"
+        ) from problem
+
+
+def name_base(lm: LM, folder: Path) -> None:
+    """Write into a saved adapter what it was trained on, in a form that holds from any working directory."""
+    file = folder / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    base = Path(settings["base_model_name_or_path"] or "")
+    if base.is_dir():
+        settings["base_model_name_or_path"] = str(base.resolve())
+        lm.base_print = lm.base_print or fingerprint(base)
+        (folder / NOTE).write_text(json.dumps({"fingerprint": lm.base_print, "name": base.name}, indent=1) + "\n")
+    else:
+        settings["revision"] = getattr(lm.base.config, "_commit_hash", None) or lm.revision or None
+    if isinstance(settings.get("target_modules"), list):
+        settings["target_modules"].sort()  # peft keeps a set, whose order differs from process to process
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True))
+
+
+def find_base(folder: Path) -> Base:
+    """The base of an adapter: where it was, where it has moved with the adapter, or on the hub. A base in a folder must still
+    have the weights that the adapter was trained on."""
+    settings, note = _read(folder / "adapter_config.json"), {}
+    if (folder / NOTE).is_file():
+        note = _read(folder / NOTE)
+    named = settings.get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise ModelError(
+            f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown"
+        )
+    wanted, other = note.get("fingerprint"), None
+    for place in _places(folder, named, moved=bool(wanted)):
+        if not wanted or fingerprint(place) == wanted:
+            return Base(str(place))
+        other = other or place
+    if other is not None:
+        raise ModelError(
+            f"{folder}: the model in {other} is not the one that this adapter was trained on: its weights have changed. Put the "
+            f"base back, or name its folder as 'base_model_name_or_path' in {folder}/adapter_config.json"
+        )
+    if wanted or Path(named).is_absolute() or named.startswith(".") or named.count("/") > 1:
+        raise ModelError(
+            f"{folder}: its base model is not here. It was trained on {named}, which was looked for there and in the folders "
+            f"above the adapter: copy the base beside it, or name its folder as 'base_model_name_or_path' in "
+            f"{folder}/adapter_config.json"
+        )
+    return Base(named, settings.get("revision"))
+
+
+def _places(folder: Path, named: str, moved: bool) -> Iterator[Path]:
+    """Folders that may be the base: as named; beside the run's checkpoints; SmolLM2's cache; and, for a base that can be told
+    by its fingerprint, the end of its old path below every folder above the adapter."""
+    beside = folder.resolve().parent.parent.parent / f"base-{folder.name.removesuffix('-ema')}"
+    found = [Path(named), beside]
+    if moved:
+        from trailmark.models.smollm import cache_dir
+
+        parts = Path(named).parts[1:]
+        ends = [Path(*parts[k:]) for k in range(len(parts))]
+        found += [above / end for above in folder.resolve().parents for end in ends]
+        found.append(cache_dir() / Path(named).name)
+    seen = set()
+    for place in found:
+        if place not in seen and (place / "config.json").is_file():
+            seen.add(place)
+            yield place
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{file} cannot be read ({problem})") from problem
+    if not isinstance(found, dict):
+        raise ModelError(f"{file}: expected a mapping")
+    return found
+
+
+def load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A LoRA checkpoint with its base, and the tokenizer of whichever has one."""
+    from trailmark.models.load import load_tokenizer, pretrained
+
+    base = find_base(folder)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base.path))
+    model = pretrained(base.path, config.model_copy(update={"revision": base.revision}), device, dtype)
+    return attach(model, folder, base), tokenizer
