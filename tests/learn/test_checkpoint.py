@@ -1,6 +1,7 @@
 """Checkpoints hold everything, transformers loads them as they lie, and the loop keeps, stops and resumes as it says."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from trailmark.config import (
     RunConfig,
 )
 from trailmark.diff import diff_runs
-from trailmark.errors import LearnError
+from trailmark.errors import LearnError, RunError
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update, split
 from trailmark.learn.loop import Plain, train
@@ -250,3 +251,49 @@ def test_a_metric_that_is_not_there_is_named(tmp_path):
     more = {"checkpoint": CheckpointConfig(metric="eval/rewrd"), "eval": EvalConfig(every=2)}
     with pytest.raises(RecipeError, match="eval/rewrd.*Did you mean 'eval/reward'"):
         train(Toy(config(**more)), config(**more), Run.create(tmp_path / "run", "method: toy\n"))
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGE = {
+    "a truncated model": lambda c: cut(c / "policy" / "model.safetensors"),
+    "an empty model": lambda c: (c / "policy" / "model.safetensors").write_bytes(b""),
+    "no model": lambda c: (c / "policy" / "model.safetensors").unlink(),
+    "no optimiser": lambda c: (c / "optimiser-policy.safetensors").unlink(),
+    "a truncated optimiser": lambda c: cut(c / "optimiser-policy.safetensors"),
+    "half a state": lambda c: cut(c / "state.json"),
+    "an empty state": lambda c: (c / "state.json").write_text(""),
+    "another state": lambda c: (c / "state.json").write_text("{}"),
+    "a state that is a list": lambda c: (c / "state.json").write_text("[1]"),
+    "no state": lambda c: (c / "state.json").unlink(),
+    "no folder for the critic": lambda c: shutil.rmtree(c / "critic"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_resume_goes_back_to_the_checkpoint_before_a_damaged_one_and_says_so(tmp_path, capsys, damage):
+    whole, parts = Run.create(tmp_path / "a", "method: toy\n"), Run.create(tmp_path / "b", "method: toy\n")
+    train(Toy(config()), config(), whole)
+    train(Toy(config()), config(), parts)
+    newest = checkpoint.listed(parts.checkpoints_dir)[-1]
+    DAMAGE[damage](newest)
+    capsys.readouterr()
+    train(Toy(config()), config(), parts, resume=True)
+    said = capsys.readouterr().err
+    before = checkpoint.listed(whole.checkpoints_dir)[-2].name
+    assert f"{newest} is damaged" in said and f"goes on from step {int(before)}" in said
+    assert diff_runs(whole.path, parts.path) == []  # as if nothing had happened
+    assert (parts.path / "damaged" / newest.name).is_dir()  # nothing is thrown away
+
+
+def test_resume_with_no_good_checkpoint_left_is_refused_and_touches_nothing(tmp_path):
+    run = Run.create(tmp_path / "a", "method: toy\n")
+    train(Toy(config()), config(), run)
+    for path in checkpoint.listed(run.checkpoints_dir):
+        cut(path / "state.json")
+    files = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match="is damaged .* no earlier checkpoint can be read"):
+        train(Toy(config()), config(), run, resume=True)
+    assert sorted(tmp_path.rglob("*")) == files

@@ -8,16 +8,19 @@ as safetensors and JSON, never pickle.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailmark.errors import RunError
@@ -26,6 +29,9 @@ from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
 from trailmark.models.lm import LM
 from trailmark.store import cannot_write, sync_folder
+
+# what a file that was cut, emptied or edited may raise when it is read
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, RunError)
 
 
 def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
@@ -126,6 +132,10 @@ def load_weights(lm: LM, folder: Path) -> None:
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
     """Load weights, optimisers and random states of one checkpoint; return the rest of its state."""
     state = json.loads((folder / "state.json").read_text())
+    if missing := [k for k in ("best", "without_better", "stopped", "method") if k not in state]:
+        raise KeyError(f"state.json has no '{missing[0]}'")
+    if state["step"] != int(folder.name):
+        raise ValueError(f"state.json is of step {state['step']}")
     for name, optimiser in learner.optimisers.items():
         load_weights(learner.models[name], folder / name)
         optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
@@ -134,9 +144,45 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
     return state
 
 
+def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
+    """Restore the newest checkpoint that can be read, and hand its method's state to `load`. Damaged ones are moved to the
+    run's folder `damaged` and named on standard error. None: there is no checkpoint at all."""
+    damaged = []
+    for path in reversed(found := _numbered(folder)):
+        try:
+            state = restore(path, learner)
+            load(state["method"])
+        except DAMAGE as problem:
+            said = str(problem).strip().splitlines() or [type(problem).__name__]
+            damaged.append((path, f"{path} is damaged ({said[0][:200]})"))
+            continue
+        for bad, why in damaged:  # only now: if none can be read, everything stays where it is
+            print(f"warning: {why}: the run goes on from step {state['step']}; it lies in {_aside(bad)}", file=sys.stderr)
+        return state
+    if found:
+        raise RunError(
+            f"{damaged[0][1]}, and no earlier checkpoint can be read: start again with another out=DIR, or put the files back."
+        )
+    return None
+
+
+def _aside(path: Path) -> Path:
+    """Move a damaged checkpoint out of the way of the one that will be written again."""
+    shelf = path.parent.parent / "damaged"
+    shelf.mkdir(exist_ok=True)
+    names = (shelf / (path.name if k == 0 else f"{path.name}-{k}") for k in itertools.count())
+    place = next(p for p in names if not p.exists())
+    path.rename(place)
+    return place
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
+
+
 def listed(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted((p for p in folder.glob("[0-9]*") if (p / "state.json").is_file()), key=lambda p: int(p.name))
+    return [p for p in _numbered(folder) if (p / "state.json").is_file()]
 
 
 def prune(folder: Path, keep_last: int, best: list[int]) -> None:

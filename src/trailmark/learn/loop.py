@@ -58,10 +58,8 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     start, best, bad, stopped = 0, [], 0, False  # best: [metric, step] of kept checkpoints, best first
     checkpoint.sweep(run.checkpoints_dir)
     checkpoint.seed_all(config.seed)
-    if resume and (found := checkpoint.listed(run.checkpoints_dir)):
-        state = checkpoint.restore(found[-1], method.learner)
+    if resume and (state := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
         start, best, bad, stopped = state["step"], state["best"], state["without_better"], state["stopped"]
-        method.load(state["method"])
         keep(run, config, best)
     if resume:
         truncate_metrics(run, start)

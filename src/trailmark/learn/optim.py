@@ -112,6 +112,7 @@ class Optimiser:
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         self.steps = steps
+        self.adam.state.clear()
         for name, p in self.named.items():
             if f"step/{name}" in tensors:
                 self.adam.state[p] = {

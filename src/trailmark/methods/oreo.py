@@ -40,8 +40,8 @@ from trailmark.methods import oreo_data
 from trailmark.methods.online import TaskConfig, bound_task, summary
 from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.methods.sft import batch_rows
-from trailmark.models.lm import LM
 from trailmark.models.adapters import is_adapter
+from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
 from trailmark.objectives.soft_bellman import Level
