@@ -20,6 +20,7 @@ import torch
 
 from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.memory import need
 from trailmark.models.attention import FLEX_BLOCK, Layout, Prefill, Slots
 from trailmark.models.law import gumbel, law_logits, working
 from trailmark.models.lm import LM
@@ -162,6 +163,7 @@ class LocalEngine:
         self.capacity = -(-self.max_len // self.bucket) * self.bucket
         if wrong := decodes(lm):
             raise EngineError(f"model '{lm.name}' cannot be sampled from here: {wrong}; use a server for it")
+        self._need_memory()
         self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
         self._ready: deque[_Ready] = deque()  # prefilled, waiting for a slot
         self._cache = Slots(slots, self.capacity)
@@ -176,6 +178,16 @@ class LocalEngine:
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
+
+    def _need_memory(self) -> None:
+        """Keys and values of all slots, which lie there whether they are used or not."""
+        c, lm = self.lm.base.config, self.lm
+        heads = getattr(c, "num_key_value_heads", None) or getattr(c, "num_attention_heads", 1)
+        width = getattr(c, "head_dim", None) or lm.width // getattr(c, "num_attention_heads", 1)
+        layers = getattr(c, "num_hidden_layers", 1)
+        each = 2 * layers * heads * width * self.capacity * lm.dtype.itemsize + 4 * lm.vocab
+        what = f"engine.slots {self.slots:,} of {self.capacity:,} tokens each"
+        need(self.slots * each, what, "lower engine.slots or engine.max_len", lm.device)
 
     # -- the protocol -------------------------------------------------------------------------------------------
 

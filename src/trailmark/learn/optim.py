@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trailmark.config import OptimConfig
 from trailmark.errors import LearnError
+from trailmark.memory import need
 from trailmark.models.lm import LM
 
 
@@ -55,6 +56,9 @@ class Optimiser:
             decay = config.weight_decay if own is None or own.weight_decay is None else own.weight_decay
             self.base.append(lr)
             listed.append({"params": params, "lr": lr, "weight_decay": decay})
+        weights = sum(p.numel() for p in self.named.values())
+        each = 2 * 4 + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # moments, average, gradient
+        need(weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device)
         fused = all(p.is_cuda for p in self.named.values())
         self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False, fused=fused)
         self.average = {n: p.detach().clone().to(_real(p)) for n, p in self.named.items()} if ema else {}

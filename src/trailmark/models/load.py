@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
 from trailmark.errors import ModelError, TrailmarkError
+from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, find_base, is_adapter, load_adapter
 
 if TYPE_CHECKING:
@@ -153,6 +155,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
             raise ModelError(
                 f"model.shape.vocab is {vocab}, but the tokenizer has {len(tokenizer)} tokens: raise it or leave it out"
             )
+        need_weights(parameters(shape, vocab), "model.shape", max(dtype.itemsize, 4), device, shape.layers)
         return build(_shape_config(shape, vocab, tiny_config), config.seed, dtype, device), tokenizer
     if config.quant != "none":
         _check_quant(config, device)
@@ -184,6 +187,8 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
 
     from trailmark.models.attention import NAME
 
+    if config.quant == "none":
+        need_weights(stored_parameters(path), path, dtype.itemsize, device)
     more: dict[str, Any] = {}
     if config.quant != "none":
         from transformers import BitsAndBytesConfig
@@ -209,6 +214,27 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
         raise ModelError(_why(path, problem)) from problem
     return (model if more else model.to(device)).eval()
+
+
+def need_weights(count: int, what: str, bytes_each: int, device: str, layers: int = 0) -> None:
+    need(
+        count * bytes_each + layers * LAYER, f"{what}: a model of {count:,} weights", "choose a smaller model or another device",
+        device,
+    )  # fmt: skip
+
+
+def stored_parameters(path: str) -> int:
+    """The number of weights in a local folder; 0 for a model that is not here yet."""
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    for file in Path(path).glob("model*.safetensors") if Path(path).is_dir() else ():
+        try:
+            with safe_open(file, framework="pt") as stored:
+                count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+        except (SafetensorError, OSError) as problem:
+            raise ModelError(_why(path, problem)) from problem
+    return count
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> Any:
@@ -292,7 +318,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
-        shaped = _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+        count = parameters(shape, shape.vocab or len(tiny_tokenizer()))
+        return {"family": shape.family, "parameters": count, "context": shape.context}
     elif Path(config.name).is_dir():
         try:
             base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
