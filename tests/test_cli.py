@@ -95,7 +95,10 @@ def test_train_resume_and_diff(demo, tmp_path):
     assert again.exit_code == 2
     assert again.stderr.startswith("error: runs/a holds a run: go on with --resume, or choose another directory")
     assert demo("train", "demo.yaml", "--resume", "steps=5").exit_code == 0
-    assert demo("train", "demo.yaml", "--resume", "steps=5", "out=runs/b").exit_code == 0  # nothing there: starts
+    nothing = demo("train", "demo.yaml", "--resume", "steps=5", "out=runs/b")
+    assert nothing.exit_code == 2 and "there is no run in runs/b to go on with" in nothing.stderr
+    assert not (tmp_path / "runs/b").exists()
+    assert demo("train", "demo.yaml", "steps=5", "out=runs/b").exit_code == 0
     same = demo("diff", "runs/a", "runs/b")
     assert (same.exit_code, same.stdout) == (0, "identical\n")
     assert demo("train", "demo.yaml", "out=runs/c", "steps=5", "seed=1").exit_code == 0

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from trailmark import __version__
 from trailmark.data.command import data
-from trailmark.errors import TrailmarkError
+from trailmark.errors import RunError, TrailmarkError
 from trailmark.evaluate.commands import compare, curves, evaluate, prune, study
 from trailmark.formats.command import convert
 from trailmark.play import play
@@ -81,11 +81,13 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe, check it, and stop.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in `out` stopped.")] = False,
+    insist: Annotated[bool, typer.Option("--insist", help="Try even what seems not to fit the memory.")] = False,
 ) -> None:
     """Run the method of a recipe."""
     from trailmark import methods
     from trailmark.config import dump, load_recipe, resolve
     from trailmark.launch import launch
+    from trailmark.memory import INSIST
 
     loaded = load_recipe(recipe, overrides or ())
     method = methods.get_method(loaded.method)
@@ -95,6 +97,10 @@ def train(
         for line in methods.check(config):
             typer.echo(f"# {line}")
         return
+    if resume and not Path(config.out).is_dir():
+        raise RunError(f"--resume: there is no run in {config.out} to go on with; leave --resume out to start one.")
+    if insist:
+        os.environ[INSIST] = "1"
     launch(method, config, resume)
     typer.echo(f"The run is in {config.out}. To look at it: trailmark report {shlex.quote(config.out)}", err=True)
 

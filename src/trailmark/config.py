@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -14,6 +14,8 @@ __all__ = [
     "ModelConfig", "ModelShape", "OptimConfig", "RunConfig", "SamplingConfig", "dump", "load_recipe", "resolve",
 ]  # fmt: skip
 
+MOST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -59,7 +61,7 @@ class ModelConfig(Config):
     lora: LoraConfig | None = Field(None, description="train adapters only")
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
     device: str = Field("auto", description="auto, cpu, cuda, mps or npu; with a number, such as cuda:1")
-    seed: int = Field(0, description="of weights that are made here: tiny models, heads, adapters")
+    seed: Seed = Field(0, description="of weights that are made here: tiny models, heads, adapters")
 
     @field_validator("device")
     @classmethod
@@ -168,7 +170,7 @@ class RunConfig(Config):
     method: str = Field(description="name of the method")
     name: str = Field("run", description="for people")
     out: str = Field("runs/run", min_length=1, description="run directory")
-    seed: int = Field(0, description="of everything that is drawn")
+    seed: Seed = Field(0, description="of everything that is drawn")
     steps: PositiveInt = Field(100, description="optimiser steps or iterations, as the method counts")
     model: ModelConfig = Field(ModelConfig(), description="the model that is trained")
     learner: LearnerConfig = Field(LearnerConfig(), description="how it is trained")

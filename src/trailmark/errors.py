@@ -47,5 +47,7 @@ class LearnError(TrailmarkError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest known name, or the list of known names when nothing is close."""
     names = sorted(known)
+    if not names:
+        return ""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else f" Known: {', '.join(names)}."

@@ -58,6 +58,9 @@ for _cls in (_Loader, Dumper):  # the dumper keeps the old rules too, for other 
     )
 
 
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of a character (bytes that are not UTF-8)
+
+
 def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark]]:
     """The value of a YAML text and a mark for each key in it. All problems are told at once."""
     marks: dict[Keys, Mark] = {}
@@ -82,6 +85,9 @@ def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark
         if kind == "timestamp":
             problems.append(f"{at}{key}: found the date {node.value}; put it in quotes if text is meant.")
         elif isinstance(node, yaml.ScalarNode) and kind in _KINDS:
+            if kind == "str" and (bad := _UNUSABLE.search(node.value)):
+                problems.append(f"{at}{key}: the text has the character {bad.group()!r}, which no file or path can hold.")
+                return None
             try:
                 return loader.construct_object(node)
             except (ValueError, KeyError, yaml.YAMLError):  # an explicit tag, such as !!int x
@@ -99,6 +105,8 @@ def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark
             elif key_node.tag != "tag:yaml.org,2002:str":
                 shown = f"'{dotted((*path, key))}'" if isinstance(key, str) else "that is a list or mapping"
                 problems.append(f"{at}: a key {shown} is not text; put it in quotes.")
+            elif _UNUSABLE.search(key):
+                problems.append(f"{at}: the key {key!r} has a character that no file can hold.")
             elif key in out:
                 first = marks[(*path, key)].where
                 problems.append(f"{at}: key '{dotted((*path, key))}' stands twice (first at {first}).")

@@ -127,6 +127,13 @@ class Progress:
             self._first, self._said = False, now
             print(self.line(), file=sys.stderr, flush=True)
 
+    def warn(self, text: str) -> None:
+        """One line that stays, above the view where there is one."""
+        if self._live is None:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+        else:
+            self._live.console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+
     def _keep(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float] | None) -> None:
         self.step, self.metrics, self.timings = step, dict(metrics), dict(timings or {})
         self._pace.append((time.monotonic(), step))

@@ -207,7 +207,8 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
         close = nearest(str(ctx["tag"]), quoted(ctx["expected_tags"]))
         return "", f"has the unknown {ctx['discriminator']} '{ctx['tag']}'.{close}"
     if kind == "value_error":
-        return "", f"{ctx['error']}."
+        said = str(ctx["error"])
+        return "", said if said.endswith((".", "?", "!")) else f"{said}."
     if kind == "literal_error":
         hint = nearest(value, quoted(ctx["expected"])) if isinstance(value, str) else ""
         return f"{ctx['expected']}", hint if "Did" in hint else ""

@@ -16,6 +16,7 @@ from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
+from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.sinks import open_sinks
 from trailmark.store import Run, truncate_metrics, truncate_segments
@@ -55,11 +56,12 @@ class Plain:
 
 def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
     """Run `config.steps` steps, or go on from the newest checkpoint."""
-    start, best, bad, stopped = 0, [], 0, False  # best: [metric, step] of kept checkpoints, best first
+    start, bad, stopped = 0, 0, False
+    best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
     checkpoint.sweep(run.checkpoints_dir)
     checkpoint.seed_all(config.seed)
-    if resume and (state := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
-        start, best, bad, stopped = state["step"], state["best"], state["without_better"], state["stopped"]
+    if resume and (found := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
+        start, best, bad, stopped = found["step"], found["best"], found["without_better"], found["stopped"]
         keep(run, config, best)
     if resume:
         truncate_metrics(run, start)
@@ -70,6 +72,7 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}
     last: dict[str, float] = {}
+    watch = Watch()
     sinks = open_sinks(config.trackers, run, config, resumed_at=start)
     with contextlib.closing(sinks), Progress(config.steps, start, config.name) as progress:
         for step in range(start + 1, config.steps + 1):
@@ -105,6 +108,8 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             run.log(step, metrics, timings)
             sinks.log(step, metrics)
             progress.update(step, metrics, timings)
+            for sign in watch.look(metrics):
+                progress.warn(f"step {step}: {sign}")
             due = config.checkpoint.every and step % config.checkpoint.every == 0
             kept = config.checkpoint.keep_best and any(b[1] == step for b in best)
             if due or stop or step == config.steps or kept:

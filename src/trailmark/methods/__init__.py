@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,20 +21,42 @@ class MethodModule(Protocol):
     def run(self, config: Any, run: Run, resume: bool = False) -> dict[str, float]: ...
 
 
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
+CALLED = {  # what others call a method, and what it is here
+    "grpo": "method: online with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
+    "rloo": "method: online with credit: leave_one_out",
+    "reinforce": "method: online with credit: returns and objective: {kind: weighted_logp}",
+    "ppo": "method: reflect with rl.algorithm: ppo, or method: online with objective: {kind: clipped}",
+    "imitation": "method: sft",
+    "dpo": "method: oreo with objective: dpo",
+    "ipo": "method: oreo with objective: ipo",
+    "kto": "method: oreo with objective: kto",
+    "rejection": "method: oreo with objective: rejection",
+    "reflect_rl": "method: reflect",
+}
+OTHERS = {  # further names of the same
+    "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo", "gspo": "grpo", "policy_gradient": "reinforce", "pg": "reinforce",
+    "bc": "imitation", "behavior_cloning": "imitation", "behaviour_cloning": "imitation", "finetune": "imitation",
+    "rft": "rejection", "rejection_sampling": "rejection", "raft": "rejection", "reflectrl": "reflect_rl",
+}  # fmt: skip
+
+
 def get_method(name: str) -> Any:
     """The module (or, for "package.module:Name", the object) of a method."""
     if name in METHODS:
         return importlib.import_module(METHODS[name])
-    if name.isidentifier() and importlib.util.find_spec(name) is None:
-        raise RecipeError(
-            f"unknown method '{name}'.{nearest(name, METHODS)} A method of your own is named package.module"
-        )
+    key = re.sub(r"[-_ ]+", "_", name.lower())
+    if here := CALLED.get(OTHERS.get(key, key)):
+        raise RecipeError(f"unknown method '{name}': here it is {here}.")
+    own = "A method of your own is named package.module or package.module:Name."
+    if not NAME.fullmatch(name) or (name.isidentifier() and importlib.util.find_spec(name) is None):
+        raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
     module, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
         found = getattr(found, attribute) if attribute else found
-    except (ImportError, AttributeError) as problem:
-        raise RecipeError(f"method '{name}' cannot be imported: {problem}") from problem
+    except Exception as problem:  # a module of somebody's may raise anything while it is imported
+        raise RecipeError(f"method '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
     if not hasattr(found, "Config") or not hasattr(found, "run"):
         raise RecipeError(f"method '{name}' must have a Config (a RunConfig) and run(config, run, resume)")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from trailmark.config import Config as Section
 from trailmark.config import EngineConfig, RunConfig, SamplingConfig
@@ -17,6 +17,8 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
+from trailmark.learn.watch import sampler_gap, spread
+from trailmark.memory import need_rows
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import OBJECTIVES, Objective, get_objective
 from trailmark.rollout.play import Seat, play
@@ -52,6 +54,15 @@ class Config(RunConfig):
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
     old: Literal["learner", "sampler"] = Field("learner", description="whose log-probs the ratio starts from")
 
+    @model_validator(mode="after")
+    def _groups(self) -> Config:
+        if self.n < 2 and self.credit != "returns":
+            raise ValueError(
+                f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every advantage "
+                "would be 0: set n to 2 or more, or credit: returns"
+            )
+        return self
+
     @field_validator("objective")
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +77,7 @@ class Config(RunConfig):
 class OnlineMethod(Plain):
     def __init__(self, config: Config, run: Run):
         self.config, self.run = config, run
+        need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         policy = load_model(config.model)
         bound_task(self.source, policy.tokenizer)
@@ -94,7 +106,7 @@ class OnlineMethod(Plain):
         episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
-        self._metrics = {**summary(good), **dropped}
+        self._metrics = {**summary(good), **spread(good), **dropped}
         if not good and dropped["invalid"]:
             return  # nothing to learn from in this step; the counts say so
         if not good:
@@ -110,7 +122,8 @@ class OnlineMethod(Plain):
         if self.ref and getattr(self.objective, "kl", "") != "exact":
             fills["ref"] = Readout("", model=self.ref)
         if fills:
-            samples = self.learner.fill(samples, **fills)
+            drawn, samples = samples, self.learner.fill(samples, **fills)
+            self._metrics |= sampler_gap(drawn, samples) if c.old == "learner" else {}
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
 
     def metrics(self) -> Mapping[str, float]:

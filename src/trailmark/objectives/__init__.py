@@ -15,6 +15,7 @@ from trailmark.objectives.sft import Sft
 from trailmark.objectives.soft_bellman import SoftBellman
 from trailmark.objectives.value import Value
 from trailmark.objectives.weighted_logp import WeightedLogp
+from trailmark.recipe import Loaded, resolve
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "sft": Sft,
@@ -32,7 +33,7 @@ def get_objective(spec: Mapping[str, Any]) -> Objective:
     kind = str(spec.get("kind", ""))
     if kind not in OBJECTIVES:
         raise RecipeError(f"unknown objective '{kind}'.{nearest(kind, OBJECTIVES)}")
-    return OBJECTIVES[kind](**spec)
+    return resolve(Loaded(f"objective {kind}", dict(spec)), OBJECTIVES[kind])
 
 
 __all__ = [

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.readout import Readout, View
 
 
 class Classify(Objective):
@@ -23,7 +21,7 @@ class Classify(Objective):
 
     def terms(self, view: View) -> list[Term]:
         w = view[self.weight]
-        label = torch.where(w != 0, view["label"], torch.zeros_like(view["label"])).long()
+        label = view["label"].masked_fill(w == 0, 0).long()
         logp = view["classes"].log_softmax(-1)
         right = (logp.argmax(-1) == label).to(w.dtype)
         return [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
+from pydantic import Field
 
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Objective, Term
 from trailmark.objectives.kl import Estimator, kl
+from trailmark.objectives.readout import Readout, View
 
 
 class Clipped(Objective):
@@ -22,9 +22,9 @@ class Clipped(Objective):
     """
 
     kind: Literal["clipped"] = "clipped"
-    low: float = 0.2
-    high: float = 0.2
-    beta: float = 0.0
+    low: float = Field(0.2, ge=0)
+    high: float = Field(0.2, ge=0)
+    beta: float = Field(0.0, ge=0)
     kl: Estimator | Literal["exact"] = "k3"
     entropy: float = 0.0
     ratio: Literal["token", "sequence"] = "token"
@@ -45,13 +45,13 @@ class Clipped(Objective):
         if self.ratio == "sequence":
             gap = (view.row_sum(gap) / view.row_sum(on).clamp(min=1))[view.row]
         r = gap.exp()
-        surrogate = torch.minimum(r * a, r.clamp(1 - self.low, 1 + self.high) * a)
+        surrogate = (r * a).minimum(r.clamp(1 - self.low, 1 + self.high) * a)
         outside = ((r > 1 + self.high) & (a > 0)) | ((r < 1 - self.low) & (a < 0))
         out = [
             Term("policy", -(w * surrogate).sum()),
             Term("clip_fraction", (w * outside.to(w.dtype)).sum().detach(), coef=0.0, mean=True),
             Term("ratio", (w * r).sum().detach(), coef=0.0, mean=True),
-            Term("kl_old", (w * (torch.expm1(gap) - gap)).sum().detach(), coef=0.0, mean=True),
+            Term("kl_old", (w * (gap.expm1() - gap)).sum().detach(), coef=0.0, mean=True),
         ]
         if self.beta:
             each = view["exact_kl"] if self.kl == "exact" else kl(self.kl, logp, view["ref"], view["old"]) * on

@@ -14,12 +14,12 @@ drew the tokens it also corrects for drift. The exact KL over the vocabulary is 
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from trailmark.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
 
@@ -32,8 +32,8 @@ def kl(name: Estimator, logp: Tensor, ref: Tensor, old: Tensor | None = None) ->
     if name == "k2":
         return d.square() / 2
     if name == "k3":
-        return torch.expm1(d) - d
+        return d.expm1() - d
     if name == "k3_weighted":
         ratio = (logp - (logp.detach() if old is None else old)).exp()
-        return ratio * (torch.expm1(d) - d)
+        return ratio * (d.expm1() - d)
     raise RecipeError(f"unknown KL estimator '{name}'.{nearest(name, get_args(Estimator))}")

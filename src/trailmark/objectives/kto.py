@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Fill, Note, Objective, Term
+from trailmark.objectives.readout import Readout, View
 from trailmark.types import Sample
 
 
@@ -54,10 +53,10 @@ class Kto(Objective):
         roles = [s.role for s in view.packed.samples]
         if bad := [r for r in roles if r not in ("desirable", "undesirable")]:
             raise LearnError(f"a row of KTO has role '{bad[0]}': it must be 'desirable' or 'undesirable'")
-        good = torch.tensor([r == "desirable" for r in roles], device=reward.device)
-        gap = torch.where(good, reward - z, z - reward)
-        scale = torch.where(good, reward.new_tensor(self.desirable), reward.new_tensor(self.undesirable))
-        loss = (scale * (1 - torch.sigmoid(self.beta * gap))).sum()
+        good = reward.new_tensor([r == "desirable" for r in roles]).bool()
+        gap = (reward - z).where(good, z - reward)
+        scale = reward.new_tensor(self.desirable).where(good, reward.new_tensor(self.undesirable))
+        loss = (scale * (1 - (self.beta * gap).sigmoid())).sum()
         return [
             Term("kto", loss),
             Term("reference_point", z[0] * len(roles), coef=0.0),

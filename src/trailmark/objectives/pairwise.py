@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.readout import Readout, View
 
 
 class Pairwise(Objective):
@@ -34,12 +32,15 @@ class Pairwise(Objective):
         return [Readout("logp", model=self.model, law=False)]
 
     def terms(self, view: View) -> list[Term]:
+        import torch
+        from torch.nn.functional import logsigmoid
+
         ref = 0.0 if self.reference_free else view["ref"]
         reward = view.row_sum((view["logp"] - ref) * view["weight"])
         chosen, rejected = (torch.as_tensor(x, device=reward.device) for x in pairs(view))
         h = reward[chosen] - reward[rejected]
         if self.loss == "sigmoid":
-            each = -(1 - self.smooth) * F.logsigmoid(self.beta * h) - self.smooth * F.logsigmoid(-self.beta * h)
+            each = -(1 - self.smooth) * logsigmoid(self.beta * h) - self.smooth * logsigmoid(-self.beta * h)
         elif self.loss == "hinge":
             each = (1 - self.beta * h).relu()
         else:

@@ -20,21 +20,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Note, Objective, Term
 from trailmark.objectives.kl import kl
+from trailmark.objectives.readout import Readout, View
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Level = Literal["token", "step", "response", "one_step", "undetached"]
 
 
 def tail_sums(x: Tensor, row: Tensor) -> Tensor:
     """sum over tokens >= t of the same row, for every t: [M] -> [M]."""
+    import torch
+
     after = x.double().flip(0).cumsum(0).flip(0)  # over all later tokens of all rows
     last = torch.cat([row[1:] != row[:-1], torch.ones(1, dtype=torch.bool, device=row.device)])
     beyond = torch.cat([after[1:], after.new_zeros(1)])[last]  # what belongs to rows after this one
@@ -126,6 +129,8 @@ class SoftBellman(Objective):
         return out
 
     def _policy(self, view: View, steps: _Steps, own: Tensor, again: Tensor | None) -> list[Term | Note]:
+        import torch
+
         v, reward = steps.at(view["value"].detach()), steps.at(view["reward"])
         if self.level == "one_step":
             ends = steps.last.to(v.dtype)
@@ -155,7 +160,7 @@ class SoftBellman(Objective):
 
     def _regulariser(self, view: View, steps: _Steps, own: Tensor) -> list[Term | Note]:
         w = view[self.actions]
-        k3 = kl("k3", own, torch.zeros_like(own))
+        k3 = kl("k3", own, own.new_zeros(own.shape))
         out: list[Term | Note] = [Term("kl_estimate", (w * k3).sum().detach(), self.actions, 0.0)]
         if self.regularised:
             coef = self.alpha if self.kl_target is None else math.exp(view.learned["log_kl"])
@@ -188,6 +193,8 @@ class _Steps:
     """The states of a view as an axis of their own, [K], in the order of the tokens."""
 
     def __init__(self, view: View, actions: str):
+        import torch
+
         weight = view["weight"]
         self.view, self.on = view, (view[actions] != 0).to(weight.dtype)
         self.index = weight.nonzero()[:, 0]
@@ -205,7 +212,7 @@ class _Steps:
 
     def own(self, x: Tensor) -> Tensor:
         """[M] -> [K]: the sum over the tokens of each step."""
-        return torch.zeros_like(self.w).index_add(0, self.step, x[self.mine])
+        return self.w.new_zeros(self.w.shape).index_add(0, self.step, x[self.mine])
 
     def per_row(self, x: Tensor) -> Tensor:
         return self.view.row_sum(x)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-
-from trailmark.learn.forward import Readout, View
 from trailmark.objectives.base import Objective, Term
+from trailmark.objectives.readout import Readout, View
 
 
 class Value(Objective):
@@ -29,5 +27,5 @@ class Value(Objective):
         error = (v - goal).square()
         if self.clip is not None:
             old = view["old_value"]
-            error = torch.maximum(error, (old + (v - old).clamp(-self.clip, self.clip) - goal).square())
+            error = error.maximum((old + (v - old).clamp(-self.clip, self.clip) - goal).square())
         return [Term("value", (view[self.weight] * error).sum(), weight=self.weight, coef=self.scale)]

@@ -1,0 +1,80 @@
+"""Signs that a run learns nothing, or learns from wrong numbers, told while it runs and not only when it is over.
+
+What methods that play write into their metrics every step, and what is looked for:
+
+    reward_std       0 over several steps: every episode earns the same
+    same_groups      share of groups whose episodes all earn the same: they have no advantage, and teach nothing
+    sampler_gap      mean |log-prob when drawn - log-prob under the learner| over the trained tokens (and sampler_gap_max):
+                     the engine does not hold the learner's weights, or another law was drawn from
+    grad_norm        0 over several steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from trailmark.types import Episode, Sample, Scored
+
+PATIENCE = 5  # steps in a row before it is told
+SAME = 0.9  # share of groups without variance
+GAP = 0.02  # mean difference in log-prob: float32 gives 1e-6 to 1e-4, bf16 up to 1e-2
+
+
+def spread(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How much the rewards of a step vary: over all episodes, and within groups of several."""
+    rewards: dict[str, list[float]] = {}
+    for e in episodes:
+        if isinstance(e.outcome, Scored):
+            rewards.setdefault(e.group, []).append(e.outcome.reward)
+    every = [r for group in rewards.values() for r in group]
+    if not every:
+        return {}
+    several = [g for g in rewards.values() if len(g) > 1]
+    out = {"reward_std": float(np.std(every))}
+    return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
+
+
+def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, float]:
+    """How far the learner's log-probs (`scored`) are from those that the tokens were drawn with, over the trained tokens."""
+    gaps = [
+        np.abs(a.streams["old"] - b.streams["old"])[(a.streams["weight"] != 0) & np.isfinite(a.streams["old"])]
+        for a, b in zip(drawn, scored)
+    ]
+    each = np.concatenate(gaps) if gaps else np.zeros(0)
+    return {"sampler_gap": float(each.mean()), "sampler_gap_max": float(each.max())} if len(each) else {}
+
+
+class Watch:
+    """Looks at the metrics of each step; says a thing once, when it has gone on for `PATIENCE` steps, and again only after it
+    had stopped."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, int] = {}
+
+    def look(self, metrics: Mapping[str, float]) -> list[str]:
+        found = {}
+        if metrics.get("reward_std") == 0:
+            found["reward"] = (
+                PATIENCE,
+                f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there is nothing to "
+                "learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start from another model.",
+            )
+        elif metrics.get("same_groups", 0.0) >= SAME:
+            found["groups"] = (
+                PATIENCE,
+                f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: they teach "
+                "nothing. Raise n, or choose starts that are neither solved nor out of reach.",
+            )
+        if metrics.get("sampler_gap", 0.0) > GAP:
+            found["gap"] = (
+                1,
+                f"tokens were drawn with log-probs that differ from the learner's by {metrics['sampler_gap']:.2g} on average: the "
+                "ratio does not start at 1. Is the engine's dtype too coarse, or another model behind it?",
+            )
+        for name, value in metrics.items():
+            if name.split("/")[-1] == "grad_norm" and value == 0:
+                found[name] = PATIENCE, f"{name} has been 0 for {PATIENCE} steps: the weights do not change."
+        self._since = {key: self._since.get(key, 0) + 1 for key in found}
+        return [text for key, (patience, text) in found.items() if self._since[key] == patience]

@@ -1,0 +1,71 @@
+"""What an objective may read: numbers per sample token, computed by the learner. No torch here: recipes are checked before it is
+imported.
+
+Legend: M sample tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from trailmark.errors import LearnError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trailmark.learn.pack import Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """One number (or vector) per token, under `name`.
+
+    logp      log-prob of the token, under its sampling law (`law=True`) or the model's own distribution
+    entropy   of the distribution the token came from
+    kl        exact KL(model || `to`) over the vocabulary in the state where the token was chosen (`reverse=False`
+              swaps the two)
+    head      a head's output: `at="before"` in the state where the token was chosen (V), `at="after"` once it was
+              read (a step's class). One output gives [M], several give [M, outputs].
+    `where` names the stream whose non-zero entries are computed; the rest is 0. A model called "x/base" is x without its
+    adapter.
+    """
+
+    name: str
+    kind: Literal["logp", "entropy", "kl", "head"] = "logp"
+    model: str = "policy"
+    law: bool = True
+    head: str = "value"
+    at: Literal["before", "after"] = "before"
+    to: str = "ref"
+    reverse: bool = True
+    where: str = "weight"
+    detach: bool = False
+
+
+@dataclass(eq=False)
+class View:
+    """What an objective is given: streams and readouts over one token axis, which row each token belongs to, and the
+    numbers that the objective itself has learned so far."""
+
+    packed: Packed
+    streams: dict[str, Tensor]
+    read: dict[str, Tensor]
+    row: Tensor
+    learned: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self.read if name in self.read else self.streams
+        if name not in found:
+            raise LearnError(
+                f"the objective needs '{name}', which the samples do not have (streams: {', '.join(sorted(self.streams))})"
+            )
+        return found[name]
+
+    def row_sum(self, x: Tensor) -> Tensor:
+        """[M] -> one sum per row."""
+        return x.new_zeros(len(self.packed.samples)).index_add(0, self.row, x)
+
+    def has(self, name: str) -> bool:
+        return name in self.streams or name in self.read

@@ -1,0 +1,132 @@
+"""Recipes that cannot be run are refused in one sentence, before anything is allocated, imported or written."""
+
+import pytest
+from typer.testing import CliRunner
+
+from trailmark import memory
+from trailmark.cli import app
+from trailmark.config import ModelShape
+from trailmark.engines.local import LocalEngine
+from trailmark.learn.optim import Optimiser
+from trailmark.memory import TooLarge, parameters
+from trailmark.models.load import describe, load_model
+
+RECIPE = """
+method: online
+out: run
+steps: 1
+starts: 2
+n: 2
+task: {name: arith}
+sampling: {max_tokens: 1}
+model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 64}}
+engine: {slots: 2}
+"""
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+
+    def check(*words, says):
+        done = CliRunner().invoke(app, ["train", "r.yaml", *words])
+        assert done.exit_code == 2 and "Traceback" not in done.stderr, done.stderr
+        for part in says:
+            assert part in done.stderr, done.stderr
+        assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+    return check
+
+
+def test_seeds_that_no_generator_takes(refused):
+    for seed in ("-3", str(2**63), str(2**64), str(10**30)):
+        refused(f"seed={seed}", says=["key 'seed'", "expected", seed])
+        refused(f"model.seed={seed}", says=["key 'model.seed'", "expected", seed])
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a b", ".", "a..b", "os.system(1)", "x:y:z", ""])
+def test_a_method_that_is_no_name(refused, name):
+    refused(f"method='{name}'", says=[f"unknown method '{name}'", "A method of your own is named package.module"])
+
+
+def test_what_others_call_a_method_is_told_what_it_is_here(refused):
+    refused("method=grpo", says=["'grpo': here it is method: online", "credit: group", "recipes/arith-grpo.yaml"])
+    refused("method=GRPO", says=["here it is method: online"])
+    refused("method=dr-grpo", says=["here it is method: online"])
+    refused("method=dpo", says=["'dpo': here it is method: oreo with objective: dpo"])
+    refused("method=onlin", says=["Did you mean 'online'?"])
+
+
+def test_a_method_of_ones_own_that_does_not_import(refused, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_method.py").write_text("def run(:\n")
+    refused("method=broken_method", says=["method 'broken_method' cannot be imported", "SyntaxError"])
+
+
+@pytest.mark.parametrize("value", [r'"a\0b"', r'"\ud800"'])
+@pytest.mark.parametrize("key", ["out", "name", "model.name", "task.name", "task.options.x"])
+def test_a_null_byte_or_half_a_character_in_a_text(refused, key, value):
+    refused(f"{key}={value}", says=["which no file or path can hold"])
+
+
+def test_an_unknown_key_of_an_objective_names_the_nearest(refused):
+    refused("objective={kind: clipped, lo: 0.1}", says=["key 'lo': is not known. Did you mean 'low'?\n"])
+    refused("objective={kind: clipped, low: much}", says=["key 'low': expected a number, found the text 'much'.\n"])
+    refused("objective={kind: clipped, beta: -1}", says=["key 'beta'", "greater than or equal to 0"])
+
+
+def test_a_group_of_one_teaches_nothing(refused):
+    refused("n=1", says=["n is 1", "credit group", "every advantage would be 0"])
+    refused("n=1", "credit=leave_one_out", says=["n is 1", "credit leave_one_out"])
+
+
+def test_models_engines_and_batches_that_do_not_fit_the_memory(refused, monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda device="cpu": 2_000_000_000)
+    refused("model.shape.width=1000000000", says=["model.shape", "are free", "2.0 GB", "--insist"])
+    refused("model.shape.layers=100000000", says=["model.shape", "--insist"])
+    refused("engine.slots=1000000", says=["engine.slots 1,000,000", "lower engine.slots or engine.max_len"])
+    refused("starts=100000000", says=["starts * n", "200,000,000 rows in one step", "410 GB", "lower starts * n"])
+    refused("n=100000000", says=["starts * n: 200,000,000 rows in one step"])
+
+
+def test_insisting_gets_past_the_estimate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "free_memory", lambda device="cpu": 1)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    assert CliRunner().invoke(app, ["train", "r.yaml"]).exit_code == 2
+    monkeypatch.setenv(memory.INSIST, "")  # undone after the test, whatever --insist sets
+    done = CliRunner().invoke(app, ["train", "r.yaml", "--insist"])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "mistral", "gemma"])
+def test_the_estimate_counts_the_weights_that_are_made(family):
+    from trailmark.config import ModelConfig
+
+    for more in ({}, {"layers": 3, "width": 48, "heads": 4, "kv_heads": 2, "ffn": 100, "vocab": 300}):
+        config = ModelConfig(shape=ModelShape(family=family, **more))
+        lm = load_model(config)
+        count = sum(p.numel() for p in lm.model.parameters())
+        assert parameters(config.shape, lm.vocab) == count == describe(config)["parameters"]
+
+
+def test_the_estimate_of_an_engine_is_what_its_slots_take(monkeypatch):
+    """Two layers, 2 of 4 heads kept, 16 wide, float32, 3 slots of 64 columns: 2 * 2 * 2 * 16 * 64 * 4 bytes each."""
+    from trailmark.config import LearnerConfig, ModelConfig
+
+    shape = ModelShape(layers=2, width=64, heads=4, kv_heads=2, context=64)
+    lm, said = load_model(ModelConfig(shape=shape)), []
+    monkeypatch.setattr("trailmark.engines.local.need", lambda amount, *a: said.append(amount))
+    monkeypatch.setattr("trailmark.learn.optim.need", lambda amount, *a: said.append(amount))
+    LocalEngine(lm, slots=3)
+    assert said == [3 * (2 * 2 * 2 * 16 * 64 * 4 + 4 * lm.vocab)]
+    Optimiser(lm, LearnerConfig().optim, 1)
+    assert said[1] == 12 * sum(p.numel() for p in lm.model.parameters())  # gradient and two moments, float32
+
+
+def test_memory_that_is_free_is_read_from_the_system():
+    assert 0 < memory.free_memory() < 2**50
+    memory.need(0, "nothing", "")
+    with pytest.raises(TooLarge, match="everything would take at least 1,000 PB of memory"):
+        memory.need(1e18, "everything", "take less")
