@@ -1,11 +1,12 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from trailmark.chat import Conversation, end_of_turn, extends, render, sequences
+from trailmark.chat import Conversation, as_written, end_of_turn, extends, render, sequences
 from trailmark.errors import DataError, ModelError
+from trailmark.texts import encode
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<pad>"]
 CORPUS = [
@@ -163,7 +164,9 @@ def test_exactly_one_bos(template, adds_bos):
     tok = build(adds_bos=adds_bos)
     r = render(tok, TALK, template=template)
     assert r.tokens.count(tok.bos_token_id) == (1 if adds_bos or template else 0)
-    assert render(tok, [user("<s>go"), bot("on")], template=None).tokens.count(tok.bos_token_id) == 1
+    assert render(tok, [user("<s>go"), bot("on")], template=None).tokens.count(tok.bos_token_id) == adds_bos
+    as_given = as_written(tok, "<s>go")  # a file has its prompts as the model sees them
+    assert render(tok, [user(as_given), bot("on")], template=None).tokens.count(tok.bos_token_id) == 1
 
 
 def test_the_template_of_the_tokenizer_is_the_default():
@@ -399,7 +402,7 @@ def test_tokenizers_that_put_a_space_in_front(kind, template):
 
 
 # --- random conversations
-pieces = st.sampled_from([*"ab é\n\t<>|日", " the", "user", "<think>", "</think>", "</s", "\n\n"])
+pieces = st.sampled_from([*"ab é\n\t<>|日", " the", "user", "<think>", "</think>", "</s", "</s>", "<|im_end|>", "\n\n"])
 texts = st.lists(pieces, max_size=8).map("".join)
 strict = texts.map(lambda x: x.strip() or "a")
 
@@ -414,10 +417,21 @@ def talks(draw, content=texts, alternate=False):
     return [*out, bot(draw(content))] if out[-1]["role"] == "user" else out
 
 
+FORMS = [CHATML, LLAMA3, MISTRAL, COLON, DEFAULT, TRIM]
+
+
+@st.composite
+def extending(draw):
+    template = draw(st.sampled_from(FORMS))
+    return draw(talks(strict if template is TRIM else texts, alternate=template is MISTRAL)), template
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.data(), st.sampled_from([CHATML, LLAMA3, MISTRAL, COLON, DEFAULT, TRIM]))
-def test_random_conversations_of_extending_templates(data, template):
-    talk = data.draw(talks(strict if template is TRIM else texts, alternate=template is MISTRAL))
+@given(extending())
+@example(([user("a"), bot("</s>")], MISTRAL))
+@example(([user("a"), bot("</s>"), user("<|im_end|>"), bot("</s")], COLON))
+def test_random_conversations_of_extending_templates(drawn):
+    talk, template = drawn
     lead = " " if template is MISTRAL else ""
     (r,) = sequences(TOK, talk, template=template)
     assert extends(TOK, talk, template=template).ok
@@ -426,7 +440,7 @@ def test_random_conversations_of_extending_templates(data, template):
         assert said(TOK, r, s) == lead + talk[s.message]["content"] + END[template]
     assert TOK.decode(r.tokens, clean_up_tokenization_spaces=False) == r.text
     prompt = render(TOK, talk[:1], generation_prompt=True, template=template).text
-    assert r.tokens[: r.spans[0].start] == enc(prompt)
+    assert r.tokens[: r.spans[0].start] == tuple(encode(TOK, prompt))
     it = iter(r.spans)
 
     def write(text):
@@ -452,7 +466,7 @@ def test_every_assistant_message_is_trained_once_in_the_context_inference_shows(
             assert said(tok, r, s) == (content.strip() if template is TRIM else content) + END[template]
         first = r.spans[0]
         prompt = render(tok, talk[: first.message], generation_prompt=True, template=template)
-        assert r.tokens[: first.start] == enc(prompt.text, tok)
+        assert r.tokens[: first.start] == tuple(encode(tok, prompt.text))
     # As few as are right: no sequence is the beginning of another's prompt.
     for a in rs:
         assert not any(b is not a and b.text.startswith(a.text) for b in rs)

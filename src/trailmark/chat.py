@@ -17,11 +17,16 @@ The only BOS is the one the template writes; if it writes none there is none, as
 into it if the model wants one). Everywhere `template` is "own" (the tokenizer's), a Jinja text, or None for plain text:
 contents joined without headers, eos after each assistant message, BOS in front if the tokenizer adds one. Further
 keywords (`tools`, `enable_thinking`, ...) go to the template.
+
+Only the template writes control tokens. What a message says is content (`texts.py`): a `<|im_end|>` in it is ten characters.
+Below, prompts and written parts are *guarded* texts; `Rendered.text` is what they say.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from .errors import DataError, ModelError
+from .texts import PROBE, Marked, controls_of, mark
 from .types import Tokens
 
 if TYPE_CHECKING:
@@ -37,8 +43,11 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 Jinja = str | None
-PROBE = "\ue000trailmark\ue001"  # private-use characters: no template writes or trims them
 PLAIN = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 PLAIN_BOS = "{% if not messages[0].content.startswith(bos_token) %}{{ bos_token }}{% endif %}" + PLAIN
 
 
@@ -56,7 +65,7 @@ class Span:
 class Rendered:
     tokens: Tokens
     spans: tuple[Span, ...]
-    text: str
+    text: Marked  # with the template's control tokens marked: encoded again it has the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +93,10 @@ class _Template:
             adds_bos = tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
             template = PLAIN_BOS if adds_bos else PLAIN
         self.tokenizer: Any = tokenizer
-        self.options = dict(options) if template == "own" else {**options, "chat_template": template}
+        self.controls = controls_of(tokenizer, template)
+        self.options = self.controls.guard_all(options)
+        if template != "own":
+            self.options["chat_template"] = template
         known = {w for w in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens) if w.strip()}
         self.special = re.compile("|".join(map(re.escape, sorted(known, key=len, reverse=True))) or "(?!)")
 
@@ -93,7 +105,8 @@ class _Template:
             raise DataError("a conversation needs a message before the assistant's first one")
         try:
             asked = {"tokenize": False, "add_generation_prompt": prompt, **self.options}
-            return self.tokenizer.apply_chat_template([dict(m) for m in messages], **asked)
+            told = [self.controls.guard_message(m, i) for i, m in enumerate(messages)]
+            return self.tokenizer.apply_chat_template(told, **asked)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise DataError(f"the chat template refuses the messages ({roles}): {e}") from e
@@ -119,17 +132,17 @@ class _Template:
         if shown.startswith(prompt) and shown.endswith(tail):
             body = shown[len(prompt) : len(shown) - len(tail)]
         elif prompt.startswith(head) and isinstance(content, str) and content.startswith(opened):
-            body = content.removeprefix(opened)  # the prompt opens a thought that the template drops from the record
+            body = self.controls.guard(content.removeprefix(opened))  # the prompt opens a thought that the template drops from the record
         else:
             raise DataError(
-                f"message {i}: the chat template prompts with {prompt[-40:]!r}, but does not show the "
+                f"message {i}: the chat template prompts with {str(self.controls.shown(prompt[-40:]))!r}, but does not show the "
                 "assistant's message behind that: what would the model have written?"
             )
         return _Turn(i, prompt, prompt + body + lead + end, end)
 
     def encode(self, text: str, after: str = "") -> list[int]:
         """The tokens of `text` behind `after`, a special token. Alone, some tokenizers would put a space in front."""
-        ids = self.tokenizer(after + text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = self.controls.encode(*self.controls.lay(after + text))[0]
         return ids[len(self.encode(after)) :] if after else ids
 
     def lay(self, text: str, turns: Sequence[_Turn]) -> Rendered:
@@ -147,7 +160,7 @@ class _Template:
             if len(tokens) == len(written):
                 raise DataError(f"message {t.message}: no token stands before the assistant's first one")
             at, after = len(t.full), t.end
-        return Rendered((*tokens, *self.encode(text[at:], after)), tuple(spans), text)
+        return Rendered((*tokens, *self.encode(text[at:], after)), tuple(spans), self.controls.shown(text))
 
 
 def render(
@@ -175,8 +188,8 @@ def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own"
             return Extension(
                 False,
                 at,
-                f"the prompt of message {at} has {prompt[k : k + 40]!r} where the model saw or "
-                f"wrote {before.full[k : k + 40]!r} up to message {before.message}",
+                f"the prompt of message {at} has {str(t.controls.shown(prompt[k : k + 40]))!r} where the model saw or "
+                f"wrote {str(t.controls.shown(before.full[k : k + 40]))!r} up to message {before.message}",
             )
     return Extension(True)
 
@@ -194,6 +207,39 @@ def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "ow
     if not chains:
         raise DataError("no message of the assistant: nothing would be trained")
     return [t.lay(chain[-1].full, chain) for chain in chains]
+
+
+def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:
+    """A prompt from a file that has it as a model sees it, template and all. Its first BOS is one; and where all of it is a
+    message of the user, or of the system and the user, and then the assistant's header, in the form of the tokenizer's template
+    or of ChatML, these headers are control tokens. Anything else in it is content."""
+    bos = tokenizer.bos_token or ""
+    start = mark(bos) if bos and prompt.startswith(bos) else Marked("")
+    for frame in _frames(tokenizer):
+        for before, body in ((Marked(""), prompt), (start, prompt.removeprefix(start))):
+            if told := re.fullmatch("(.*?)".join(map(re.escape, frame)), body, re.DOTALL):
+                out = before + mark(frame[0])
+                for said, after in zip(told.groups(), frame[1:]):
+                    out = out + said + mark(after)
+                return out
+    return start + prompt.removeprefix(start)
+
+
+def _frames(tokenizer: Tokenizer) -> list[list[str]]:
+    """What the template writes around one message and around two, and ChatML."""
+    held = _FRAMES.get(tokenizer)
+    if held is None or held[0] != str(tokenizer.chat_template):
+        user, frames = {"role": "user", "content": PROBE}, []
+        for template in ["own"] * bool(tokenizer.chat_template) + [CHATML]:
+            for talk in ([user], [{"role": "system", "content": PROBE}, user]):
+                with contextlib.suppress(DataError):
+                    pieces = _Template(tokenizer, template, {}).text(talk, prompt=True).split(PROBE)
+                    frames += [pieces] if len(pieces) == len(talk) + 1 and all(pieces[1:]) else []
+        held = _FRAMES[tokenizer] = str(tokenizer.chat_template), frames
+    return held[1]
+
+
+_FRAMES: weakref.WeakKeyDictionary[Any, tuple[str, list[list[str]]]] = weakref.WeakKeyDictionary()
 
 
 def end_of_turn(tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any) -> int:
@@ -244,12 +290,23 @@ class Conversation:
         ended = len(tokens) > 0 and tokens[-1] == end_id
         # Decoded behind a special token, because at the start of a text some tokenizers drop a space.
         raw = t.tokenizer.decode([end_id, *tokens], clean_up_tokenization_spaces=False).removeprefix(end)
-        texts = (raw, raw if text is None else text)
-        raw, told = (x.removesuffix(end).removesuffix(lead) if ended else x for x in texts)
-        self._seen = [prompt + x + lead + end for x in (raw, told) if x.split() == raw.split()]
-        self._owed, self._end = "" if ended else lead + end, end
-        self.tokens = (self.tokens if continues else ()) + new + tuple(tokens)
+        if ended:
+            raw = raw.removesuffix(end).removesuffix(lead)
+        told = raw if text is None else text
+        if ended and told.split() != raw.split():
+            told = told.removesuffix(end)
+        told = told.removesuffix(lead) if ended else told
         # The record holds what the prompt opened (a thought), and not what the template puts before contents (a space).
         opened = prompt.removeprefix(head) if prompt.startswith(head) else ""
-        self.messages.append({"role": "assistant", "content": opened + told.removeprefix(head.removeprefix(prompt))})
+        space = head.removeprefix(prompt) if head.startswith(prompt) else ""
+        shown = [(space if x.startswith(space) else "", opened + x.removeprefix(space)) for x in (raw, told)]
+        before = prompt.removesuffix(opened)
+        self._seen = [
+            before + put + t.controls.guard(content) + lead + end
+            for x, (put, content) in zip((raw, told), shown)
+            if x.split() == raw.split()
+        ]
+        self._owed, self._end = "" if ended else lead + end, end
+        self.tokens = (self.tokens if continues else ()) + new + tuple(tokens)
+        self.messages.append({"role": "assistant", "content": shown[1][1]})
         self._asked = None

@@ -15,6 +15,7 @@ from typing import Any
 
 from trailmark.errors import TaskError
 from trailmark.tasks.base import Observation, Step, TaskSource, World, draw_tasks
+from trailmark.texts import encode
 from trailmark.types import Episode, Invalid, Outcome, Scored, Task
 
 HELP = """\
@@ -105,7 +106,7 @@ def episode_of(sitting: Sitting, tokenizer: Any) -> Episode:
     async def tell() -> None:
         for k, (action, _) in enumerate(sitting.played):
             seen = desk.observation
-            length = len(tokenizer.encode(action, add_special_tokens=False))
+            length = len(encode(tokenizer, action))
             most = max(1, length) if seen.labels else length + 1  # a label is written without an end behind it
             if markov:
                 await desk.ask("policy", text=seen.text, max_tokens=most)

@@ -4,8 +4,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trailmark import formats
+from trailmark.chat import as_written
 from trailmark.errors import DataError
 from trailmark.formats.scored import tie_pairs
+from trailmark.texts import encode, mark
 from trailmark.types import Invalid, Scored
 
 rewards = st.sampled_from(
@@ -46,8 +48,9 @@ def test_trajectories_there_and_back(rows, tokenizer):
     bos, eos = tokenizer.bos_token or "", tokenizer.eos_token
     for e, row in zip(found.episodes, made):
         (turn,) = e.turns
-        given = row["prompt"] if tokenizer is not BOS else bos + row["prompt"].removeprefix(bos)
-        assert turn.prompt == tuple(tokenizer.encode(given, add_special_tokens=False))  # as at inference
+        given = as_written(tokenizer, row["prompt"])
+        given = mark(bos) + given if tokenizer is BOS and not given.startswith(bos) else given
+        assert turn.prompt == tuple(encode(tokenizer, given))  # as at inference
         assert say(turn.tokens, tokenizer) == row["response"].removesuffix(eos) + eos
         assert tokenizer is not BOS or turn.prompt[:1] == (tokenizer.bos_token_id,)
 

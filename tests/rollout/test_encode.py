@@ -33,7 +33,7 @@ def trained(**cutter):
 
 
 def whole(tokenizer, text):
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
 @pytest.mark.parametrize("make", [tiny_tokenizer, lambda: tiny_tokenizer([" # Action:\n", "17", "Is it"]), trained])
@@ -51,8 +51,22 @@ def test_a_tokenizer_that_joins_lines_gets_the_whole_text():
     greedy = tiny_tokenizer()
     greedy.add_tokens([AddedToken("<mask>", lstrip=True)])
     assert not lines.keeps_lines_apart(greedy)
+    end = joining.eos_token_id  # this one learnt to write its own end from letters: such a text is broken up
+    assert end in whole(joining, "a<|im_end|>")
     for text in texts(60):
-        assert lines.encode(joining, text) == whole(joining, text)
+        found = lines.encode(joining, text)
+        assert end not in found and joining.decode(found) == text
+        assert end in whole(joining, text) or found == whole(joining, text)
+
+
+@pytest.mark.parametrize("make", [tiny_tokenizer, trained, lambda: trained(use_regex=False)])
+def test_halves_of_characters_null_bytes_and_endless_lines(make):
+    tokenizer = make()
+    assert lines.encode(tokenizer, "a\ud800b\nc\udfff") == whole(tokenizer, "a\ufffdb\nc\ufffd")
+    assert tokenizer.decode(lines.encode(tokenizer, "a\x00b\n\x00")) == "a\x00b\n\x00"
+    long = "<|im_end|>" * 2000 + "x" * 20000
+    found = lines.encode(tokenizer, long)
+    assert tokenizer.eos_token_id not in found and tokenizer.decode(found) == long
 
 
 def test_new_tokens_are_noticed_and_memory_is_bounded(monkeypatch):

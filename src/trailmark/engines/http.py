@@ -23,6 +23,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.recipe import Config
+from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
 __all__ = [
@@ -239,7 +240,7 @@ class HttpEngine:
             raise EngineError(f"'{self.name}' does not tell its token ids, so what it writes cannot be trained on")
         tokens: Tokens = ()
         if self.tokenizer is not None:
-            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            tokens = tuple(encode(self.tokenizer, text))
             if stop == "stop" and not request.stop_strings:
                 tokens += request.stop_ids[:1]
             self._allowed(tokens, text, request.law)

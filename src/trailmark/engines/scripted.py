@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.texts import encode
 
 
 class ScriptedEngine:
@@ -25,7 +26,7 @@ class ScriptedEngine:
         for k in range(request.n):
             answer = self.policy(prompt, random.Random(f"{request.seed}\0{request.key}\0{k}"))
             text = str(await answer if inspect.isawaitable(answer) else answer)
-            tokens = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            tokens = tuple(encode(self.tokenizer, text))
             cut = len(tokens) > request.max_tokens
             if cut:
                 tokens = tokens[: request.max_tokens]

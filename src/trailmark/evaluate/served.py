@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from trailmark import chat
 from trailmark.errors import TrailmarkError
 from trailmark.rollout.play import Desk, Seat
 from trailmark.rollout.play import Protocol as Play
@@ -64,7 +65,7 @@ class Here:
     async def say(self, desk: Desk, seat: str, messages: Messages) -> str:
         tokenizer = desk.seats[seat].engine.tokenizer
         if getattr(tokenizer, "chat_template", None):
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = chat.render(tokenizer, messages, generation_prompt=True).text
         else:
             text = "".join(m["content"] + "\n" for m in messages)
         return (await desk.ask(seat, text=text)).text

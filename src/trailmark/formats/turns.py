@@ -18,6 +18,7 @@ from typing import Any
 
 from trailmark import chat
 from trailmark.errors import DataError, ModelError
+from trailmark.texts import Marked, encode, encode_with_places, mark
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Tokens, Turn
 
 NO_REWARD = Invalid("no reward in the file")
@@ -78,24 +79,25 @@ def talk(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = (
 
 
 def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequence[int] = ()) -> Turn:
-    """Text as it is: the prompt, behind a BOS if the tokenizer adds one and the text does not bring it; the response; and
-    one eos if it `end`s. No token reaches over the border. `steps` are the characters of the response at which reasoning
-    steps begin; they become spans that cover the turn, each token in the step in which it ends."""
+    """Text as it is: the prompt (`chat.as_written`), behind a BOS if the tokenizer adds one and the text does not bring it; the
+    response; and one eos if it `end`s. No token reaches over the border. `steps` are the characters of the response at which
+    reasoning steps begin; they become spans that cover the turn, each token in the step in which it ends."""
     tokenizer, said = r.tokenizer, response
     eos = tokenizer.eos_token or ""
     if end and not eos:
         raise ModelError("this tokenizer has no eos token, so a response cannot end; set eos_token")
-    if tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
-        prompt = tokenizer.bos_token + prompt.removeprefix(tokenizer.bos_token)
-    if end:
-        response = response.removesuffix(eos) + eos
-    before, head = prompt, _encode(tokenizer, prompt)[0]
-    ids, ends = _encode(tokenizer, before + response, bool(steps))
-    if ids[: len(head)] != head:  # encoded behind a special token: alone, some tokenizers would put a space in front
-        before, cut = eos, len(_encode(tokenizer, eos)[0])
-        ids, ends = _encode(tokenizer, before + response, bool(steps))
-    else:
-        cut = len(head)
+    if steps and not tokenizer.is_fast:
+        raise ModelError("steps are found by the offsets of tokens, which only a fast tokenizer knows")
+    shown = chat.as_written(tokenizer, prompt)
+    if adds_bos(tokenizer) and not prompt.startswith(tokenizer.bos_token):
+        shown = mark(tokenizer.bos_token) + shown
+    written = Marked(response.removesuffix(eos)) + mark(eos) if end else Marked(response)
+    before, head = shown, encode(tokenizer, shown)
+    cut = len(head)
+    ids, ends = _encode(tokenizer, before + written, bool(steps))
+    if ids[:cut] != head:  # encoded behind a special token: alone, some tokenizers would put a space in front
+        before, cut = mark(eos), len(encode(tokenizer, mark(eos)))
+        ids, ends = _encode(tokenizer, before + written, bool(steps))
     tokens, ends = tuple(ids[cut:]), [e - len(before) for e in ends[cut:]]
     if not head or not tokens:
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
@@ -104,12 +106,16 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
 
 
-def _encode(tokenizer: Any, text: str, offsets: bool = False) -> tuple[list[int], list[int]]:
+def _encode(tokenizer: Any, text: str, ends: bool) -> tuple[list[int], list[int]]:
     """Ids and, if wanted, where in the text each token ends."""
-    if offsets and not tokenizer.is_fast:
-        raise ModelError("steps are found by the offsets of tokens, which only a fast tokenizer knows")
-    found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=offsets)
-    return found["input_ids"], [b for _, b in found["offset_mapping"]] if offsets else []
+    if not ends:
+        return encode(tokenizer, text), []
+    ids, places = encode_with_places(tokenizer, text)
+    return ids, [b for _, b in places]
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    return bool(tokenizer.bos_token) and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
 
 
 def _template(tokenizer: Any) -> str | None:

@@ -26,6 +26,7 @@ from trailmark.formats.scored import tie_pairs
 from trailmark.rollout.play import Protocol, Seat, play
 from trailmark.samples import build_samples, chains, pair, scored
 from trailmark.tasks.base import TaskSource
+from trailmark.texts import encode_with_places
 from trailmark.types import Episode, Sample, Scored, Task, Tokens
 
 Split = Literal["turn", "newline", "sentence", "auto"]
@@ -146,10 +147,9 @@ def token_steps(
     their place: its offsets are used only where it encodes to these very tokens."""
     ends: Sequence[int] | None = None
     if tokenizer.is_fast:
-        found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
-        if tuple(found["input_ids"]) == tokens[: len(found["input_ids"])]:
-            ends = [b for _, b in found["offset_mapping"]]
-            ends = [*ends, *[len(text)] * (len(tokens) - len(ends))]
+        ids, places = encode_with_places(tokenizer, text)
+        if tuple(ids) == tokens[: len(ids)]:
+            ends = [*(b for _, b in places), *[len(text)] * (len(tokens) - len(ids))]
     if ends is None:
         text = tokenizer.decode(tokens)
     at, borders = 0, [0]

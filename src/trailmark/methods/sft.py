@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -59,7 +60,8 @@ def conversation_samples(tokenizer: object, path: str, use_chat: bool, context: 
     for number, messages in read_rows(path):
         row = []
         try:
-            laid = chat.sequences(tokenizer, messages, template="own" if use_chat else None)  # type: ignore[arg-type]
+            told = messages if use_chat else as_written(tokenizer, messages)
+            laid = chat.sequences(tokenizer, told, template="own" if use_chat else None)  # type: ignore[arg-type]
         except DataError as problem:
             raise DataError(str(problem), path, number) from problem
         for seq in laid:
@@ -82,6 +84,15 @@ def conversation_samples(tokenizer: object, path: str, use_chat: bool, context: 
             )
         out.append(row)
     return out
+
+
+def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
+    """Plain text as a model sees it: its first message may bring a template's headers, a response its own eos."""
+    eos = tokenizer.eos_token or ""
+    told = [{**m, "content": m["content"].removesuffix(eos)} if m["role"] == "assistant" else m for m in messages]
+    if messages[0]["role"] != "assistant":
+        told[0] = {**messages[0], "content": chat.as_written(tokenizer, messages[0]["content"])}
+    return told
 
 
 def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:

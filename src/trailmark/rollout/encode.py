@@ -6,6 +6,8 @@ of a text are those of its lines one after the other, and a line that was met be
 When is that so? A byte-level BPE with GPT-2's pattern cuts a text into words before it merges anything, and no word of it reaches
 over a newline that stands between two letters or signs (`borders`): the newline is a word of its own. Added tokens are looked for
 first, so none of them may go on behind a newline or swallow what stands around it. All other tokenizers get the whole text.
+
+A text is content: a control token in it is encoded as the characters it is made of (`texts.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import re
 import weakref
 from typing import Any
 
+from trailmark import texts
+
 MOST = 1 << 16  # lines remembered for a tokenizer
 borders = re.compile(r"(?<=\S\n)(?=\S)")
 
@@ -21,17 +25,20 @@ _known: weakref.WeakKeyDictionary[Any, tuple[int, dict[str, list[int]] | None]] 
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """`tokenizer.encode(text, add_special_tokens=False)`, but faster the second time."""
-    if (lines := _lines(tokenizer)) is None:
-        return [int(t) for t in tokenizer.encode(text, add_special_tokens=False)]
+    """The tokens of `text` as content, but faster the second time."""
+    if (lines := _lines(tokenizer)) is None or getattr(text, "spans", ()):
+        return texts.encode(tokenizer, text)
     parts = borders.split(text)
     new = [line for line in dict.fromkeys(parts) if line not in lines]
     if new:
         if len(lines) + len(new) > MOST:
             lines.clear()
             new = list(dict.fromkeys(parts))
-        made = tokenizer(new, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        lines.update(zip(new, made))
+        whole = [texts.whole_letters(line) for line in new]
+        made = tokenizer(whole, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        control = texts.controls_of(tokenizer).ids
+        for line, ids in zip(new, made):
+            lines[line] = ids if control.isdisjoint(ids) else texts.encode(tokenizer, line)
     return [token for line in parts for token in lines[line]]
 
 

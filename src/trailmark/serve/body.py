@@ -19,6 +19,7 @@ from trailmark.engines.base import Request
 from trailmark.errors import nearest
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.errors import ApiError, refused
+from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -213,8 +214,9 @@ def listed(given: str | Sequence[Any]) -> list[Any]:
 
 
 def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) -> Tokens:
+    """A text is content: a control token in it is encoded as its characters. Who wants one gives token ids."""
     if isinstance(given, str):
-        given = tokenizer.encode(given, add_special_tokens=specials, verbose=False)
+        given = encode(tokenizer, given, around=specials)
     return tuple(given)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import ModelError, TaskError
+from trailmark.texts import encode
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
@@ -111,7 +112,7 @@ def _vocabulary_layers(lm: LM) -> list[Any]:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    return [int(t) for t in tokenizer.encode(text, add_special_tokens=False)]
+    return encode(tokenizer, text)
 
 
 @dataclass(frozen=True, slots=True)

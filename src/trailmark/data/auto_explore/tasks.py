@@ -23,6 +23,7 @@ from trailmark.data.teacher import Offline, Teacher, TeacherFailed, at_once
 from trailmark.errors import DataError
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import Refused, Snapshot, snapshot
+from trailmark.texts import encode
 
 DEEPEST, FEWEST_TOKENS, MOST_TOKENS, DATA_LINES = 2, 50, 2000, 20
 SKIPPED_PARTS = {"out", "test", "tests"}
@@ -42,7 +43,7 @@ def token_count(tokenizer: object = None) -> Count:
     """How many tokens a text has; without a tokenizer four bytes are one."""
     if tokenizer is None:
         return lambda text: len(text.encode()) // 4
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False))  # type: ignore[attr-defined]
+    return lambda text: len(encode(tokenizer, text))
 
 
 def texts_of(listed: Snapshot) -> Iterator[tuple[str, str]]:

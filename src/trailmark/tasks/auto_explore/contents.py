@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
+from trailmark.texts import encode, encode_with_places
 
 SUFFIXES = {
     "code": "py c cpp cxx cc h hpp hxx cs java go ipynb",
@@ -75,9 +76,9 @@ def first_tokens(text: str, most: int, tokenizer: Any) -> str:
     if tokenizer is None:
         return text.encode()[: 4 * most].decode(errors="ignore")
     if getattr(tokenizer, "is_fast", False):
-        where = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+        where = encode_with_places(tokenizer, text)[1]
         return text if len(where) <= most else text[: where[most][0]]
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = encode(tokenizer, text)
     return text if len(ids) <= most else tokenizer.decode(ids[:most])
 
 

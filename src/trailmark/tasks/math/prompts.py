@@ -4,7 +4,8 @@ r"""How a problem is put to a model. The words must be the same when a model is 
     deepseek-math  "User: problem, instruction" and "Assistant:"; the answer always goes into a box
     plain          the problem and a newline
 
-A prompt is a text that is encoded as it stands, without special tokens added to it, so the only BOS is the one written here: Qwen has
+A prompt is a text that is encoded as it stands, without special tokens added to it: its control tokens are those of the style, and a
+problem that holds one has only its characters. So the only BOS is the one written here: Qwen has
 none, DeepSeek's stands in front of its prompt, and for other models the option `bos` names theirs. `one_bos` says whether it worked.
 """
 
@@ -14,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.math.extract import Marker
+from trailmark.texts import Marked, encode, mark
 
 Style = Literal["qwen-math", "deepseek-math", "plain"]
 IN_BOX = "Please reason step by step, and put your final answer within \\boxed{}."  # as these models were trained with
@@ -42,21 +44,22 @@ def messages(question: str, style: Style, asks: Marker) -> list[dict[str, str]]:
     return [{"role": "user", "content": said}]
 
 
-def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) -> str:
+def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) -> Marked:
     """The problem as the text that the answer follows. `bos`: another one than the style's own."""
     told = messages(question, style, asks)
-    start = bos_of(style) if bos is None else bos
+    out = mark(bos_of(style) if bos is None else bos)
     if style == "qwen-math":
-        turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told)
-        return f"{start}{turns}<|im_start|>assistant\n"
+        for m in told:
+            out = out + mark(f"<|im_start|>{m['role']}\n") + m["content"] + mark("<|im_end|>\n")
+        return out + mark("<|im_start|>assistant\n")
     if style == "deepseek-math":
-        return f"{start}User: {told[0]['content']}\n\nAssistant:"
-    return f"{start}{question}\n"
+        return out + f"User: {told[0]['content']}\n\nAssistant:"
+    return out + f"{question}\n"
 
 
 def one_bos(tokenizer: Any, text: str) -> bool:
     """Whether `text`, encoded as it stands, has exactly as many BOS as this tokenizer wants: one in front, or none."""
-    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    ids = encode(tokenizer, text)
     wants = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     found = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
     return found == int(wants) and (not wants or ids[0] == tokenizer.bos_token_id)
