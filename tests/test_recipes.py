@@ -1,11 +1,16 @@
 """Every recipe passes a dry run without network, and the laptop ones run two steps."""
 
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from trailmark.cli import app
+from trailmark.config import load_recipe, resolve
+from trailmark.methods import get_method
 
 WORLDS = {
     "reflect-explore",
@@ -19,6 +24,8 @@ PAPERS = {
     "oreo-qwen-math-data",
     "oreo-deepseekmath",
     "oreo-minicpm-alfworld",
+    "oreo-minicpm-alfworld-sft",
+    "oreo-minicpm-alfworld-data",
 }  # models of other people, at their size
 LAPTOP = {  # recipe -> what it takes to run two steps of it
     "taxi-online": [],
@@ -59,3 +66,62 @@ def test_two_steps(shell, path):
     done = shell.invoke(app, ["train", str(path), "steps=2", "eval.every=0", "out=run", *LAPTOP[path.stem]])
     assert done.exit_code == 0, done.output
     assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_copied_folder_of_recipes_works(tmp_path, monkeypatch):
+    """Nothing in it leads out of it but what comes with the package."""
+    shutil.copytree(RECIPES[0].parent, tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    for path in sorted(Path("elsewhere").glob("*.yaml")):
+        loaded = load_recipe(path)
+        resolve(loaded, get_method(loaded.method).Config)
+    done = CliRunner().invoke(app, ["train", "elsewhere/reflect-taxi.yaml", "--dry-run"])
+    assert done.exit_code == 0 and "name: reflect-taxi\n" in done.output and "mode: pickup" in done.output
+    Path("own.yaml").write_text("extends: reflect-taxi-full\n")
+    done = CliRunner().invoke(app, ["train", "own.yaml", "--dry-run"])
+    assert done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+
+
+def commands():
+    """All commands that recipes and pages tell, in one shape: (words, the recipe where it is one that trains)."""
+    root = RECIPES[0].parent.parent
+    pages = [*(root / "recipes").glob("*.yaml"), root / "README.md", *(root / "docs").rglob("*.md")]
+    for page in pages:
+        for line in re.findall(r"^(?:#\s+)?(?:\$ )?(trailmark (?:data|train) .*|cat \S+ .*)$", page.read_text(), re.M):
+            try:
+                yield shlex.split(line, comments=True)
+            except ValueError:
+                continue
+
+
+def made_runs():
+    """out -> the steps of which a checkpoint is left, over all recipes and all commands that train."""
+    root, made = RECIPES[0].parent, {}
+    runs = [(p.name, []) for p in root.glob("*.yaml")]
+    runs += [(Path(w[2]).name, [x for x in w[3:] if not x.startswith("--")]) for w in commands() if w[:2] == ["trailmark", "train"]]
+    for name, words in runs:
+        if not (root / name).is_file():
+            continue
+        try:
+            config = resolve(load_recipe(root / name, words), get_method(load_recipe(root / name).method).Config)
+        except Exception:  # placeholders such as KEY=VALUE
+            continue
+        every = config.checkpoint.every or config.steps
+        made.setdefault(config.out, set()).update({config.steps, *range(every, config.steps + 1, every)})
+    return made
+
+
+def test_whatever_a_recipe_starts_from_is_made_by_a_recipe_or_a_command():
+    runs, written = made_runs(), {word for words in commands() for word in words}
+    for path in sorted(RECIPES[0].parent.glob("*.yaml")):
+        loaded = load_recipe(path)
+        config = resolve(loaded, get_method(loaded.method).Config)
+        if config.model.name.startswith("runs/"):
+            run, step = re.fullmatch(r"(runs/[\w-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
+            assert int(step) in runs.get(run, ()), f"{path.name}: {config.model.name}"
+        inputs = [getattr(config, "data", ""), getattr(getattr(config, "teacher", None), "path", None) or ""]
+        for file in [x for x in inputs if x]:
+            if found := re.fullmatch(r"(runs/[\w-]+)/episodes/000001.jsonl", file):
+                assert found[1] in runs, f"{path.name}: {file}"
+            else:
+                assert file in written, f"{path.name}: no command writes {file}"

@@ -21,7 +21,7 @@ class DataError(TrailmarkError):
     def __init__(self, message: str, file: str | Path | None = None, line: int | None = None, key: str | None = None):
         where = "" if file is None else f"{file}{'' if line is None else f':{line}'}: "
         super().__init__(where + (f"key '{key}': " if key else "") + message)
-        self.file, self.line, self.key = file, line, key
+        self.text, self.file, self.line, self.key = message, file, line, key
 
 
 class ModelError(TrailmarkError):

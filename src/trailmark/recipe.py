@@ -83,6 +83,14 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
     return Loaded(top.file, raw, marks | dict(top.marks))
 
 
+def _parent(path: Path, name: str) -> Path:
+    """What `extends` names: a file, as seen from the one that says so, or a recipe that comes with the package, by its name
+    alone. So a folder of recipes can be copied anywhere."""
+    packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
+    bare = name == Path(name).stem and not (path.parent / name).exists()
+    return packaged if bare and packaged.is_file() else path.parent / name
+
+
 def _load(path: Path, below: tuple[Path, ...] = (), wanted_by: str = "") -> Loaded:
     if path.resolve() in [p.resolve() for p in below]:
         raise RecipeError(f"{wanted_by}'extends' goes in a circle: {' -> '.join(map(str, (*below, path)))}.")
@@ -95,7 +103,7 @@ def _load(path: Path, below: tuple[Path, ...] = (), wanted_by: str = "") -> Load
     parent, where = value.pop("extends"), marks.pop(("extends",)).where
     if not isinstance(parent, str):
         raise RecipeError(f"{where}: key 'extends': expected a file name, found {_found(parent)}.")
-    above = _load(path.parent / parent, (*below, path), f"{where}: key 'extends': ")
+    above = _load(_parent(path, parent), (*below, path), f"{where}: key 'extends': ")
     return _merge(above, Loaded(str(path), value, marks))
 
 

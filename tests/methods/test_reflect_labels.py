@@ -44,7 +44,7 @@ def recipe(tmp_path, monkeypatch):
             "method": "reflect", "out": str(tmp_path / name), "steps": 4, "sft": {"reflector": 1, "policy": 2, "batch": 2},
             "task": {"name": "auto-explore", "options": {"repo": str(tmp_path / "repo"), "query": "Where is 13?", "leaveout": 0.0,
                                                          "target": "part13/what.txt", "horizon": 3}},
-            "rl": {"starts": 8}, "thought": 4, "final": {"split": "all"}, "model": {**model, "lora": lora},
+            "rl": {"starts": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
             "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all", **more,
         }, reflect.Config)  # fmt: skip
 

@@ -27,7 +27,7 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context
 SMALL = {
     "method": "reflect", "steps": 20, "task": TAXI, "teacher": {"starts": 4}, "sft": {"reflector": 4, "policy": 4, "batch": 4},
     "rl": {"algorithm": "ppo", "starts": 6, "replay_batch": 3, "critic": {"kind": "shared", "every": 2, "passes": 2, "lr": 1e-2}},
-    "curriculum": {"kind": "modes"}, "final": {"n": 5}, "thought": 6, "model": TINY,
+    "curriculum": {"kind": "modes"}, "final": {"n": 5}, "thought": 12, "model": TINY,
     "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 5, "keep_last": 2, "keep_best": 0},
 }  # fmt: skip
 

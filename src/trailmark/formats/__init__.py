@@ -66,13 +66,14 @@ def read(
     cannot be read instead of refusing the file."""
     kind = find(format)
     from trailmark.formats import own, turns
+    from trailmark.formats.messages import unread
     from trailmark.formats.rows import each
 
     if format == "episodes":
         return own.read(path)
     reader = turns.Reader(tokenizer, seat or kind.seat, turns.Starts(prefix))
     from_row = _function(format, "from_row")
-    made, skipped = each(path, lambda row: from_row(reader, row), skip_bad)
+    made, skipped = each(path, lambda row: from_row(reader, row), skip_bad, unread)
     return turns.Imported([e for m in made for e in m.episodes], [a for m in made for a in m.annotations], skipped)
 
 

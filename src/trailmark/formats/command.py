@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,8 +41,20 @@ def convert(
     if to != "episodes":
         lost = sorted({a.name for a in found.annotations} - {*FORMATS[to].holds})
         lost += ["reward"] * (not FORMATS[to].rewards and any(isinstance(e.outcome, Scored) for e in found.episodes))
+        if from_ != to:
+            lost += [f"{key} ({n} episodes)" for key, n in sorted(_extras(found.episodes).items())]
         if lost:
             typer.echo(f"'{to}' has no room for: {', '.join(lost)}", err=True)
+
+
+def _extras(episodes: Iterable[Any]) -> Counter[str]:
+    """What rows and messages said beside their text, which only the format that it came from can hold."""
+    found: Counter[str] = Counter()
+    for e in episodes:
+        talk = [*e.task.data.get("messages", ()), *e.info.get("messages", ())]
+        said = {k for m in talk for k in m if k not in ("role", "content", "tag", "score")}
+        found.update(said | {k for k in e.info.get("row", {}) if k not in ("reward", "score")})
+    return found
 
 
 convert.__doc__ = f"{convert.__doc__}\n\n{_LIST}"

@@ -6,19 +6,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each
 from trailmark.formats.turns import Imported, Reader, Writer, conversation, messages_of, row_of
 from trailmark.types import Episode
 
+# Fields of a message or of a row that say something which neither a text nor a role says. Elsewhere they change the prompt, or what
+# is trained; here they would vanish without a word. (Empty ones, as exports have them, say nothing.)
+CALLS = ("tool_calls", "function_call", "tool_call_id")
+SPEAKERS = ("name", "weight", "train", "trainable", "loss", "prefix", "reasoning_content", "thinking", "images", "audio", "videos")
+OF_A_ROW = ("system", "tools", "functions", "images", "videos", "audios")
+
+
+def unread(row: Row) -> DataError | None:
+    """What a row holds that would be lost."""
+    if not isinstance(row.value, dict):
+        return None
+    for key in OF_A_ROW:
+        if row.value.get(key):
+            return row.bad("is not read here: write it as a message from 'system', or into the prompt.", key)
+    for part in ("messages", "conversations"):
+        listed = row.value.get(part)
+        for k, m in enumerate(listed if isinstance(listed, list) else []):
+            for key in (*CALLS, *SPEAKERS) if isinstance(m, dict) else ():
+                if m.get(key) is None or m[key] in ("", [], {}) or (key in ("weight", "train", "trainable", "loss") and m[key] in (1, True)):
+                    continue
+                how = "write the call into the message's content" if key in CALLS else "write it into the content, or take it out"
+                return row.bad(f"is not read here and would be lost: {how}.", f"{part}[{k}].{key}")
+    return None
+
 
 def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
-    """Every row as a conversation. A row is {"messages": [...]} or {"prompt": ..., "response": ...}."""
+    """Every row as a conversation. A row is {"messages": [...]}, {"prompt": ..., "response": ...} or a text of Reflect-RL."""
+    from trailmark.formats.reflect import read_texts
+
+    if (texts := read_texts(path)) is not None:
+        return [_asked(prompt, response) for _, prompt, response, _ in texts]
     return [messages for _, messages in read_rows(path)]
 
 
 def read_rows(path: str | Path) -> list[tuple[int, list[dict[str, Any]]]]:
     """The same, each with the line it stands on."""
-    return each(path, lambda row: (row.line or 0, _conversation(row)))[0]
+    return each(path, lambda row: (row.line or 0, _conversation(row)), refused=unread)[0]
 
 
 def count_rows(path: str | Path) -> int:
@@ -31,7 +60,11 @@ def _conversation(row: Row) -> list[dict[str, Any]]:
     both = ["prompt", "response"]
     v = row.fields(row.value, "", both if isinstance(row.value, dict) and row.value.keys() & both else ["messages"])
     texts = [row.text(v[key], key) for key in both]
-    return [{"role": role, "content": text} for role, text in zip(("user", "assistant"), texts)]
+    return _asked(*texts)
+
+
+def _asked(prompt: str, response: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
 def checked_messages(row: Row, value: dict[str, Any], key: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.rows import Row, dump
+from trailmark.formats.rows import Row, dump, each
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turns_of
 from trailmark.types import Episode
 
@@ -74,6 +74,27 @@ def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, P
     for name, rows in files.items():
         dump(paths[name], rows, "lines")
     return paths
+
+
+def read_texts(path: str | Path) -> list[tuple[int, str, str, bool]] | None:
+    """(line, prompt, response, whether an end follows) of every row of one of the five files; None where its rows are of another
+    kind. Whose file it is, the last marker of its texts says: an action is the policy's, an analysis the reflector's."""
+    rows = each(path, lambda row: row)[0]
+    first = rows[0].value
+    if not isinstance(first, dict) or "text" not in first or first.keys() & {"messages", "prompt", "response"}:
+        return None
+    out: list[tuple[int, str, str, bool]] = []
+    for row in rows:
+        text = row.text(row.fields(row.value, "", ["text"])["text"], "text")
+        marker = max((ACTION, ANALYZE), key=text.rfind)
+        prompt, found, response = text.rpartition(marker)
+        if not found or not response:
+            raise row.bad(f"has neither {ANALYZE!r} nor {ACTION!r} with something behind it: what is to be learnt?", "text")
+        out.append((row.line if row.line is not None else row.item or 0, prompt + found, response, marker == ANALYZE))
+    if len({ends for _, _, _, ends in out}) > 1:
+        thoughts = sum(ends for _, _, _, ends in out)
+        raise DataError(f"holds {thoughts} reflections and {len(out) - thoughts} actions: a file teaches one or the other.", path)
+    return out
 
 
 def _from_row(r: Reader, row: Row, marker: str, name: str) -> Imported:

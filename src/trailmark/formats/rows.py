@@ -76,8 +76,11 @@ def as_number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def each(path: str | Path, make: Callable[[Row], T], skip_bad: bool = False) -> tuple[list[T], tuple[str, ...]]:
-    """What `make` makes of every row, and what was wrong with those that `skip_bad` left out."""
+def each(
+    path: str | Path, make: Callable[[Row], T], skip_bad: bool = False, refused: Callable[[Row], DataError | None] | None = None
+) -> tuple[list[T], tuple[str, ...]]:
+    """What `make` makes of every row, and what was wrong with those that `skip_bad` left out. `refused` says of a row that it
+    holds something that would be lost; then the first is named and the others like it are counted."""
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -87,17 +90,31 @@ def each(path: str | Path, make: Callable[[Row], T], skip_bad: bool = False) -> 
         raise DataError("is not UTF-8 text.", path) from None
     made: list[T] = []
     wrong: list[str] = []
-    for row in _rows(path, text):
+    lost: list[DataError] = []
+    rows = _rows(path, text)
+    for row in rows:
         try:
             value = row.value if row.item is not None else _parse(row)
-            made.append(_placed(make, Row(value, path, row.line, row.item)))
+            found = Row(value, path, row.line, row.item)
+            if refused is not None and (problem := refused(found)):
+                if skip_bad:
+                    raise problem
+                lost.append(problem)
+            elif not lost:
+                made.append(_placed(make, found))
         except DataError as problem:
             if not skip_bad:
                 raise
             wrong.append(str(problem))
+    if lost:
+        raise _told(lost[0], f"{lost[0].text} So it is in {len(lost)} of {len(rows)} rows (`trailmark convert --skip-bad` leaves them out).")
     if not made:
         raise DataError(f"no row can be used; the first: {wrong[0]}" if wrong else "holds no rows.", path)
     return made, tuple(wrong)
+
+
+def _told(problem: DataError, text: str) -> DataError:
+    return DataError(text, problem.file, problem.line, problem.key)
 
 
 def _rows(path: Path, text: str) -> list[Row]:

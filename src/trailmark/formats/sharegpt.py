@@ -23,9 +23,6 @@ TAGS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observ
 
 def sharegpt_from_row(r: Reader, row: Row) -> Imported:
     item = row.fields(row.value, "", ["conversations"], ["score", "location"])
-    for key in ("system", "tools"):
-        if item.get(key):
-            raise row.bad("is not read here: write it as a message from 'system'.", key)
     listed = row.listed(item["conversations"], "conversations")
     messages = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]
     rest = {k: v for k, v in item.items() if k != "conversations"}

@@ -33,6 +33,7 @@ from trailmark.learn.checkpoint import listed
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.lines import from_json, to_json
+from trailmark.methods.contract import Room, check_lessons, check_menus
 from trailmark.methods.online import TaskConfig, bound_task, summary
 from trailmark.methods.reflect_play import (
     ACTION,
@@ -69,6 +70,7 @@ from trailmark.methods.teachers import Lesson, get_teacher
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft, Value
+from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
 from trailmark.samples import scored
@@ -175,7 +177,8 @@ class ReflectMethod(Plain):
         self.lessons: list[Lesson] = []
         if config.sft.policy or self.ends[0]:
             t = config.teacher
-            shown = [Part(self.source, s) for s in self.stages] if config.curriculum.kind == "modes" else [self.source]
+            each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
+            shown = [Part(self.source, s) for s in self.stages] if each else [self.source]
             self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
@@ -183,6 +186,7 @@ class ReflectMethod(Plain):
                 )
             if config.sft.policy:
                 check_labels(self.lessons, config, models["policy"].tokenizer)
+        self.check_room()
         if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
         self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
@@ -191,6 +195,18 @@ class ReflectMethod(Plain):
         if config.reflect and not self.ends[0]:
             self.frozen = models["reflector"].fingerprint()
         self.pending: list[Callable[[], None]] = []
+
+    def check_room(self) -> None:
+        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first step."""
+        c, policy = self.config, self.learner.models["policy"]
+        made = c.model.shape is not None and not c.load.policy
+        room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
+        taught = {"reflector": self.ends[0], "policy": c.sft.policy}
+        if imitates := [name for name, steps in taught.items() if steps]:
+            tokenizers = {name: self.learner.models[name].tokenizer for name in self.engines}
+            check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
+        if self.source.markov or hasattr(self.source, "menus"):
+            check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -233,15 +249,14 @@ class ReflectMethod(Plain):
         stands in the run."""
         tokenizer, limit = self.learner.models[which].tokenizer, self.engines[which].max_len
         if which == "reflector":
-            prompt = encode(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
-            said = encode(tokenizer, lesson.reflection)[: self.talk.thought - 1]
-            answer = [*said, *stop_ids(tokenizer)[:1]]
+            prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
+            answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]
         else:
             heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
             wanted, labels = imitated(lesson, self.config), lesson.labels or menu_labels(lesson.menu)
             menu, new = shuffled_menu(self.talk, lesson.menu, labels, f"labels {self.config.seed} {place}")
             thought = heard if self.config.reflect else None
-            prompt = encode(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
+            prompt = prompt_ids(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
             answer = label_ids(tokenizer, (new.get(wanted, wanted),))
         weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
         return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
 from trailmark.lines import to_json
-from trailmark.rollout.encode import encode
+from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.store import Run, atomic_write
 from trailmark.tasks.labels import CHOICES, alphabet
@@ -77,7 +77,7 @@ def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
     of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
     if len((state + rest).encode()) < limit:  # a token is a byte or more, and some tokenizers put one before the first
         return state
-    size = lambda text: len(encode(tokenizer, text))
+    size = lambda text: len(prompt_ids(tokenizer, text))
     if size(state + rest) <= limit:
         return state
     room = limit - size(CUT + rest)

@@ -11,22 +11,25 @@ from pydantic import Field, PositiveInt
 from trailmark import chat
 from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import DataError
+from trailmark.formats import turns
 from trailmark.formats.messages import read_rows
+from trailmark.formats.reflect import read_texts
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
 from trailmark.store import Run
-from trailmark.types import Sample
+from trailmark.tasks.labels import CHOICES
+from trailmark.types import Sample, Tokens
 
 
 class Config(RunConfig):
-    data: str = Field(description="JSONL of messages, or of prompt and response")
+    data: str = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
     eval_data: str | None = Field(None, description="JSONL to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
-    chat: bool = Field(True, description="use the chat template; false: plain text, as it is")
+    chat: bool = Field(True, description="use the chat template; false: plain text, as Reflect-RL's texts always are")
 
 
 class SftMethod(Plain):
@@ -34,7 +37,7 @@ class SftMethod(Plain):
 
     def __init__(self, config: Config, run: Run):
         self.config = config
-        lm = load_model(config.model)
+        lm = load_model(config.model, labels_of(config.data))
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         self.samples = conversation_samples(lm.tokenizer, config.data, config.chat, lm.context)
         self.held_out = (
@@ -54,36 +57,53 @@ class SftMethod(Plain):
         return {"nll": -total / sum(s.mass["weight"] for s in flat)}
 
 
-def conversation_samples(tokenizer: object, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
-    """One list of samples per row of the file (a template that rewrites history needs several)."""
-    out = []
+def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
+    """One list of samples per row of the file (a template that rewrites history needs several). All rows must fit."""
+    out, long = [], []
+    for number, row in _laid(tokenizer, path, use_chat):
+        made = []
+        for tokens, spans in row:
+            weight = np.zeros(len(tokens))
+            for start, end in spans:
+                weight[start:end] = 1.0
+            mass = {"weight": float(weight.sum())}
+            made.append(Sample(np.array(tokens), {"weight": weight}, mass, episode=f"{path}:{number}"))
+        out.append(made)
+        if (size := max(len(s.tokens) for s in made)) > context:
+            long.append((number, size))
+    if long:
+        (first, size), most = long[0], max(n for _, n in long)
+        raise DataError(
+            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, and none is "
+            f"cut: set model.shape.context={most}, choose a model with such a context, or leave these rows out.",
+            path,
+            first,
+        )
+    return out
+
+
+def _laid(tokenizer: Any, path: str, use_chat: bool) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
+    """Line, and the token sequences of the row with the spans that are trained."""
+    if (texts := read_texts(path)) is not None:
+        reader = turns.Reader(tokenizer, "policy", turns.Starts())
+        for line, prompt, response, ends in texts:
+            turn = turns.plain(reader, prompt, response, end=ends)
+            tokens = (*turn.prompt, *turn.tokens)
+            yield line, [(tokens, [(len(turn.prompt), len(tokens))])]
+        return
     for number, messages in read_rows(path):
-        row = []
         try:
             told = messages if use_chat else as_written(tokenizer, messages)
             laid = chat.sequences(tokenizer, told, template="own" if use_chat else None)  # type: ignore[arg-type]
         except DataError as problem:
             raise DataError(str(problem), path, number) from problem
-        for seq in laid:
-            weight = np.zeros(len(seq.tokens))
-            for span in seq.spans:
-                weight[span.start : span.end] = 1.0
-            if len(seq.tokens) > context:
-                raise DataError(
-                    f"has {len(seq.tokens)} tokens, and the model's context is {context}: shorten it or leave it out",
-                    path,
-                    number,
-                )
-            row.append(
-                Sample(
-                    np.array(seq.tokens),
-                    {"weight": weight},
-                    {"weight": float(weight.sum())},
-                    episode=f"{path}:{number}",
-                )
-            )
-        out.append(row)
-    return out
+        yield number, [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
+
+
+def labels_of(path: str) -> tuple[str, ...]:
+    """The labels of several digits that texts of Reflect-RL answer with: whole tokens of a tiny model, as they are in play."""
+    texts = read_texts(path) or []
+    return tuple(sorted({response for _, _, response, ends in texts if not ends and response in CHOICES[10:200]}))
 
 
 def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:

@@ -80,9 +80,13 @@ class Bfs:
         return f"taxi at {row}{col}, {name} at {aim[0]}{aim[1]}; go {taxi.ACTIONS[best]}"
 
 
+WORDS = 512  # of a file become tokens of a tiny model
+_WORD = re.compile(r" ?[A-Za-z]{2,} ?")
+
+
 class File:
     """Decisions on record: a steps.jsonl, or the folder it lies in. `starts` of its tasks are taken, drawn by seed; with
-    `perturb` 0 only steps that do not follow a mistake."""
+    `perturb` 0 only steps that do not follow a mistake. The world that is to be played shows each of them again."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -95,14 +99,22 @@ class File:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The commonest words of its reflections."""
-        found = Counter(w for d in self.decisions for w in re.findall(r"[A-Za-z]{3,}", d.reflection))
-        return tuple(w for w, n in sorted(found.items(), key=lambda x: (-x[1], x[0]))[:64] if n > 1)
+        """The commonest words of its states, menus and reflections, those first that save most letters."""
+        found: Counter[str] = Counter()
+        for d in self.decisions:
+            found.update(_WORD.findall(d.reflection))
+        for line in {line for d in self.decisions for line in (d.state + d.menu).splitlines()}:
+            found.update(_WORD.findall(line))
+        saved = {w: n * (len(w) - 1) for w, n in found.items() if n > 1}
+        return tuple(sorted(saved, key=lambda w: (-saved[w], w))[:WORDS])
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
+        from trailmark.data.again import shown_again
+
         tasks = list(dict.fromkeys(d.task for d in self.decisions))
         taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))
-        kept = [d for d in self.decisions if d.task in taken and (d.positive or perturb > 0)]
+        shown = shown_again(self.path, [d for d in self.decisions if d.task in taken], source)
+        kept = [d for d in shown if d.task in taken and (d.positive or perturb > 0)]
         return [Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions) for d in kept]
 
 

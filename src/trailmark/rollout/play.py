@@ -18,6 +18,7 @@ from typing import Any, Literal
 from trailmark.chat import Conversation, end_of_turn
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
+from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
@@ -170,7 +171,7 @@ class Desk:
         if (text is None) == (messages is None):
             raise TaskError(f"seat '{seat}' must be asked with either text or messages")
         if text is not None:
-            return tuple(encode(engine.tokenizer, text)), None
+            return tuple(prompt_ids(engine.tokenizer, text)), None
         talk, last = self._talk.get(seat) or (
             Conversation(engine.tokenizer, template=_template(engine.tokenizer)),
             None,

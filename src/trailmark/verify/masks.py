@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.formats.messages import read_messages
+from trailmark.formats.reflect import read_texts
 from trailmark.rollout.play import stop_ids
 from trailmark.types import Episode, Sample, Turn
 from trailmark.verify.evidence import Evidence, Missing, spread
@@ -159,6 +160,8 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
     rows = spread(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
     tokenizer = ev.weights.any().tokenizer
     ends = set(stop_ids(tokenizer, chat=ev.config.chat))
+    texts = read_texts(ev.config.data)
+    endless = texts is not None and not texts[0][3]  # a label is one token, and no end follows
     tokens = trained = 0
     for k, (messages, samples) in enumerate(rows):
         wanted = sorted("".join(m["content"].split()) for m in messages if m["role"] == "assistant")
@@ -172,7 +175,9 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
                 found.defect("a first token is trained: nothing comes before it", where)
             edges = np.nonzero(np.diff(np.r_[0, weight != 0, 0]))[0].reshape(-1, 2)
             for a, b in edges.tolist():
-                if int(s.tokens[b - 1]) not in ends:
+                if endless:
+                    b += 1
+                elif int(s.tokens[b - 1]) not in ends:
                     found.defect("a trained stretch does not end with the end of the turn", where)
                     b += 1
                 said.append("".join(tokenizer.decode(s.tokens[a : b - 1]).split()))

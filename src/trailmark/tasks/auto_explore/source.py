@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -16,7 +16,7 @@ from trailmark.tasks.auto_explore.packages import Sdist, find_repository, read_t
 from trailmark.tasks.auto_explore.records import Question, load_records, task_folder
 from trailmark.tasks.auto_explore.repo import snapshot
 from trailmark.tasks.auto_explore.world import ExploreWorld, Library
-from trailmark.tasks.labels import CHOICES, alphabet, check_labels
+from trailmark.tasks.labels import CHOICES, alphabet, check_labels, pages
 from trailmark.types import Task
 
 FREE = "Look around; identify a file to end."
@@ -195,6 +195,17 @@ class AutoExplore:
                 self.dropped["targets that cannot be read in their repository"] += 1
             self._checked[r.key] = dataclasses.replace(r, targets=targets) if targets or not r.targets else None
         return self._checked[r.key]
+
+    def menus(self) -> Iterator[tuple[str, str]]:
+        """(where, menu) of every folder of every repository: the longest list of commands that a play can show there."""
+        labels = sorted(self.labels, key=len, reverse=True) if self.shuffle_labels else self.labels
+        for repo, version in dict.fromkeys((r.repo, r.version) for r in self.records):
+            library = self._library(repo, version)
+            for folder in library.files.folders:
+                cut = pages([o.text for o in library.whole(folder).offers], labels)
+                for page in cut:
+                    lines = "".join(f"{label}. {text}\n" for label, text in zip(page.labels, page.actions))
+                    yield f"folder '{folder or '.'}' of {repo}", f"# Commands\n{lines}"
 
     def readable(self, repo: str, version: str, targets: Sequence[str]) -> tuple[str, ...]:
         """Those of the targets that the repository has, and that are text."""

@@ -1,0 +1,31 @@
+"""Plain text as a prompt: its tokens behind exactly one beginning-of-sequence token, where the tokenizer wants one.
+
+A tokenizer that puts a BOS before every text (Llama's does) was trained with it. A prompt of plain text gets it here, and a text
+that brings it along, as some published prompts do, keeps that one and no second. Conversations get theirs from the chat template.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from trailmark.rollout.encode import encode
+
+_adds: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def adds_bos(tokenizer: Any) -> bool:
+    """Whether this tokenizer puts a BOS before a text."""
+    bos = getattr(tokenizer, "bos_token", None)
+    if not bos or not callable(tokenizer):
+        return False
+    if tokenizer not in _adds:
+        _adds[tokenizer] = list(tokenizer("")["input_ids"][:1]) == [tokenizer.bos_token_id]
+    return _adds[tokenizer]
+
+
+def prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a prompt that is plain text."""
+    if not adds_bos(tokenizer):
+        return encode(tokenizer, text)
+    return [int(tokenizer.bos_token_id), *encode(tokenizer, text.removeprefix(tokenizer.bos_token))]
