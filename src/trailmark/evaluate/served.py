@@ -11,12 +11,15 @@ The same protocol runs on a model in this process (`Here`) and on a server (`The
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from trailmark.engines.base import EngineError
+from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout
 from trailmark.errors import TrailmarkError
 from trailmark.evaluate.replies import read_reply
 from trailmark.rollout.play import Desk, Seat
@@ -133,6 +136,24 @@ def server_seat(
         _secret(f"env:{key_env}") if key_env else None,
     )  # fmt: skip
     return Seat("policy", engine, law, most, kind="remote")
+
+
+class NoServer(TrailmarkError):
+    """Nobody answers at an address."""
+
+
+def must_answer(seat: Seat) -> None:
+    """Ask a server anything at all: where nobody is there, hundreds of episodes need not fail one by one."""
+    engine: Any = seat.engine
+    wire = replace(engine.wire, retries=1, deadline=10.0)
+    try:
+        asyncio.run(wire.get("/v1/models"))
+    except (EngineRefused, EngineTimeout) as problem:
+        if isinstance(problem, EngineRefused) or "cannot be reached" in str(problem):
+            raise NoServer(f"{problem}. Is the server running?") from None
+    except EngineError as problem:
+        if not isinstance(problem, EngineStatus | EngineGarbage):  # any answer shows that somebody is there
+            raise NoServer(str(problem)) from None
 
 
 def _pairs(words: Sequence[str], option: str) -> list[tuple[str, str]]:
