@@ -168,3 +168,47 @@ def test_a_terminal_shows_whole_words_and_no_json(tmp_path, columns):
     assert "0.750 [0.409, 0.929] (2 failed!)" in said and "8 + 2 failed" in said and "tokens" in said
     code, said = on_a_terminal(["eval", "--episodes", name, "--json"], columns)
     assert json.loads(said)["rows"][0]["scored"] == 8
+
+
+def test_a_study_says_how_many_failed_and_may_count_them_as_lost(tmp_path):
+    from trailmark.evaluate.measures import Budget, Measure, collect
+    from trailmark.evaluate.study import Arm, Spec
+    from trailmark.evaluate.tables import study_markdown
+
+    for seed in (0, 1):
+        run = tmp_path / "runs" / "a" / f"seed-{seed}"
+        (run / "evaluation").mkdir(parents=True)
+        write(run / "evaluation" / "end.jsonl", PLAYED)
+        (run / "metrics.jsonl").write_text('{"step":1}\n')
+    spec = Spec("a", tmp_path, (), "a", ("seed",), 0, Arm())
+    read = {how: Measure(episodes="evaluation/end.jsonl", failed=how) for how in ("apart", "lost")}
+    found = collect(read, Budget(steps=1), [spec], [], [0, 1], tmp_path)
+    cells = found["arms"][0]["values"]
+    assert (cells["apart"]["value"], cells["lost"]["value"], cells["apart"]["failed"]) == (0.75, 0.6, 4)
+    assert "arm 'a', seed 1: 2 failed episodes count as lost in lost." in found["notes"]
+    assert "measures.apart.failed=lost" in " ".join(found["notes"]) and found["measures"]["lost"]["failed"] == "lost"
+    assert "(4 failed!)" in study_markdown({**found, "claims": []})
+
+
+def test_the_tables_of_compare_and_study_fit_80_columns(tmp_path):
+    from rich.console import Console
+
+    from trailmark.evaluate.tables import difference_table, study_tables
+
+    cell = {"value": 0.5, "low": 0.123, "high": 0.987, "method": "t", "n": 3, "seeds": [0.5]}
+    measures = {m: {} for m in ("pickup", "dropoff", "full", "all three stages")}
+    claim = "Reflect-RL, no negatives > Reflect-RL, advice shuffled on all three stages"
+    result = {"name": "reflect-taxi", "measures": measures, "claims": [{**cell, "claim": claim, "verdict": "holds"}],
+              "arms": [{"name": "Reflect-RL with a rather long name and another part of it", "values": dict.fromkeys(measures, cell)}]}  # fmt: skip
+    difference = {**cell, "a": "studies/reflect-taxi/runs/reflect", "b": "studies/reflect-taxi/runs/plain", "metric": "success",
+                  "starts": 300, "sign_p": 0.0123, "verdict": "holds"}  # fmt: skip
+    for width in (80, 100, 300):
+        with open(tmp_path / f"{width}.txt", "w") as f:
+            for item in [*study_tables(result, width), *difference_table([difference], width)]:
+                Console(file=f, width=width).print(item)
+        text = (tmp_path / f"{width}.txt").read_text()
+        assert all(len(line) <= width for line in text.splitlines())
+        assert text.count(" 0.500 [0.123, 0.987]") == 4 and text.count("+0.500 [+0.123, +0.987]") == 2
+        assert ("…" in text) == (width < 300) or "studi…" in text
+        words = {w for line in text.splitlines() for w in line.replace("│", " ").split()}
+        assert {"Reflect-RL,", "shuffled", "negatives", "holds", "difference"} <= words  # no word is broken
