@@ -118,7 +118,12 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
     if not path.is_file():
         there = [str(p.relative_to(run)) for p in (run / "evaluation").glob("*.jsonl")]
         raise DataError(f"{name} has no {file}.{nearest(file, there) if there else ''}")
-    episodes = [e for e in read_segment(path) if measure.stage in (None, e.task.meta.get("stage"))]
+    every = read_segment(path)
+    episodes = [e for e in every if measure.stage in (None, e.task.meta.get("stage"))]
+    if measure.stage is not None and not episodes:
+        known = {str(e.task.meta["stage"]) for e in every if "stage" in e.task.meta}
+        hint = nearest(measure.stage, known) if known else " Its episodes name no stage."
+        raise DataError(f"{name}: no episode of {file} is of stage '{measure.stage}'.{hint}")
     starts = by_start(episodes, measure.metric, measure.side, measure.seat, measure.failed)
     if not starts:
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")

@@ -69,7 +69,7 @@ def summarise(
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
     a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`. With several
     episodes of each start, pass@k and, where answers can be read, maj@k."""
-    check_sides(episodes, side)
+    check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
     row["tasks"] = len({e.task.id for e in episodes})
@@ -137,10 +137,14 @@ def stage_rows(
     return rows
 
 
-def check_sides(episodes: Sequence[Episode], side: str | None) -> None:
+def check_sides(episodes: Sequence[Episode], side: str | None, seat: str | None = None) -> None:
+    """A side or a seat that nobody has would count as zeros."""
     for e in episodes:
         if side is not None and side not in e.outcomes:
             raise DataError(f"episode '{e.id}' has no side '{side}'.{nearest(side, e.outcomes)}")
+    known = {t.seat for e in episodes for t in e.turns}
+    if seat is not None and known and seat not in known:
+        raise DataError(f"no episode has a seat '{seat}'.{nearest(seat, known)}")
 
 
 def _outcome(e: Episode, side: str | None) -> Outcome:

@@ -93,7 +93,7 @@ def by_start(
     failed: FailedAs = "apart",
 ) -> dict[Key, float]:
     """The mean of a metric for each start; episodes without the number are left out."""
-    check_sides(episodes, side)
+    check_sides(episodes, side, seat)
     sums: dict[Key, list[float]] = {}
     for e in episodes:
         value = value_of(e, metric, side, seat, failed)
