@@ -4,8 +4,10 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
-from trailmark.diff import diff_recipes, diff_runs
+from trailmark.cli import app
+from trailmark.diff import diff_recipes, diff_runs, few
 from trailmark.errors import DataError, RunError
 from trailmark.store import Run, write_segment
 from trailmark.types import Annotation, Episode, Scored, Task
@@ -133,3 +135,24 @@ def test_bad_files_are_sentences(runs, tmp_path):
 
 def test_recipes_by_key():
     assert diff_recipes("a: 1\nsteps: 2\n", "a: 1.0\nsteps: 3\n", ignored=("steps",)) == ["key 'a': 1 and 1.0"]
+
+
+def test_many_files_of_one_run_are_a_few_lines(runs):
+    """A run that went on longer has hundreds of files that the other has not."""
+    a, b = runs
+    for step in range(3, 183):
+        (b / "episodes" / f"{step:06d}.jsonl").write_text("{}\n")
+    edit(b / "recipe.yaml", "lr: 0.1", "lr: 0.2")
+    every = diff_runs(a, b)
+    lines = few(every)
+    assert len(every) == 181 and len(lines) == 6
+    assert lines[0] == "recipe.yaml: key 'learner.optim.lr': 0.1 and 0.2"
+    assert lines[1] == "episodes/000003.jsonl: only in the second run"
+    assert lines[4] == "episodes: 177 more files are only in the second run (episodes/000006.jsonl to episodes/000182.jsonl)"
+    assert lines[5] == "181 differences in all; --all prints every one"
+    assert few(every[:5]) == [str(d) for d in every[:5]]  # few stay as they are
+    shell = lambda *words: CliRunner().invoke(app, ["diff", str(a), str(b), *words])
+    short, whole = shell(), shell("--all")
+    assert short.exit_code == whole.exit_code == 1
+    assert short.stdout.splitlines() == lines and whole.stdout.splitlines() == [str(d) for d in every]
+    assert few([]) == [] and CliRunner().invoke(app, ["diff", str(a), str(a)]).stdout == "identical\n"

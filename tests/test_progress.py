@@ -165,3 +165,33 @@ def test_tensorboard_files_hold_the_numbers(run):
     found = EventAccumulator(str(run.path / "tensorboard"))
     found.Reload()
     assert [(e.step, e.value) for e in found.Scalars("reward")] == [(1, 1.5), (2, 2.5)]
+
+
+@pytest.mark.parametrize("every", [10, 25, 50, 7])
+def test_the_time_left_does_not_jump_at_an_evaluation(hands, every):
+    """Steps of 0.1 s, evaluations of 5 s, a slow first step, and a disk that stalls twice: 6 -> 57 -> 6 s before."""
+    total = 200
+    took = {k: 0.1 + (5.0 if k % every == 0 or k == total else 0.0) + 3.0 * (k == 1) + 2.0 * (k in (63, 141)) for k in range(1, total + 1)}
+    p = Progress(total)
+    guesses = {}
+    for step in range(1, total + 1):
+        hands.t += took[step]
+        p._keep(step, {"loss": 1.0, **({"eval/success": 0.5} if took[step] > 5 else {})}, None)
+        guesses[step] = p.left()
+    truth = {step: sum(took[k] for k in range(step + 1, total + 1)) for step in took}
+    known = range(2 * every, total)  # two evaluations have been seen
+    assert all(0.75 * truth[s] - 0.5 <= guesses[s] <= 1.25 * truth[s] + 0.5 for s in known), [
+        (s, guesses[s], truth[s]) for s in known if not 0.75 * truth[s] - 0.5 <= guesses[s] <= 1.25 * truth[s] + 0.5
+    ]
+    for s in known[1:]:  # from one step to the next it falls by what was done, and hardly ever rises
+        assert guesses[s] - guesses[s - 1] <= 0.1 * guesses[s - 1] + 0.1
+    assert guesses[2] <= 2 * 0.1 * 198 and guesses[total] == 0.0  # the slow first step is not the pace
+
+
+def test_the_time_left_follows_a_pace_that_changes(hands):
+    p = Progress(1000)
+    for step in range(1, 501):
+        hands.t += 0.1 if step < 400 else 0.4
+        p._keep(step, {}, None)
+    assert p.left() == pytest.approx(200.0)  # not the mean since the beginning
+    assert Progress(10).left() is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -134,6 +134,28 @@ def diff_recipes(a: str, b: str, ignored: Collection[str] = IGNORED) -> list[str
     x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
     keep = lambda recipe: {k: v for k, v in recipe.items() if k not in ignored} if isinstance(recipe, dict) else recipe
     return list(_changes(keep(x), keep(y)))
+
+
+def few(found: Sequence[Difference], most: int = 3) -> list[str]:
+    """The differences for people: of many files in one folder that differ in one way (a longer run has more of everything), the
+    first `most` and how many more there are."""
+    kinds: dict[tuple[str, str], list[Difference]] = {}
+    for d in found:
+        top = d.file.split("/")[0]
+        # Checkpoints of two runs differ tensor by tensor, each in words of its own: they are one kind as well.
+        kind = d.what if d.what.startswith("only in") else "key" if top == "recipe.yaml" else "content"
+        kinds.setdefault((top, kind), []).append(d)
+    lines, left = [], 0
+    for (top, kind), these in kinds.items():
+        shown = len(these) if top == "recipe.yaml" or len(these) <= most + 1 else most
+        lines += map(str, these[:shown])
+        if more := len(these) - shown:
+            left += more
+            how = "differ" if kind == "content" else f"are {kind}"
+            lines.append(f"{top}: {more} more files {how} ({these[shown].file} to {these[-1].file})")
+    if left:
+        lines.append(f"{len(found)} differences in all; --all prints every one")
+    return lines
 
 
 def diff_runs(a: str | Path, b: str | Path) -> list[Difference]:

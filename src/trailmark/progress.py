@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -93,6 +93,16 @@ def many(x: float) -> str:
     return f"{x:.0f}"
 
 
+def typical(seconds: Sequence[float]) -> float:
+    """The mean, in which a value above three medians counts as three: a first step that loads and compiles, or one that waits
+    for a disk, says little about the others."""
+    ordered = sorted(seconds)
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    if len(ordered) == 2:  # of the first two steps the first is the odd one
+        middle = ordered[0]
+    return sum(min(s, 3 * middle) for s in ordered) / len(ordered)
+
+
 class Progress:
     def __init__(self, total: int, done: int = 0, name: str = ""):
         self.total, self.done, self.name = total, done, name
@@ -100,14 +110,16 @@ class Progress:
         self.evaluated: tuple[int, dict[str, float]] | None = None
         self.history: dict[str, deque[float]] = {}
         self._began = self._said = time.monotonic()
-        self._pace: deque[tuple[float, int]] = deque([(self._began, done)], maxlen=HISTORY)
+        self._last = self._began, done  # when the last step ended, and which it was
+        self._pace: dict[bool, deque[float]] = {kind: deque(maxlen=HISTORY) for kind in (False, True)}  # evaluated? seconds
+        self._tested, self._gap = done, 0  # the last step with an evaluation, and how far it was from the one before
         self._first = True
         self._live: Any = None
         self._lock = threading.RLock()  # the view is drawn by a thread of its own
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
-        self._pace[0] = (self._began, self.done)
+        self._last = self._began, self.done
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -136,17 +148,35 @@ class Progress:
 
     def _keep(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float] | None) -> None:
         self.step, self.metrics, self.timings = step, dict(metrics), dict(timings or {})
-        self._pace.append((time.monotonic(), step))
+        self._time(step, any(k.startswith("eval/") for k in metrics))
         for key, value in metrics.items():
             if _last(key) in SHOWN and not key.startswith("eval/"):
                 self.history.setdefault(key, deque(maxlen=HISTORY)).append(value)
         if found := {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}:
             self.evaluated = step, found
 
+    def _time(self, step: int, tested: bool) -> None:
+        now = time.monotonic()
+        (then, before), self._last = self._last, (now, step)
+        if step > before:
+            self._pace[tested].append((now - then) / (step - before))
+        if tested:
+            self._gap, self._tested = max(1, step - self._tested), step
+
     def left(self) -> float | None:
-        """Seconds to the end at the pace of the last steps."""
-        (then, a), (now, b) = self._pace[0], self._pace[-1]
-        return (now - then) / (b - a) * (self.total - b) if b > a else None
+        """Seconds to the end. Steps with an evaluation take longer and come rarely, so the two kinds are counted apart: a mean over
+        the last steps would jump whenever an evaluation enters or leaves it."""
+        remaining = self.total - self.step
+        plain, tested = self._pace[False], self._pace[True]
+        if remaining <= 0 or not (plain or tested):
+            return None if not (plain or tested) else 0.0
+        usual = typical(plain or tested)
+        if not tested:
+            return usual * remaining
+        # The last step of all is evaluated too, whatever the interval is.
+        gap = self._gap or self.total
+        times = min(remaining, max(1, -(-(self.total - self._tested) // gap)))
+        return usual * (remaining - times) + typical(tested) * times
 
     def line(self) -> str:
         """One plain line."""

@@ -76,9 +76,10 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
 def finish(
     out: Path, episodes: Mapping[str, Sequence[Any]], files: Mapping[str, str], shown: Path, quiet: bool
 ) -> None:
-    """The table for a person, the page, and one JSON line."""
+    """The table for a person, the page, and one JSON line for programs."""
+    from trailmark.evaluate.output import finish as show
     from trailmark.evaluate.run import summarise
-    from trailmark.evaluate.tables import table
+    from trailmark.evaluate.tables import table, warnings
     from trailmark.report import write_report
     from trailmark.store import atomic_write
 
@@ -86,14 +87,10 @@ def finish(
     page = write_report(shown)
     result = {"command": "quickstart", "rows": rows, "files": dict(files), "report": str(page)}
     atomic_write(out / "quickstart.json", (json.dumps(result, indent=1) + "\n").encode())
-    if not quiet:
-        from rich.console import Console
-
-        short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
-        Console().print(table(short, "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"))
-        print(f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}")
-        print(f"What happened, and why: {page}")
-    print(json.dumps(result))
+    short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
+    title = "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"
+    again = f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}"
+    show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"])
 
 
 QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {"reflect": reflect}

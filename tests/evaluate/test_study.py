@@ -118,8 +118,11 @@ def test_episodes_results_and_arms_of_one_run(study):
     assert values(result, "score") == {"high": pytest.approx(0.4), "low": pytest.approx(0.4)}
     assert [c["verdict"] for c in result["claims"]] == ["holds"] * 4 + ["unclear"]
     assert sorted(p.name for p in (folder / "runs").iterdir()) == ["high"]
-    single, _ = study("one", measures=measures, arms=arms, claims=claims[:1], seeds=[5])
+    single, _ = study("one", measures=measures, arms=arms, claims=claims, seeds=[5])
     assert single["claims"][0]["method"] == "paired proportions" and "One seed" in single["notes"][0]
+    assert [c["verdict"] for c in single["claims"]] == ["one seed"] * 5  # whatever the interval over starts is
+    told = page(single, "x.png")
+    assert "**one seed**" in told and "**holds**" not in told and "**reversed**" not in told
     assert single["arms"][0]["values"]["success"]["method"] == "wilson"
     with pytest.raises(DataError, match="arm 'high', seed 0 has no evaluation/hgh.jsonl. Did you mean"):
         study(measures={"x": {"episodes": "evaluation/hgh.jsonl"}}, arms=arms, claims=[])

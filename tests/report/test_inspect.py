@@ -104,3 +104,16 @@ def test_mistakes_are_sentences(run, tmp_path):
     ]:
         done = call(*words)
         assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_seat_that_nobody_has_is_refused_and_the_seats_are_named(run):
+    for words in ([run.path], [run.path, "--episode", "40:0"], [run.episodes_dir / "000001.jsonl"]):
+        done = call(*words, "--seat", "zzz", "--no-color")
+        assert done.exit_code == 2 and done.stdout == "", done.stdout
+        assert "no seat 'zzz'" in done.stderr or "no episode has a seat 'zzz'" in done.stderr
+        assert "Known: policy, reflector." in done.stderr
+    assert "Did you mean 'policy'?" in call(run.path, "--seat", "polcy").stderr
+    file = run.episodes_dir / "000001.jsonl"
+    for command in (["eval", "--episodes", str(file)], ["compare", str(file), str(file)]):
+        done = CliRunner().invoke(app, [*command, "--seat", "zzz"])
+        assert done.exit_code == 2 and "no episode has a seat 'zzz'. Known: policy, reflector." in done.stderr

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import math
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +102,21 @@ def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
     assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
     end = verify(train(tmp_path / "end", method="online", steps=2, checkpoint={"every": 0}, **more))
     assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "staleness" in end["sampler"].notes[0]
+
+
+@pytest.mark.parametrize("opening", ["apart", "joined"])
+def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_path, opening):
+    sys.path.append(str(Path(__file__).parents[1] / "tasks" / "alfworld"))
+    from small_home import write_download
+
+    options = {"games": str(write_download(tmp_path / "games")), "mode": "text", "opening": opening, "horizon": 2}
+    shape = {"layers": 1, "width": 16, "heads": 2, "context": 2048}
+    run = train(
+        tmp_path / "run", method="online", steps=1, task={"name": "alfworld", "options": options}, starts=2, n=2,
+        sampling={"max_tokens": 4}, engine={"slots": 4, "max_len": 2048}, model={"name": "tiny", "shape": shape},
+    )  # fmt: skip
+    replay = next(c for c in verify(run).checks if c.name == "replay")
+    assert replay.status == "pass" and replay.numbers["prompts_compared"] == 4, replay
 
 
 def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):

@@ -11,6 +11,7 @@ import numpy as np
 from trailmark.errors import DataError, RecipeError, nearest
 from trailmark.evaluate.stats import Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
 from trailmark.evaluate.stored import Key
+from trailmark.evaluate.stored import verdict as sign_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Seen:
     starts: dict[Key, float] | None = None
     binary: bool = False
     lost: frozenset[Key] = frozenset()  # starts that were played and have no number: all their plays failed, say
+    failed: int = 0  # episodes that failed, whether they count as lost or not at all
 
     @property
     def played(self) -> frozenset[Key]:
@@ -59,6 +61,12 @@ def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: s
             if name not in known:
                 raise RecipeError(f"{file}: claim '{text}': there is no {kind} '{name}'.{nearest(name, known)}")
     return [Claim(a, b, measure.strip(), sign == ">") for a, sign, b in zip(names, signs, names[1:])]
+
+
+def verdict(interval: Interval, seeds: int) -> str:
+    """Of a claim, from the interval of its difference. One seed decides nothing, whatever the interval over starts is: another
+    seed is another run."""
+    return "one seed" if seeds == 1 else sign_of(interval)
 
 
 def _grid(rows: Sequence[dict[Key, float]], played: Sequence[frozenset[Key]]) -> np.ndarray | None:

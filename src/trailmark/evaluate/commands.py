@@ -1,7 +1,9 @@
-"""`trailmark eval`, `trailmark compare`, `trailmark study`. Each ends with one line of JSON; `--json` prints only that."""
+"""`trailmark eval`, `trailmark compare`, `trailmark study` and their relatives. What they print: see `output`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,18 +12,31 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
 
-def _finish(result: dict[str, Any], quiet: bool, *shown: Any) -> None:
-    """Tables for people, then the one line for programs."""
-    import json
-    import sys
+class Failures(StrEnum):
+    """What an episode that failed is."""
 
-    from rich.console import Console
+    apart = "apart"
+    lost = "lost"
 
-    if not quiet:
-        console = Console(width=None if sys.stdout.isatty() else 240)
-        for item in shown:
-            console.print(item, highlight=False)
-    typer.echo(json.dumps(result, ensure_ascii=False, allow_nan=False))
+
+FailedAs = Annotated[
+    Failures, typer.Option("--failed", help="What an episode that failed is: in no average (apart), or no success (lost).")
+]
+
+
+def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table without numbers is no result: exit code 1, and the reason."""
+    for r in rows:
+        if r["scored"] == 0:
+            why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
+            _say_error(f"nothing was scored for {r['name']}: {why}.")
+    if any(r["scored"] == 0 for r in rows):
+        raise typer.Exit(1)
+
+
+def _say_error(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
 
 
 def evaluate(
@@ -63,6 +78,7 @@ def evaluate(
     episodes: Annotated[Path | None, typer.Option(help="No model: recompute from this file, folder or run.")] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
+    failed: FailedAs = Failures.apart,
     out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL.")] = None,
     json: Json = False,
 ) -> None:
@@ -70,10 +86,12 @@ def evaluate(
 
     What is not said comes from the recipe of the run that MODEL belongs to, so `trailmark eval RUN` is the evaluation that
     the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's starts.
+    Exit code 1: nothing could be scored, and the reason is printed.
     """
     from trailmark.errors import RunError, TrailmarkError
+    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
-    from trailmark.evaluate.tables import table
+    from trailmark.evaluate.tables import table, warnings
     from trailmark.store import atomic_write, to_json
 
     if (model is None) == (episodes is None):
@@ -83,12 +101,14 @@ def evaluate(
 
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
-        rows = [
-            row for name, f in episode_files(episodes).items() for row in stage_rows(read_files(f), name, side, seat)
-        ]
-        result: dict[str, Any] = {"command": "eval", "source": str(episodes), "rows": rows}
-        return _finish(result, json, table(rows, str(episodes)))
-    from trailmark.evaluate.players import Wish, is_address, play_model
+        each = [stage_rows(read_files(f), k, side, seat, failed.value) for k, f in episode_files(episodes).items()]
+        rows = [row for some in each for row in some]
+        result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
+        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(rows)])
+        return _must_have_scores([some[0] for some in each])
+    from trailmark.config import SamplingConfig
+    from trailmark.evaluate.players import Wish, is_address, play_model, remote_seat
+    from trailmark.evaluate.served import NoServer, must_answer
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
@@ -100,17 +120,27 @@ def evaluate(
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, chat or react, react, served,
                 header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
-    made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
-    if out is not None:
+    try:
+        for name in filter(is_address, extra):  # before the first model plays for an hour
+            must_answer(remote_seat(name, wish, SamplingConfig()))
+        made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
+    except NoServer as problem:
+        _say_error(str(problem))
+        raise typer.Exit(1) from None
+    each = [stage_rows(played, name, side, seat, failed.value) for name, (played, _) in made.items()]
+    rows = [row for some in each for row in some]
+    rows += [row for _, about in made.values() for row in about.pop("beside", [])]
+    if out is not None and any(row["scored"] for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, "".join(to_json(e) + "\n" for played, _ in made.values() for e in played).encode())
-    rows = [row for name, (played, _) in made.items() for row in stage_rows(played, name, side, seat)]
-    rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     about = made[str(model)][1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if extra else {}
-    return _finish(
-        {"command": "eval", **about, **every, "rows": rows}, json, table(rows, f"{about['task']} {about['split']}")
+    result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
+    notes = [line for _, about in made.values() for line in about.get("notes", [])]
+    finish(
+        result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(rows), *notes]
     )
+    _must_have_scores([some[0] for some in each])
 
 
 def compare(
@@ -121,23 +151,38 @@ def compare(
     common: Annotated[bool, typer.Option("--common", help="Compare on the starts that all of them played.")] = False,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
+    failed: FailedAs = Failures.apart,
     json: Json = False,
 ) -> None:
-    """Compare with the first: paired intervals over equal tasks and seeds, from the last evaluation of each."""
+    """Compare with the first: paired intervals over equal tasks and seeds, from the last evaluation of each.
+
+    A run that holds no evaluation plays the starts of one that does, under its settings.
+    Exit code 1: nothing could be scored, or no start has a number in both, and the reason is printed.
+    """
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import stored
+    from trailmark.evaluate.catch_up import all_evaluated
+    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
-    from trailmark.evaluate.tables import difference_table, table
+    from trailmark.evaluate.tables import difference_table, table, warnings
 
     if len(runs) < 2:
         raise TrailmarkError("compare: two runs or files, or more.")
-    found = [stored.evaluated(path, episodes) for path in runs]
+    found = all_evaluated(runs, episodes)
     names = stored.short_names(runs)
     sets = {name: played for name, (played, _) in zip(names, found)}
-    differences = stored.compare(sets, common=common, side=side, seat=seat)
-    rows = [{**summarise(sets[name], name, side, seat), "source": str(where)} for name, (_, where) in zip(names, found)]
-    result = {"command": "compare", "rows": rows, "differences": [d.plain() for d in differences]}
-    _finish(result, json, table(rows, "as evaluated"), difference_table(result["differences"]))
+    differences = stored.compare(sets, common=common, side=side, seat=seat, failed=failed.value)
+    rows = [
+        {**summarise(sets[name], name, side, seat, failed=failed.value), "source": str(where)}
+        for name, (_, where) in zip(names, found)
+    ]
+    result = {"command": "compare", "failed_as": failed.value, "rows": rows, "differences": [d.plain() for d in differences]}
+    said = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
+    finish(
+        result, json, lambda width: [table(rows, "as evaluated", width), *warnings(rows)],
+        lambda width: [*difference_table(result["differences"], width), said],
+    )  # fmt: skip
+    _must_have_scores(rows)
 
 
 def study(
@@ -157,6 +202,7 @@ def study(
     import contextlib
     import sys
 
+    from trailmark.evaluate.output import finish
     from trailmark.evaluate.pages import write_page
     from trailmark.evaluate.study import find_study, run_study
     from trailmark.evaluate.tables import study_tables
@@ -167,7 +213,11 @@ def study(
         result, folder = run_study(path, more, out, resume)
     if docs is not None:
         write_page(folder, docs)
-    _finish({"command": "study", "out": str(folder), **result}, json, *study_tables(result), f"results: {folder}")
+    notes = [f"note: {note}" for note in result["notes"]]
+    finish(
+        {"command": "study", "out": str(folder), **result}, json,
+        lambda width: [*study_tables(result, width), *notes, f"results: {folder}"],
+    )  # fmt: skip
 
 
 def curves(

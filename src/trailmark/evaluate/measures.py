@@ -12,8 +12,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trailmark.config import Config
 from trailmark.errors import DataError, RunError, nearest
-from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference
-from trailmark.evaluate.stored import by_start, verdict
+from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, verdict
+from trailmark.evaluate.run import FailedAs
+from trailmark.evaluate.stored import by_start
+from trailmark.samples import scored
 from trailmark.store import Run, read_metrics, read_segment, segments
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Measure(Config):
     )
     stage: str | None = Field(None, description="only the starts of this stage (of episodes)")
     results: bool = Field(False, description="read results.json: rows with arm, metric and value")
+    failed: FailedAs = Field("apart", description="a failed episode is in no average (apart), or no success (lost)")
     side: str | None = Field(None, description="whose outcome counts")
     seat: str | None = Field(None, description="whose turns and tokens count")
 
@@ -115,12 +118,23 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
     if not path.is_file():
         there = [str(p.relative_to(run)) for p in (run / "evaluation").glob("*.jsonl")]
         raise DataError(f"{name} has no {file}.{nearest(file, there) if there else ''}")
-    episodes = [e for e in read_segment(path) if measure.stage in (None, e.task.meta.get("stage"))]
-    starts = by_start(episodes, measure.metric, measure.side, measure.seat)
+    every = read_segment(path)
+    episodes = [e for e in every if measure.stage in (None, e.task.meta.get("stage"))]
+    if measure.stage is not None and not episodes:
+        known = {str(e.task.meta["stage"]) for e in every if "stage" in e.task.meta}
+        hint = nearest(measure.stage, known) if known else " Its episodes name no stage."
+        raise DataError(f"{name}: no episode of {file} is of stage '{measure.stage}'.{hint}")
+    starts = by_start(episodes, measure.metric, measure.side, measure.seat, measure.failed)
     if not starts:
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")
     lost = {(e.task.id, e.task.seed, e.seed) for e in episodes} - starts.keys()
-    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost))
+    failed = scored(episodes, measure.side)[1]["failed"]
+    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost), failed)
+
+
+def _failures(name: str, m: str, measure: Measure, seen: Seen) -> str:
+    how = "count as lost" if measure.failed == "lost" else f"are in no average (measures.{m}.failed=lost counts them as lost)"
+    return f"{name}: {seen.failed} failed episodes {how} in {m}."
 
 
 def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
@@ -151,7 +165,9 @@ def collect(
             seen[spec.name, m] = [observe(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
             notes += [f"{name}: {len(s.lost)} of {len(s.played)} starts have no {m} and are left out."
                       for (name, _), s in zip(runs, seen[spec.name, m]) if s.lost]  # fmt: skip
-        values = {m: {**arm_interval(s).plain(), "seeds": [x.value for x in s]}
+            notes += [_failures(name, m, measure, s) for (name, _), s in zip(runs, seen[spec.name, m]) if s.failed]
+        values = {m: {**arm_interval(s).plain(), "seeds": [x.value for x in s],
+                      **({"failed": n} if (n := sum(x.failed for x in s)) else {})}
                   for m in measures for s in [seen[spec.name, m]]}  # fmt: skip
         ends = [at or max((int(r["step"]) for r in read_metrics(run)), default=0) for at, (_, run) in zip(cuts, runs)]
         if budget.steps is not None:
@@ -166,7 +182,7 @@ def collect(
     for c in claims:
         found = difference(c, seen[c.a, c.measure], seen[c.b, c.measure], seeds)
         judged.append({"claim": str(c), "a": c.a, "b": c.b, "measure": c.measure, **found.plain(),
-                       "verdict": verdict(found)})  # fmt: skip
+                       "verdict": verdict(found, len(seeds))})  # fmt: skip
     if len(seeds) == 1:
         notes.append("One seed: the intervals say nothing about other seeds.")
     shown = {

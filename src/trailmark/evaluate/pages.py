@@ -13,7 +13,7 @@ from trailmark.evaluate.tables import span, study_markdown
 from trailmark.store import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
-VERDICTS = {"holds": "#2a9d5c", "reversed": "#c8553d", "unclear": "#b08900"}
+VERDICTS = {"holds": "#2a9d5c", "reversed": "#c8553d", "unclear": "#b08900", "one seed": "#8d99ae"}
 STYLE = {"svg.hashsalt": "trailmark", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 
@@ -80,12 +80,14 @@ def page(result: Mapping[str, Any], picture: str) -> str:
         "holds": "holds: the interval of the difference lies above 0",
         "reversed": "reversed: the interval of the difference lies on the other side of 0",
         "unclear": "unclear: the interval of the difference contains 0",
+        "one seed": "one seed: the interval is over starts and says nothing about other seeds",
     }
     out = [f"# {result['name']}", "", result["about"].strip(), "", "```", f"trailmark study {words}", "```", "",
            f"Every arm: {budget}; seeds {seeds}. This page is written by that command with `--docs`.", "",
            study_markdown(result), f"![{result['name']}]({picture})", ""]  # fmt: skip
     for c in result["claims"]:
-        verdict = said[c["verdict"]] if c["low"] is not None else "unclear: there is no interval"
+        known = c["low"] is not None or c["verdict"] == "one seed"
+        verdict = said[c["verdict"]] if known else "unclear: there is no interval"
         out.append(f"- *{c['claim']}* {verdict} ({span(c, sign=True)}; {c['method']}).")
     out += ["", "## Arms", "", "| arm | recipe | keys set | steps |", "|---|---|---|---|"]
     out += [*map(_arm, result["arms"]), "", *(f"Note: {note}" for note in result["notes"])]

@@ -114,9 +114,14 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
 
     from trailmark.evaluate.conversed import lists_actions
     from trailmark.evaluate.run import evaluate
+    from trailmark.evaluate.served import must_answer
 
     remote = is_address(name)
-    seat = remote_seat(name, wish, sampling) if remote else local_seat(folder, recipe, wish, sampling, source)
+    if remote:
+        seat = remote_seat(name, wish, sampling)
+        must_answer(seat)
+    else:
+        seat = local_seat(folder, recipe, wish, sampling, source)
     tasks = starts()  # now that the world knows the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
         talk = conversation(source, seat, wish)

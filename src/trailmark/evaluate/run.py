@@ -3,15 +3,20 @@
 `summarise` makes the same table from stored episodes alone, so a number in a table can always be recomputed from disk.
 A row of a table is a plain dict:
 
-    {"name": …, "episodes": 300, "scored": 298, "invalid": 1, "failed": 1, "tasks": 300,
-     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson"}, …}}
+    {"name": …, "episodes": 300, "scored": 298, "invalid": 1, "failed": 1, "failed_as": "apart", "tasks": 300,
+     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson", "failed": 1, …}, …},
+     "warning": "1 of 300 episodes failed …"}
+
+An episode that failed (a crash of a world, a server that went away, a prompt that did not fit) has no score. It is counted
+*apart* and is in no average, so a success is that of the episodes which came to an end; the row says so. Where every crash is the
+model's own doing, count it as *lost*: then it is no success, and all else (reward, turns, tokens) stays apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from trailmark.errors import DataError, nearest
 from trailmark.evaluate.stats import mean_of, proportion
@@ -22,6 +27,7 @@ from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode, Failed, Outcome, Scored, Task
 
 Answer = Callable[[Episode], str | None]
+FailedAs = Literal["apart", "lost"]
 
 
 @dataclass(frozen=True)
@@ -58,20 +64,25 @@ def summarise(
     side: str | None = None,
     seat: str | None = None,
     answer: Answer | None = None,
+    failed: FailedAs = "apart",
 ) -> dict[str, Any]:
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
-    a score; what failed or is invalid is counted apart and never a zero. With several episodes of each start, pass@k and,
-    where answers can be read, maj@k."""
-    check_sides(episodes, side)
+    a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`. With several
+    episodes of each start, pass@k and, where answers can be read, maj@k."""
+    check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
-    row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped}
+    row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
     row["tasks"] = len({e.task.id for e in episodes})
+    if asked := [e for e in episodes if "guessed" in e.info]:
+        row["decisions"] = sum(t.action is not None for e in asked for t in e.turns)
+        row["guessed"] = sum(int(e.info["guessed"]) for e in asked)
     metrics: dict[str, Any] = {}
     if good:
         starts = [e.task.id for e in good]
-        won = [(e.task.id, value) for e in good if (value := value_of(e, "success", side)) is not None]
+        won = successes(episodes, side, failed)
         if won:
-            metrics["success"] = proportion([value for _, value in won], [start for start, _ in won]).plain()
+            left = {kind: n for kind, n in dropped.items() if n}
+            metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
         reward = mean_of([_score(e, side).reward for e in good], starts)
         metrics["reward"] = reward.plain()
         low, high = reward.low, reward.high
@@ -79,26 +90,61 @@ def summarise(
                            "high": None if low is None else 0.0 - low}  # fmt: skip
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
-        metrics |= _tries(episodes, side, answer or read_answer)
-    return {**row, "metrics": metrics}
+        metrics |= _tries(episodes, side, answer or read_answer, failed)
+    said = warning(episodes, row, side)
+    return {**row, "metrics": metrics, **({"warning": said} if said else {})}
+
+
+def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -> list[tuple[str, float]]:
+    """(start, 1 or 0) of every episode that counts; none where the world has no notion of success."""
+    won = [(e.task.id, v) for e in episodes if (v := value_of(e, "success", side, failed=failed)) is not None]
+    return won if any(value_of(e, "success", side) is not None for e in episodes) else []
+
+
+def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:
+    """What a reader of the success must know: how many episodes failed, why the first one did, and what became of them; how many
+    are invalid; how many answers were not understood. Nothing where there is nothing to say."""
+    said = []
+    if n := row["failed"]:
+        why = next(o.error for e in episodes if isinstance(o := _outcome(e, side), Failed))
+        how = "counted as lost" if row["failed_as"] == "lost" else "in no average; --failed lost counts them as lost"
+        said.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
+    if n := row["invalid"]:
+        said.append(f"{n} of {row['episodes']} episodes are invalid (in no average)")
+    if row.get("guessed"):
+        said.append(f"{row['guessed']} of {row['decisions']} answers named no action: one was drawn by lot")
+    return ". ".join(said)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else text[:197] + "…"
 
 
 def stage_rows(
-    episodes: Sequence[Episode], name: str = "", side: str | None = None, seat: str | None = None
+    episodes: Sequence[Episode],
+    name: str = "",
+    side: str | None = None,
+    seat: str | None = None,
+    failed: FailedAs = "apart",
 ) -> list[dict[str, Any]]:
     """The row of all episodes and, where their starts belong to several stages (`task.meta["stage"]`), one of each."""
     stages = list(dict.fromkeys(str(e.task.meta["stage"]) for e in episodes if "stage" in e.task.meta))
-    rows = [summarise(episodes, name, side, seat)]
+    rows = [summarise(episodes, name, side, seat, failed=failed)]
     for stage in stages if len(stages) > 1 else []:
         part = [e for e in episodes if e.task.meta.get("stage") == stage]
-        rows.append(summarise(part, f"{name}, {stage}", side, seat))
+        rows.append(summarise(part, f"{name}, {stage}", side, seat, failed=failed))
     return rows
 
 
-def check_sides(episodes: Sequence[Episode], side: str | None) -> None:
+def check_sides(episodes: Sequence[Episode], side: str | None, seat: str | None = None) -> None:
+    """A side or a seat that nobody has would count as zeros."""
     for e in episodes:
         if side is not None and side not in e.outcomes:
             raise DataError(f"episode '{e.id}' has no side '{side}'.{nearest(side, e.outcomes)}")
+    known = {t.seat for e in episodes for t in e.turns}
+    if seat is not None and known and seat not in known:
+        raise DataError(f"no episode has a seat '{seat}'.{nearest(seat, known)}")
 
 
 def _outcome(e: Episode, side: str | None) -> Outcome:
@@ -111,11 +157,14 @@ def _score(e: Episode, side: str | None) -> Scored:
     return outcome
 
 
-def value_of(e: Episode, metric: str, side: str | None = None, seat: str | None = None) -> float | None:
+def value_of(
+    e: Episode, metric: str, side: str | None = None, seat: str | None = None, failed: FailedAs = "apart"
+) -> float | None:
     """One number of one episode; None where it has no such number (it failed, or has no notion of success)."""
     outcome = _outcome(e, side)
     if not isinstance(outcome, Scored):
-        return None
+        lost = metric == "success" and failed == "lost" and isinstance(outcome, Failed)
+        return 0.0 if lost else None
     if metric == "success":
         return None if outcome.success is None else float(outcome.success)
     if metric in ("reward", "cost"):
@@ -151,16 +200,16 @@ def read_answer(episode: Episode) -> str | None:
     return None if number is None else str(number)
 
 
-def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer) -> dict[str, Any]:
+def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed_as: FailedAs) -> dict[str, Any]:
     """pass@k and maj@k over starts that were tried equally often. An invalid try is a try that was not right and said
-    nothing; one that failed was none, and its start is left out."""
+    nothing; one that failed was none, and its start is left out, unless it counts as lost."""
     by_start: dict[str, list[tuple[str | None, bool]]] = {}
     failed: set[str] = set()
     for e in episodes:
         outcome = _outcome(e, side)
         if isinstance(outcome, Scored) and outcome.success is None:
             return {}
-        if isinstance(outcome, Failed):
+        if isinstance(outcome, Failed) and failed_as == "apart":
             failed.add(e.group)
             continue
         right = isinstance(outcome, Scored) and bool(outcome.success)

@@ -1,55 +1,52 @@
 """Models behind an API, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
 
-    plain    one message: state and menu -> thoughts, a plan, and "Action: LABEL"
-    react    two: state -> an analysis; state, analysis and menu -> "Action: LABEL"
+    plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
+    react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
 
-Every decision starts a new conversation, as the trained players' does. A label is read by `read_choice`; where a reply has none, a
-listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and the row says so.
+Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a reply names
+none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and
+the row says so.
 The same protocol runs on a model in this process (`Here`) and on a server (`There`); our own server draws the same tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from trailmark import chat
+from trailmark.engines.base import EngineError
+from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout
 from trailmark.errors import TrailmarkError
+from trailmark.evaluate.replies import read_reply
 from trailmark.rollout.play import Desk, Seat
 from trailmark.rollout.play import Protocol as Play
+from trailmark.tasks.base import Observation
 from trailmark.types import Episode, SamplingLaw, Turn
 
 SYSTEM = (
-    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose."
+    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, or the "
+    "action itself as it is listed."
 )
 THINK = "Look at what was done and seen so far, and say in a few sentences what it means and what to do next."
-CHOOSE = "Choose one of the listed actions. Answer with 'Action: ' and its label."
-BOTH = "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label of one listed action."
+CHOOSE = "Choose one of the listed actions. Answer with 'Action: ' and its label or its text."
+BOTH = (
+    "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label or the text of one listed action."
+)
 
 Messages = Sequence[Mapping[str, str]]
 
 
-def read_choice(text: str, labels: Sequence[str], draw: random.Random) -> tuple[str, bool]:
-    """The label that a reply means, and whether it had to be drawn by lot. Looked for in this order: a label right after
-    "action:"; the first whole number after "action:", after "action", anywhere; a label as a word of its own."""
-    low = text.lower()
-    marked = re.search(r"action:[\s*`'\"(\[]*(\w+)", text, re.IGNORECASE)
-    if marked and marked[1] in labels:
-        return marked[1], False
-    for mark in ("action:", "action", ""):
-        at = low.find(mark)
-        if at >= 0 and (number := re.search(r"\d+", text[at + len(mark) :])):
-            if number[0] in labels:
-                return number[0], False
-            break
-    for word in re.findall(r"\w+", text):
-        if word in labels:
-            return word, False
-    return draw.choice(list(labels)), True
+def read_choice(
+    text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()
+) -> tuple[str, bool]:
+    """The label that a reply means (`actions` are what the labels stand for), and whether it had to be drawn by lot."""
+    found = read_reply(text, labels, actions)
+    return (draw.choice(list(labels)), True) if found is None else (found, False)
 
 
 class Speaker(Protocol):
@@ -101,9 +98,9 @@ class Prompted:
                     raise TrailmarkError(
                         "this world lists no actions, so there is no label to choose: play it without --chat"
                     )
-                reply = await self.decide(desk, seen.state, seen.menu or "\n".join(seen.labels) + "\n")
+                reply = await self.decide(desk, seen.state, seen.menu or listed(seen))
                 lot = random.Random(f"{desk.start.seed} {desk.start.id} {len(desk.turns)}")
-                label, blind = read_choice(reply, seen.labels, lot)
+                label, blind = read_choice(reply, seen.labels, lot, seen.actions)
                 self.guessed[desk.start.id] += blind
                 await desk.act(label)
 
@@ -122,6 +119,12 @@ class Prompted:
         return [replace(e, info={**e.info, "guessed": self.guessed.get(e.id, 0)}) for e in episodes]
 
 
+def listed(seen: Observation) -> str:
+    """A menu for a world that shows none: a model that was not trained on it cannot know what the labels mean."""
+    meant = seen.actions or seen.labels
+    return "".join(f"{x}\n" if x == a else f"{x}. {a}\n" for x, a in zip(seen.labels, meant))
+
+
 def server_seat(
     url: str, model: str, headers: Sequence[str], query: Sequence[str], key_env: str | None, law: SamplingLaw, most: int
 ) -> Seat:
@@ -134,6 +137,24 @@ def server_seat(
         _secret(f"env:{key_env}") if key_env else None,
     )  # fmt: skip
     return Seat("policy", engine, law, most, kind="remote")
+
+
+class NoServer(TrailmarkError):
+    """Nobody answers at an address."""
+
+
+def must_answer(seat: Seat) -> None:
+    """Ask a server anything at all: where nobody is there, hundreds of episodes need not fail one by one."""
+    engine: Any = seat.engine
+    wire = replace(engine.wire, retries=1, deadline=10.0)
+    try:
+        asyncio.run(wire.get("/v1/models"))
+    except (EngineRefused, EngineTimeout) as problem:
+        if isinstance(problem, EngineRefused) or "cannot be reached" in str(problem):
+            raise NoServer(f"{problem}. Is the server running?") from None
+    except EngineError as problem:
+        if not isinstance(problem, EngineStatus | EngineGarbage):  # any answer shows that somebody is there
+            raise NoServer(str(problem)) from None
 
 
 def _pairs(words: Sequence[str], option: str) -> list[tuple[str, str]]:

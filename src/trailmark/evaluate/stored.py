@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from trailmark.errors import DataError
-from trailmark.evaluate.run import METRICS, check_sides, value_of
+from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
 from trailmark.evaluate.stats import Interval, paired, sign_test
 from trailmark.lines import object_to_json
 from trailmark.store import read_segment, segments
@@ -57,6 +57,14 @@ def read_files(files: Sequence[Path]) -> list[Episode]:
     return [e for f in files for e in read_segment(f)]
 
 
+class NotEvaluated(DataError):
+    """A run without a stored evaluation."""
+
+
+def is_run(path: Path) -> bool:
+    return (path / "recipe.yaml").is_file()
+
+
 def evaluated(path: str | Path, within: str | None = None) -> tuple[list[Episode], Path]:
     """The one set of episodes that a run or file stands for, and where it lies; `within` names a file of a run, or just its
     evaluation ("sft" for evaluation/sft.jsonl)."""
@@ -67,26 +75,28 @@ def evaluated(path: str | Path, within: str | None = None) -> tuple[list[Episode
         if found is None:
             raise DataError(f"holds neither {within} nor evaluation/{within}.jsonl.", path)
         path = found
+    if is_run(path) and not _in_folder(path / "evaluation"):
+        raise NotEvaluated("holds no evaluation, only the episodes it learned from, if any: train with eval.every, or compare "
+                           "files that `trailmark eval --out` wrote.", path)  # fmt: skip
     rows = episode_files(path)
     if len(rows) > 1:
         raise DataError(f"holds several evaluations ({', '.join(rows)}): choose one with --episodes NAME.", path)
     (files,) = rows.values()
-    if path.is_dir() and (path / "recipe.yaml").is_file() and files[0].parent.name == "episodes":
-        raise DataError(
-            "holds no evaluation, only the episodes it learned from, which differ from run to run: train with "
-            "eval.every, or compare files that `trailmark eval --out` wrote.", path,
-        )  # fmt: skip
     return read_files(files), files[-1] if len(files) == 1 else files[0].parent
 
 
 def by_start(
-    episodes: Sequence[Episode], metric: str, side: str | None = None, seat: str | None = None
+    episodes: Sequence[Episode],
+    metric: str,
+    side: str | None = None,
+    seat: str | None = None,
+    failed: FailedAs = "apart",
 ) -> dict[Key, float]:
     """The mean of a metric for each start; episodes without the number are left out."""
-    check_sides(episodes, side)
+    check_sides(episodes, side, seat)
     sums: dict[Key, list[float]] = {}
     for e in episodes:
-        value = value_of(e, metric, side, seat)
+        value = value_of(e, metric, side, seat, failed)
         if value is not None:
             sums.setdefault((e.task.id, e.task.seed, e.seed), []).append(value)
     return {k: float(np.mean(v)) for k, v in sums.items()}
@@ -153,15 +163,16 @@ def compare(
     common: bool = False,
     side: str | None = None,
     seat: str | None = None,
+    failed: FailedAs = "apart",
 ) -> list[Difference]:
     """Each set against the first, metric by metric, paired by start and seed; a start that either lacks a number for (one
     play failed, say) is left out of both."""
     shared, (base, *others) = check_same_starts(sets, common), list(sets)
     found = []
     for metric in metrics:
-        b = by_start(sets[base], metric, side, seat)
+        b = by_start(sets[base], metric, side, seat, failed)
         for name in others:
-            a = by_start(sets[name], metric, side, seat)
+            a = by_start(sets[name], metric, side, seat, failed)
             if keys := sorted(shared & a.keys() & b.keys()):
                 x, y = [a[k] for k in keys], [b[k] for k in keys]
                 interval = paired(x, y, [k[0] for k in keys])

@@ -1,73 +1,119 @@
-"""Rows as tables: for the terminal (rich) and for documents (Markdown). They say nothing that is not in the rows."""
+"""Rows as tables: for the terminal (rich) and for documents (Markdown). They say nothing that is not in the rows.
+
+A table that is wider than the screen is set the long way, a line for each number, so that no number and no word is ever broken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_COLOURS = {"holds": "green", "reversed": "red", "unclear": "yellow"}
+_COLOURS = {"holds": "green", "reversed": "red", "unclear": "yellow", "one seed": "yellow"}
+_DERIVED = ("cost",)  # the reward with another sign: left out where there is little room
 
 
 def span(cell: Mapping[str, Any] | None, sign: bool = False, digits: int = 3) -> str:
-    """`0.710 [0.660, 0.758]`; a question mark where there is no interval, a dash where there is no number."""
+    """`0.710 [0.660, 0.758]`; a question mark where there is no interval, a dash where there is no number; behind it how many
+    episodes failed."""
     if cell is None or cell.get("value") is None:
         return "-"
     plus = "+" if sign else ""
     value = f"{_plain_zero(cell['value'], digits):{plus}.{digits}f}"
+    left = "".join(f" ({cell[kind]} {kind}!)" for kind in ("failed", "invalid") if cell.get(kind))
     if cell.get("low") is None or cell.get("high") is None:
-        return f"{value} [?]"
+        return f"{value} [?]{left}"
     low, high = (f"{_plain_zero(cell[k], digits):{plus}.{digits}f}" for k in ("low", "high"))
-    return f"{value} [{low}, {high}]"
+    return f"{value} [{low}, {high}]{left}"
 
 
 def _plain_zero(value: float, digits: int) -> float:
     return 0.0 if round(value, digits) == 0 else value
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Any:
+def fit(text: str, room: int) -> str:
+    """The text with its middle left out where it is longer than `room`: both ends of a path say something."""
+    text, room = str(text), max(room, 5)
+    if len(text) <= room:
+        return text
+    tail = (room - 1) * 2 // 3
+    return f"{text[: room - 1 - tail]}…{text[-tail:]}"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None, left: int = 1) -> Any:
+    """A rich table of cells that are never broken; names in the first column are shortened to fit. The first `left` columns
+    start at the left."""
     from rich.markup import escape
     from rich.table import Table
 
-    names = list(dict.fromkeys(m for r in rows for m in r["metrics"]))
-    out = Table(title=escape(title), title_justify="left")
-    out.add_column("", overflow="fold")
-    for column in [*names, "episodes"]:
-        out.add_column(column, justify="right")
-    for r in rows:
-        count = str(r["scored"])
-        for kind in ("invalid", "failed"):
-            count += f" + {r[kind]} {kind}" if r[kind] else ""
-        out.add_row(escape(str(r["name"])), *(escape(span(r["metrics"].get(m))) for m in names), count)
+    if width is not None and rows:
+        room = width - sum(max(map(len, column)) + 3 for column in list(zip(head, *rows))[1:]) - 4
+        rows = [[fit(first, room), *rest] for first, *rest in rows]
+    out = Table(title=escape(title if width is None else fit(title, width)), title_justify="left")
+    for i, column in enumerate(head):
+        out.add_column(escape(column), justify="left" if i < left else "right", no_wrap=True)
+    for row in rows:
+        out.add_row(*map(escape, row))
     return out
 
 
-def difference_table(differences: Sequence[Mapping[str, Any]]) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
+def _wide(head: Sequence[str], rows: Sequence[Sequence[str]], least: int = 12) -> int:
+    """How many columns a table needs, its first column shortened to `least`."""
+    columns = [max(map(len, column)) for column in zip(head, *rows)]
+    return min(columns[0], least) + sum(columns[1:]) + 3 * len(columns) + 1
 
-    out = Table(title="differences, paired by start and seed", title_justify="left")
-    for column in ("", "metric", "difference", "starts", "sign test", "higher"):
-        out.add_column(column, justify="left" if column in ("", "metric") else "right")
-    for d in differences:
-        higher = {"holds": d["a"], "reversed": d["b"], "unclear": "unclear"}[d["verdict"]]
-        out.add_row(escape(f"{d['a']} - {d['b']}"), d["metric"], escape(span(d, sign=True)), str(d["starts"]),
-                    f"{d['sign_p']:.2g}", escape(higher))  # fmt: skip
+
+def measured(named: Sequence[tuple[str, Mapping[str, Any], str]], title: str, width: int | None, count: str = "") -> Any:
+    """(name, metric -> cell, count) as a table: a line for each name, or, where that is too wide, one for each number."""
+    metrics = list(dict.fromkeys(m for _, cells, _ in named for m in cells))
+    head = ["", *metrics, *([count] if count else [])]
+    rows = [[name, *(span(cells.get(m)) for m in metrics), *([n] if count else [])] for name, cells, n in named]
+    if width is None or not rows or _wide(head, rows) <= width:
+        return grid(head, rows, title, width)
+    long = []
+    for name, cells, n in named:
+        few = [(m, span(cells[m])) for m in metrics if m in cells and m not in _DERIVED]
+        few += [(count, n)] if count else []
+        long += [["" if i else name, metric, cell] for i, (metric, cell) in enumerate(few)]
+    return grid(["", "", "value [95 % interval]"], long, title, width, left=3)
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str = "", width: int | None = None) -> Any:
+    def count(r: Mapping[str, Any]) -> str:
+        return str(r["scored"]) + "".join(f" + {r[kind]} {kind}" for kind in ("invalid", "failed") if r[kind])
+
+    return measured([(str(r["name"]), r["metrics"], count(r)) for r in rows], title, width, "episodes")
+
+
+def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What must be known beside the numbers, a line for each row that has such a thing."""
+    return [f"warning: {fit(r['name'], 40)}: {r['warning']}." for r in rows if r.get("warning")]
+
+
+def difference_table(differences: Sequence[Mapping[str, Any]], width: int | None = None) -> list[Any]:
+    """A table for each pair."""
+    out = []
+    for a, b in dict.fromkeys((d["a"], d["b"]) for d in differences):
+        mine = [d for d in differences if (d["a"], d["b"]) == (a, b)]
+        room = 24 if width is None else max(8, (width - 40) // 2)
+        title = f"{fit(a, room)} - {fit(b, room)}: differences, paired by start and seed"
+        head = ["metric", "difference", "starts", "sign test", "higher"]
+        name = {"holds": fit(a, 16), "reversed": fit(b, 16), "unclear": "unclear"}
+        rows = [
+            [d["metric"], span(d, sign=True), str(d["starts"]), f"{d['sign_p']:.2g}", name[d["verdict"]]] for d in mine
+        ]
+        out.append(grid(head, rows, title, width))
     return out
 
 
-def study_tables(result: Mapping[str, Any]) -> list[Any]:
+def study_tables(result: Mapping[str, Any], width: int | None = None) -> list[Any]:
     from rich.markup import escape
     from rich.table import Table
 
-    rows = Table(title=escape(result["name"]), title_justify="left")
-    rows.add_column("arm")
-    for measure in result["measures"]:
-        rows.add_column(escape(measure), justify="right")
-    for arm in result["arms"]:
-        rows.add_row(escape(arm["name"]), *(escape(span(arm["values"].get(m))) for m in result["measures"]))
+    arms = [(arm["name"], {m: arm["values"].get(m) for m in result["measures"]}, "") for arm in result["arms"]]
+    rows = measured(arms, result["name"], width)
     claims = Table(title="claims", title_justify="left")
     for column in ("claim", "difference", "verdict"):
-        claims.add_column(column)
+        claims.add_column(column, no_wrap=column != "claim")
     for c in result["claims"]:
         claims.add_row(escape(c["claim"]), escape(span(c, sign=True)), f"[{_COLOURS[c['verdict']]}]{c['verdict']}[/]")
     return [rows, claims] if result["claims"] else [rows]

@@ -13,17 +13,26 @@ terminal    `trailmark inspect`
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trailmark.evaluate.run import FailedAs
 
 
 def write_report(
-    run: str | Path, out: str | Path | None = None, plots: bool = True, tokenizer: str | None = None
+    run: str | Path,
+    out: str | Path | None = None,
+    plots: bool = True,
+    tokenizer: str | None = None,
+    failed: FailedAs = "apart",
 ) -> Path:
-    """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page); where the page is."""
+    """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page); where the page is. `failed` says
+    whether failed episodes of an evaluation count as lost."""
     from trailmark.report.page import build, render
     from trailmark.store import atomic_write, cannot_write
 
     page = Path(out) if out is not None else Path(run) / "report.html"
-    data = build(run, tokenizer)
+    data = build(run, tokenizer, failed)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trailmark.evaluate.commands import FailedAs, Failures
+
 
 class By(StrEnum):
     """What the colours of written tokens say."""
@@ -28,11 +30,12 @@ def report(
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     plots: Annotated[bool, typer.Option(help="Write the curves as PNG into plots/ beside it.")] = True,
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=_TOKENIZER)] = None,
+    failed: FailedAs = Failures.apart,
 ) -> None:
     """Write one HTML file that shows a run: curves, episodes with credit per token, two plays side by side, warnings."""
     from trailmark.report import write_report
 
-    page = write_report(run, out, plots, tokenizer)
+    page = write_report(run, out, plots, tokenizer, failed.value)
     typer.echo(page)
     if show:
         import webbrowser

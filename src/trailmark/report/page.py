@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import __version__
+from trailmark.evaluate.run import FailedAs
 from trailmark.report import read
 from trailmark.report.concerns import concerns
 from trailmark.report.episodes import Texts, credit, starts, view
@@ -26,7 +27,7 @@ ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # at most on a page; SIZE in cha
 _VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "peft", "safetensors")
 
 
-def build(path: str | Path, tokenizer: str | None = None) -> dict[str, Any]:
+def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "apart") -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
     run, lines = Run.open(path), read.Lines()
     recipe = read.recipe_of(run)
@@ -50,11 +51,14 @@ def build(path: str | Path, tokenizer: str | None = None) -> dict[str, Any]:
         "versions": _versions(run),
         "iterations": len(files),
         "checkpoints": [int(p.name) for p in read.checkpoints(run)],
-        "evaluation": [evaluation_row(name, read_in[f]) for f, name in tests.items()],
+        "evaluation": [evaluation_row(name, read_in[f], failed) for f, name in tests.items()],
     }
     data |= _sources(run, read_in, tests, recipe, notes, tokenizer)
     played = [e for f in chosen for e in read_in[f]]
     data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
+    data["concerns"] += [
+        {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."} for r in data["evaluation"] if "warning" in r
+    ]
     return data
 
 

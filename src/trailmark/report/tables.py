@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trailmark.evaluate.run import FailedAs, successes, warning
 from trailmark.evaluate.stats import proportion
 from trailmark.samples import scored
 from trailmark.types import Episode, Scored
@@ -44,16 +45,17 @@ def _thin(points: list[list[float]]) -> list[list[float]]:
     return [[c[-1][0], sum(v for _, v in c) / len(c)] for c in chunks]
 
 
-def evaluation_row(name: str, episodes: Sequence[Episode]) -> dict[str, Any]:
+def evaluation_row(name: str, episodes: Sequence[Episode], failed: FailedAs = "apart") -> dict[str, Any]:
     """What one file of episodes says: success with its 95 % interval, reward, length, and what could not be counted."""
     good, dropped = scored(episodes)
     outcomes = [e.outcome for e in good if isinstance(e.outcome, Scored)]
-    said = [(o.success, e.task.id) for e, o in zip(good, outcomes) if o.success is not None]
-    row: dict[str, Any] = {"name": name, "episodes": len(episodes), **dropped}
-    if said:
-        wins, starts = zip(*said)
+    row: dict[str, Any] = {"name": name, "episodes": len(episodes), **dropped, "failed_as": failed}
+    if said := successes(episodes, None, failed):
+        starts, wins = zip(*said)
         share = proportion(wins, starts)
-        row |= {"wins": sum(wins), "n": len(wins), "success": share.value, "low": share.low, "high": share.high}
+        row |= {"wins": int(sum(wins)), "n": len(wins), "success": share.value, "low": share.low, "high": share.high}
+    if told := warning(episodes, row):
+        row["warning"] = told
     if outcomes:
         row["reward"] = sum(o.reward for o in outcomes) / len(outcomes)
         row["turns"] = sum(len(e.turns) for e in good) / len(good)

@@ -36,7 +36,8 @@ def inspect_file(
     console = _console(color)
     files, run = _files(path)
     lines = Lines()
-    shown = 0
+    shown, held = 0, []  # held: lines that wait until the seat that was asked for has been seen once
+    seats: set[str] = set()
     found: tuple[Episode, list[Episode], Path] | None = None
     ids: list[str] = []
     for file in files:
@@ -44,8 +45,13 @@ def inspect_file(
         for e in episodes:
             ids.append(e.id)
             if wanted is None:
-                console.print(_line(e, seat, _learnt(file)), soft_wrap=True)
+                seats |= {t.seat for t in e.turns}
+                held.append(_line(e, seat, _learnt(file)))
                 shown += 1
+                if seat is None or seat in seats:
+                    for line in held:
+                        console.print(line, soft_wrap=True)
+                    held = []
             elif e.id == wanted and found is None:
                 found = e, episodes, file
         if found is not None:
@@ -60,6 +66,9 @@ def inspect_file(
         raise DataError(f"holds no episode '{wanted}'.{hint}", path)
     if not ids:
         raise DataError("holds no episode that can be read.", path)
+    if wanted is None and seat is not None and seat not in seats:
+        known = nearest(seat, seats) if seats else " No episode has a turn."
+        raise DataError(f"no episode has a seat '{seat}'.{known}", path)
     if found is not None:
         e, episodes, file = found
         seats = {t.seat for t in e.turns}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.engines.base import Completion, EngineError, Request
-from trailmark.rollout.play import Protocol, Seat, Start, play_all, solo
+from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.types import Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
@@ -91,7 +91,7 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        protocol: Protocol = own(ev.config, ev.source) if own is not None else solo(names[0], ev.source.markov)
+        protocol = own(ev.config, ev.source) if own is not None else None  # None: the usual one, as the run itself played
         seats = [Seat(name, engine) for name in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
         (again,) = asyncio.run(play_all(ev.source, [start], seats, protocol))
