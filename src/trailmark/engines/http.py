@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.stops import cut_text
 from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.recipe import Config
 from trailmark.types import SamplingLaw, Tokens
@@ -230,9 +231,9 @@ class HttpEngine:
         """The text of exact tokens as the local engine has it: servers leave out special tokens and halves of characters."""
         if stop == "stop" and tokens[-1] in request.stop_ids:
             return self.tokenizer.decode(tokens[:-1])
-        text = self.tokenizer.decode(tokens)
-        found = [at for s in request.stop_strings if (at := text.find(s)) >= 0] if stop == "stop" else []
-        return text[: min(found)] if found else text
+        if stop == "stop" and request.stop_strings:
+            return cut_text(self.tokenizer, tokens, request.stop_strings, request.law.min_tokens)
+        return self.tokenizer.decode(tokens)
 
     def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
         if self.exact:
