@@ -15,8 +15,8 @@ from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.answers import token_name
-from trailmark.serve.body import conversation
 from trailmark.serve.command import serving
+from trailmark.serve.speech import plain_speech
 from trailmark.types import SamplingLaw
 
 GREEDY = SamplingLaw(temperature=0)
@@ -71,9 +71,7 @@ def ids(lm, text):
 
 
 def prompt_of(lm, messages):
-    talk = conversation(lm.tokenizer)
-    talk.add(*messages)
-    return talk.prompt()[0]
+    return plain_speech(lm.tokenizer).prompt(lm.tokenizer, messages)
 
 
 def test_models_and_key(client, url):
