@@ -34,7 +34,8 @@ OWNER = "trailmark"  # what our own server calls itself in /v1/models
 
 
 class HttpEngine:
-    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what names it; only `chat` works without.
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what
+    names it; only `chat` works without. `api_key` is sent as a bearer, to Azure as `api-key`.
 
     `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
     refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
@@ -65,10 +66,10 @@ class HttpEngine:
         at = address(base_url)
         self.name, self.tokenizer, self.exact, self.chat_path = model, tokenizer, exact, at.chat
         self.by_chat = chat or at.named
-        own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        azure = "api-version" in (query or {})
         self.wire = Wire(
             at.base,
-            {**own, **(headers or {})},
+            {**at.key(api_key, azure), **(headers or {})},
             {**at.query, **(query or {})},
             concurrency,
             deadline,

@@ -1,7 +1,7 @@
 """Connections: how many there may be, how long one may take its time, and how much is said about it.
 
-A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It gets `HEADER_S` seconds from its
-first byte on for the headers and may be idle for `IDLE_S`. When the house is full, the one that has waited longest makes room for a
+A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It gets `HEADER_S` seconds for the
+headers and may be idle for `IDLE_S` after an answer (the time for a body is in `service`). When the house is full, the one that has waited longest makes room for a
 new one, so that somebody who really asks (for /health, say) gets in; only where all are at work is a new one told 503. A client that
 reads nothing of its answer for `STALL_S` is cut off.
 """
@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trailmark.serve.errors import ApiError
 
-HEADER_S = 10.0  # from the first byte of a request to the last of its headers
+HEADER_S = 10.0  # from connecting, or from the first byte of a further request, to the last byte of its headers
 IDLE_S = 30  # without a request; longer than clients keep a connection (httpx: 5 s), or they would meet a closed one
 STALL_S = 60.0  # in which nothing of an answer is read
 MOST = 1024  # connections, where files allow that many
@@ -110,7 +110,7 @@ class Connection(H11Protocol):
             oldest = next(iter(self.door.waiting))
             self.door.waiting.pop(oldest)
             oldest.transport.abort()
-        self.wait(HEADER_S)
+        self.look(HEADER_S)
 
     def turn_away(self) -> None:
         problem = ApiError(503, "too many connections: try again later.", code="too_many_connections").body()
@@ -119,17 +119,17 @@ class Connection(H11Protocol):
         self.transport.write(f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + data)
         self.transport.close()
 
-    def wait(self, seconds: float | None) -> None:
-        """From now on it waits for a request, and may do so for some seconds (None: as long as it is kept alive)."""
-        self.door.waiting[self] = None
-        if seconds is not None and self.late is None:
-            self.late = self.loop.call_later(seconds, self.too_late)
-
-    def arrived(self) -> None:
-        self.door.waiting.pop(self, None)
-        if self.late is not None:
+    def look(self, seconds: float | None) -> None:
+        """Where it stands now; while its headers are awaited, it has `seconds` for them (None: as long as it is kept alive)."""
+        if self.working and self.late is not None:
             self.late.cancel()
             self.late = None
+        if self.working and not self.cycle.more_body:
+            self.door.waiting.pop(self, None)
+        elif not self.transport.is_closing():
+            self.door.waiting.setdefault(self)
+            if not self.working and self.late is None and seconds is not None:
+                self.late = self.loop.call_later(seconds, self.too_late)
 
     def too_late(self) -> None:
         log.warning("a connection sent no whole request within %g s and was closed", HEADER_S)
@@ -137,6 +137,7 @@ class Connection(H11Protocol):
 
     @property
     def working(self) -> bool:
+        """The headers of a request are here, and its answer is not over."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
@@ -149,14 +150,10 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self.look(None)
 
-    def look(self, seconds: float | None) -> None:
-        if self.working:
-            self.arrived()
-        elif not self.transport.is_closing():
-            self.wait(seconds)
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self.arrived()
+        self.door.waiting.pop(self, None)
+        if self.late is not None:
+            self.late.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
