@@ -102,7 +102,7 @@ ATTACKS = {
     "two million stop texts": (TEXT, {"prompt": "a", "stop": ["a"] * 1_500_000}),
     "log-probs without end": (CHAT, {"messages": SAY, "n": 128, "logprobs": True, "top_logprobs": 20}),
     "log-probs of long prompts": (TEXT, {"prompt": ["a" * 4000] * 100, "prompt_logprobs": 20, "max_tokens": 1}),
-    "250,000 empty messages": (CHAT, {"messages": [{"role": "user", "content": ""}] * 180_000}),
+    "250,000 empty messages": (CHAT, {"messages": [{"role": "user", "content": ""}] * 250_000}),
     "a role of 7 MB": (CHAT, {"messages": [{"role": "u" * (7 << 20), "content": "hi"}]}),
     "a message of 7 MB": (CHAT, {"messages": [{"role": "user", "content": "u" * (7 << 20)}]}),
     "a million parts": (CHAT, {"messages": [{"role": "user", "content": [{}] * 1_500_000}]}),

@@ -15,6 +15,7 @@ import os
 import time
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trailmark.serve.errors import ApiError
@@ -148,7 +149,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.look(None)
+        begun = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]  # of a body that nobody wants, or a next request
+        self.look(HEADER_S if begun else None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.door.waiting.pop(self, None)
