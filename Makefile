@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint install test-kill test-peer test-slow test-data clean
+.PHONY: quickstart test lint install test-kill test-hostile test-peer test-slow test-data clean
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,9 @@ test: lint
 
 test-kill: install
 	$(BIN)/python -m pytest -m kill -n 2
+
+test-hostile: install
+	$(BIN)/python -m pytest -m hostile
 
 test-slow: install
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[smollm]'

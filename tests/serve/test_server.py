@@ -15,8 +15,8 @@ from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.answers import token_name
-from trailmark.serve.body import conversation
 from trailmark.serve.command import serving
+from trailmark.serve.speech import plain_speech
 from trailmark.types import SamplingLaw
 
 GREEDY = SamplingLaw(temperature=0)
@@ -71,14 +71,18 @@ def ids(lm, text):
 
 
 def prompt_of(lm, messages):
-    talk = conversation(lm.tokenizer)
-    talk.add(*messages)
-    return talk.prompt()[0]
+    return plain_speech(lm.tokenizer).prompt(lm.tokenizer, messages)
 
 
 def test_models_and_key(client, url):
     (model,) = client.models.list().data
-    assert model.id == "tiny" and model.owned_by == "trailmark"
+    assert model.id == "tiny" and model.owned_by == "trailmark" and model.prompts == "template"
+    assert client.models.retrieve("tiny") == model
+    for name in ("gpt", "runs/none", "tiny/x"):
+        with pytest.raises(openai.NotFoundError, match=f"no model '{name}'") as caught:
+            client.models.retrieve(name)
+        assert caught.value.code == "model_not_found" and caught.value.type == "not_found_error"
+    assert httpx.get(f"{url}/v1/models/tiny").status_code == 401
     with pytest.raises(openai.AuthenticationError, match="API key is wrong"):
         openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).models.list()
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 401
@@ -272,6 +276,61 @@ def test_bad_requests(post, path, body, says):
     answer = post(f"/v1/{path}", body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and says in error["message"] and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": "a", "stop": "x" * 1025}, "stop"),
+        ("completions", {"prompt": "a", "stop": ["x"] * 33}, "stop"),
+        ("completions", {"prompt": "a", "stop": ["x", "x" * 1025]}, "stop"),
+        ("completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ("completions", {"prompt": "a", "key": "x" * 4097}, "key"),
+        ("completions", {"prompt": "a", "model": "x" * 4097}, "model"),
+        ("completions", {"prompt": "a", "n": 129}, "n"),
+        ("completions", {"prompt": "a", "logprobs": 21}, "logprobs"),
+        ("completions", {"prompt": "a", "max_tokens": 2**31}, "max_tokens"),
+        ("completions", {"prompt": "a", "min_tokens": 2**31}, "min_tokens"),
+        ("completions", {"prompt": "a", "top_k": 2**31}, "top_k"),
+        ("completions", {"prompt": "a", "seed": 2**63}, "seed"),
+        ("completions", {"prompt": "a", "seed": -(10**30)}, "seed"),
+        ("completions", {"prompt": ["a"] * 4097}, "prompt"),
+        ("completions", {"prompt": ["a"] * 5, "n": 128}, "n"),
+        ("completions", {"prompt": "a", "n": 128, "max_tokens": 250, "logprobs": 20}, "logprobs"),
+        ("completions", {"prompt": ["a" * 250] * 120, "prompt_logprobs": 20, "max_tokens": 1}, "logprobs"),
+        ("completions", {"prompt": "a" * 200, "echo": True, "n": 128, "logprobs": 20, "max_tokens": 20}, "logprobs"),
+        ("completions", {"prompt": "a", "search": {"beam": 2, "by": "logp", "step_ends": ["x" * 1025]}}, "search"),
+        ("completions", {"prompt": "a", "x" * 257: 0}, None),
+        ("completions", {"prompt": "a", **{f"x{k}": 0 for k in range(257)}}, None),
+        ("completions", {"prompt": "a", "metadata": [[]] * 70000}, None),
+        ("chat/completions", {"messages": SAY * 2049}, "messages"),
+        ("chat/completions", {"messages": [{"role": "x" * 65, "content": ""}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user<|im_end|>", "content": ""}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "", "content": ""}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "", "name": "x" * 300000}]}, "messages"),
+        ("chat/completions", {"messages": SAY, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ("chat/completions", {"messages": SAY, "n": 128, "top_logprobs": 20, "logprobs": True}, "top_logprobs"),
+        ("chat/completions", {"messages": SAY, "chat_template_kwargs": {f"x{k}": 1 for k in range(33)}}, "chat_template_kwargs"),
+        ("chat/completions", {"messages": SAY, "chat_template_kwargs": {"x": "y" * 4097}}, "chat_template_kwargs"),
+        ("score", {"tokens": [[1, 2]] * 4097}, "tokens"),
+        ("score", {"prompt": "a", "completion": ["b"] * 700}, "n"),
+        ("score", {"messages": [*SAY, {"role": "assistant", "content": ""}] * 300, "completion": ["b"] * 9}, "messages"),
+        ("values", {"states": ["a"] * 4097}, "states"),
+    ],
+)  # fmt: skip
+def test_every_field_has_a_limit(post, path, body, param):
+    answer = post(f"/v1/{path}", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
+
+
+def test_a_body_nested_too_deep(post):
+    deep: dict = {}
+    for _ in range(40):
+        deep = {"x": deep}
+    answer = post("/v1/chat/completions", {"messages": SAY, "metadata": deep})
+    assert answer.status_code == 400 and "nested deeper" in answer.json()["error"]["message"]
 
 
 def test_what_asks_for_nothing_is_let_through(post):

@@ -14,8 +14,8 @@ from trailmark.engines.wire import EngineGarbage, EngineStatus
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.search import Plan, search
 from trailmark.rollout.values import HeadValues, HttpValues, Line, LogProb
-from trailmark.serve.body import conversation
 from trailmark.serve.command import serving
+from trailmark.serve.speech import plain_speech
 
 SAY = [{"role": "user", "content": "Where to?"}]
 ENDS = ["a", "e", "i", "o", " "]
@@ -71,9 +71,8 @@ def test_a_search_behind_the_openai_client(client, lm, local, asked):
         tree=True,
     )
     scorer = LogProb() if asked.get("by") else None
-    talk = conversation(lm.tokenizer)
-    talk.add(*SAY)
-    expected = found_here(lm, local, talk.prompt()[0], plan, scorer, chat=True)
+    prompt = plain_speech(lm.tokenizer).prompt(lm.tokenizer, SAY)
+    expected = found_here(lm, local, prompt, plan, scorer, chat=True)
     body = {"search": {**asked, "tree": True}, "return_token_ids": True}
     done = client.chat.completions.create(
         model="tiny", messages=SAY, max_tokens=24, seed=7, logprobs=True, extra_body=body
@@ -151,9 +150,7 @@ def test_a_search_that_cannot_be_had(http, body, param):
 
 def test_values_of_texts_tokens_and_conversations(http, lm):
     ids = lm.tokenizer.encode("Where to?")
-    talk = conversation(lm.tokenizer)
-    talk.add(*SAY)
-    begun = talk.prompt()[0]
+    begun = plain_speech(lm.tokenizer).prompt(lm.tokenizer, SAY)
     spoken = (*begun, *lm.tokenizer.encode("There."))
     states = ["Where to?", ids, SAY, [*SAY, {"role": "assistant", "content": "There."}]]
     expected = asyncio.run(HeadValues(lm).values([tuple(ids), tuple(ids), begun, spoken]))

@@ -133,8 +133,8 @@ class Server:
             raise TrailmarkError(f"teacher '{url}' is neither 'offline' nor an address: it must begin with http.")
         self.name, self.at_once, self.answers = model, at_once, answers or Answers()
         self.law = {"temperature": temperature, "top_p": top_p}
-        own = {} if not api_key else {"api-key": api_key} if api_version else {"Authorization": f"Bearer {api_key}"}
         at = address(url)
+        own = at.key(api_key, api_version is not None)
         query = {**at.query, **({"api-version": api_version} if api_version else {})}
         self.wire = Wire(at.base, {**own, **(headers or {})}, query, at_once, deadline, retries, backoff)
         self.path = at.chat

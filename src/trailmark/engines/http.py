@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.stops import cut_text
 from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.recipe import Config
 from trailmark.texts import encode
@@ -34,7 +35,8 @@ OWNER = "trailmark"  # what our own server calls itself in /v1/models
 
 
 class HttpEngine:
-    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what names it; only `chat` works without.
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what
+    names it; only `chat` works without. `api_key` is sent as a bearer, to Azure as `api-key`.
 
     `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
     refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
@@ -65,10 +67,10 @@ class HttpEngine:
         at = address(base_url)
         self.name, self.tokenizer, self.exact, self.chat_path = model, tokenizer, exact, at.chat
         self.by_chat = chat or at.named
-        own = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        azure = "api-version" in (query or {})
         self.wire = Wire(
             at.base,
-            {**own, **(headers or {})},
+            {**at.key(api_key, azure), **(headers or {})},
             {**at.query, **(query or {})},
             concurrency,
             deadline,
@@ -231,9 +233,9 @@ class HttpEngine:
         """The text of exact tokens as the local engine has it: servers leave out special tokens and halves of characters."""
         if stop == "stop" and tokens[-1] in request.stop_ids:
             return self.tokenizer.decode(tokens[:-1])
-        text = self.tokenizer.decode(tokens)
-        found = [at for s in request.stop_strings if (at := text.find(s)) >= 0] if stop == "stop" else []
-        return text[: min(found)] if found else text
+        if stop == "stop" and request.stop_strings:
+            return cut_text(self.tokenizer, tokens, request.stop_strings, request.law.min_tokens)
+        return self.tokenizer.decode(tokens)
 
     def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
         if self.exact:

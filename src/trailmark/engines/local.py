@@ -20,6 +20,7 @@ import torch
 
 from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.stops import Watch
 from trailmark.memory import need
 from trailmark.models.attention import FLEX_BLOCK, Layout, Prefill, Slots
 from trailmark.models.law import gumbel, law_logits, working
@@ -75,6 +76,7 @@ class _Live:
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
     top: tuple[tuple[int, float], ...] = ()  # of the last token
+    watch: Watch | None = None  # for stop texts
 
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
@@ -220,6 +222,8 @@ class LocalEngine:
             )
         if request.n < 1 or request.max_tokens < 1:
             raise EngineError(f"n is {request.n} and max_tokens {request.max_tokens}: both must be at least 1")
+        if "" in request.stop_strings:
+            raise EngineError("an empty stop text would stop everything")
         known = (*(request.law.allowed or ()), *request.law.stop_ids, *request.stop_ids)
         if known and not 0 <= min(known) <= max(known) < self.lm.vocab:
             raise EngineError(f"allowed or stopping tokens must be among 0 to {self.lm.vocab - 1} of '{self.name}'")
@@ -393,7 +397,10 @@ class LocalEngine:
             for request, future in asked:
                 parts = _Parts(future, [None] * request.n)
                 for k in range(request.n):
-                    lives.append(_Live(request, k, draw_key(request.seed, request.key, k), parts))
+                    made = _Live(request, k, draw_key(request.seed, request.key, k), parts)
+                    if request.stop_strings:
+                        made.watch = Watch(self.tokenizer, request.stop_strings, request.law.min_tokens)
+                    lives.append(made)
                     source.append(r)
         self._draw_many(logits, lives, source)
         for live, r in zip(lives, source):
@@ -513,14 +520,9 @@ class LocalEngine:
         text = None
         if tokens[-1] in request.stop_ids:
             stop, text = "stop", self.tokenizer.decode(tokens[:-1])
-        elif request.stop_strings and len(tokens) >= request.law.min_tokens:
-            longest = max(len(s.encode()) for s in request.stop_strings)  # a token may be a single byte
-            tail = self.tokenizer.decode(tokens[-longest - 8 :])
-            if any(s in tail for s in request.stop_strings):
-                text = self.tokenizer.decode(tokens)
-                cut = min((at for s in request.stop_strings if (at := text.find(s)) >= 0), default=-1)
-                if cut >= 0:
-                    stop, text = "stop", text[:cut]
+        elif live.watch is not None and (at := live.watch.add(tokens[-1])) is not None:
+            text = live.watch.cut(self.tokenizer.decode(tokens), at)
+            stop = None if text is None else "stop"
         if stop is None and (len(tokens) >= request.max_tokens or len(request.prompt) + len(tokens) >= self.max_len):
             stop, text = "length", self.tokenizer.decode(tokens)
         if stop is None:

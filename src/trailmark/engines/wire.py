@@ -50,20 +50,28 @@ class Address:
     chat: str = f"/v1{CHAT}"
     named: bool = False
     query: Mapping[str, str] = field(default_factory=dict)
+    azure: bool = False
+
+    def key(self, key: str | None, azure: bool = False) -> dict[str, str]:
+        """The header that carries a key: Azure's `api-key`, else a bearer."""
+        return {} if not key else {"api-key": key} if azure or self.azure else {"Authorization": f"Bearer {key}"}
 
 
 def address(url: str) -> Address:
     """`http://host` and `http://host/v1` are servers with all of OpenAI's routes. `…/chat/completions?…`, or Azure's
-    `…/openai/deployments/NAME`, is an endpoint and used as it is; what stands behind "?" is sent with every request."""
-    path, _, asked = url.partition("?")
-    path, query = path.rstrip("/"), dict(parse_qsl(asked))
+    `…/openai/deployments/NAME`, is an endpoint and used as it is; what stands behind "?" is sent with every request. An address is
+    Azure's by such a path, by an `api-version`, or by its host."""
+    path, _, asked = url.partition("#")[0].partition("?")
+    path, query = path.rstrip("/"), dict(parse_qsl(asked, keep_blank_values=True))
+    host = path.partition("://")[2].partition("/")[0].partition(":")[0]
+    azure = "/deployments/" in path or "api-version" in query or host.endswith((".azure.com", ".azure.us", ".azure.cn"))
     if path.endswith(CHAT):
         base = path.removesuffix(CHAT)
         versioned = base.endswith("/v1")
-        return Address(base.removesuffix("/v1"), f"/v1{CHAT}" if versioned else CHAT, True, query)
+        return Address(base.removesuffix("/v1"), f"/v1{CHAT}" if versioned else CHAT, True, query, azure)
     if "/deployments/" in path:
-        return Address(path, CHAT, True, query)
-    return Address(path.removesuffix("/v1"), query=query)
+        return Address(path, CHAT, True, query, azure)
+    return Address(path.removesuffix("/v1"), query=query, azure=azure)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +100,9 @@ class Wire:
     )
 
     def __post_init__(self) -> None:
-        self.base_url = self.base_url.rstrip("/").removesuffix("/v1")
+        path, _, asked = self.base_url.partition("?")  # a query belongs behind the path of every request
+        self.base_url = path.rstrip("/").removesuffix("/v1")
+        self.query = {**dict(parse_qsl(asked, keep_blank_values=True)), **self.query}
 
     async def get(self, path: str) -> Any:
         return await self._call("GET", path, None, path)

@@ -3,6 +3,8 @@
 Every token that was drawn is reported, the one that ended the text included, so `token_ids` and log-probs are what a
 learner needs. Beside `token_ids` stand `law_logprobs`: log-probs under the sampling law (temperature, top-p, allowed ids),
 where `logprobs` are the model's own.
+
+An answer that is sent whole is written by a thread of its own; what a token is called is looked up once.
 """
 
 from __future__ import annotations
@@ -43,18 +45,21 @@ class Choice:
     offset: int = 0  # of the next token in the text, as its log-probs count it
     finish: str | None = None
 
-    def hear(self, w: Written) -> None:
+    def hear(self, w: Written, grow: bool = True) -> None:
+        """A token that was drawn. Unless the text is to `grow` with it, all of it comes with the last one."""
         self.marks.append(Mark(w.token, w.logp, w.logq, w.top))
-        self.text += self.growing.add(w.token) if w.done is None else self.growing.finish(w.done.text)
         if w.done is not None:
+            self.text += self.growing.finish(w.done.text)
             self.finish = w.done.stop
+        elif grow:
+            self.text += self.growing.add(w.token)
 
 
 class Reply:
     """The fields of one request's answer, whole or in chunks."""
 
-    def __init__(self, body: Sampling, tokenizer: Any, model: str, prompts: Sequence[Tokens]):
-        self.body, self.tokenizer, self.prompts = body, tokenizer, prompts
+    def __init__(self, body: Sampling, names: Names, model: str, prompts: Sequence[Tokens], stops: Sequence[str] = ()):
+        self.body, self.names, self.prompts = body, names, prompts
         self.chat = isinstance(body, ChatBody)
         self.head = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + uuid.uuid4().hex,
@@ -64,17 +69,17 @@ class Reply:
         }
         logprobs = getattr(body, "logprobs", None)
         self.wants_logprobs = logprobs is not None and logprobs is not False
-        self.top = body.top_logprobs if isinstance(body, ChatBody) else int(logprobs or 0)
+        self.top = body.top
         self.choices = [
-            Choice(i * body.n + k, Growing(tokenizer, body.stops), p)
+            Choice(i * body.n + k, Growing(names.tokenizer, stops, body.min_tokens), p)
             for i, p in enumerate(prompts)
             for k in range(body.n)
         ]
         self.written = 0
 
-    def hear(self, index: int, written: Written) -> Choice:
+    def hear(self, index: int, written: Written, grow: bool = True) -> Choice:
         self.written += 1
-        self.choices[index].hear(written)
+        self.choices[index].hear(written, grow)
         return self.choices[index]
 
     def usage(self) -> dict[str, int]:
@@ -84,7 +89,7 @@ class Reply:
     def whole(self, prompt_marks: Sequence[Sequence[Mark]]) -> dict[str, Any]:
         out: dict[str, Any] = {**self.head, "choices": [self._choice(c) for c in self.choices], "usage": self.usage()}
         if self.body.prompt_logprobs is not None:
-            listed = [prompt_logprobs(self.tokenizer, marks, self.body.prompt_logprobs) for marks in prompt_marks]
+            listed = [prompt_logprobs(self.names, marks, self.body.prompt_logprobs) for marks in prompt_marks]
             if self.chat:
                 out["prompt_logprobs"] = listed[0]
             else:
@@ -136,14 +141,14 @@ class Reply:
         return out
 
     def _logprobs(self, choice: Choice, marks: Sequence[Mark]) -> dict[str, Any]:
-        words = [token_name(self.tokenizer, m.token) for m in marks]
+        name = self.names.name
+        words = [name(m.token) for m in marks]
         offsets = []
         for m in marks:
             offsets.append(choice.offset)
-            choice.offset += len(self.tokenizer.decode([m.token]))
+            choice.offset += len(self.names.text(m.token))
         tops = [
-            None if m.logp is None else {**{token_name(self.tokenizer, t): p for t, p in m.top}, word: m.logp}
-            for m, word in zip(marks, words)
+            None if m.logp is None else {**{name(t): p for t, p in m.top}, word: m.logp} for m, word in zip(marks, words)
         ]
         return {
             "tokens": words,
@@ -154,8 +159,7 @@ class Reply:
 
     def _chat_logprobs(self, marks: Sequence[Mark]) -> dict[str, Any]:
         def word(token: int, logp: float | None) -> dict[str, Any]:
-            raw = token_bytes(self.tokenizer, token)
-            return {"token": self.tokenizer.decode([token]), "logprob": logp, "bytes": None if raw is None else [*raw]}
+            return {"token": self.names.text(token), "logprob": logp, "bytes": self.names.bytes(token)}
 
         return {
             "content": [{**word(m.token, m.logp), "top_logprobs": [word(t, p) for t, p in m.top]} for m in marks],
@@ -163,18 +167,43 @@ class Reply:
         }
 
 
-def prompt_logprobs(tokenizer: Any, marks: Sequence[Mark], top: int) -> list[dict[str, Any] | None]:
+def prompt_logprobs(names: Names, marks: Sequence[Mark], top: int) -> list[dict[str, Any] | None]:
     """One entry a token, by id; the token that stands there is always among them."""
     out: list[dict[str, Any] | None] = []
     for m in marks:
         ranked = {t: (p, rank) for rank, (t, p) in enumerate(m.top[:top], 1)}
         ranked.setdefault(m.token, (m.logp or 0.0, m.rank))
         entry = {
-            str(t): {"logprob": p, "rank": rank, "decoded_token": tokenizer.decode([t])}
-            for t, (p, rank) in ranked.items()
+            str(t): {"logprob": p, "rank": rank, "decoded_token": names.text(t)} for t, (p, rank) in ranked.items()
         }
         out.append(None if m.logp is None else entry)
     return out
+
+
+class Names:
+    """What the tokens of a tokenizer say, each looked up once."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+        self._names: dict[int, str] = {}
+        self._bytes: dict[int, list[int] | None] = {}
+
+    def text(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = self.tokenizer.decode([token])
+        return self._texts[token]
+
+    def name(self, token: int) -> str:
+        if token not in self._names:
+            self._names[token] = token_name(self.tokenizer, token)
+        return self._names[token]
+
+    def bytes(self, token: int) -> list[int] | None:
+        if token not in self._bytes:
+            raw = token_bytes(self.tokenizer, token)
+            self._bytes[token] = None if raw is None else [*raw]
+        return self._bytes[token]
 
 
 def token_name(tokenizer: Any, token: int) -> str:

@@ -1,13 +1,14 @@
 """The application: routes, the key, and errors in one shape.
 
-The engine runs in the server's own event loop, so requests that arrive together are decoded together. A step of the model
-blocks the loop; between two steps everything else gets its turn.
+The engine runs in an event loop of its own (`aside`), so requests that arrive together are decoded together, and /health is
+answered whatever the model computes.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -18,6 +19,7 @@ from trailmark.errors import TrailmarkError
 from trailmark.rollout.values import HeadValues
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.service import Service
+from trailmark.serve.speech import Speech
 
 OWNER = "trailmark"  # in /v1/models: how our own http engine knows us
 
@@ -28,8 +30,11 @@ def build_app(
     api_key: str | None = None,
     queue: int = 512,
     values: HeadValues | None = None,
+    speech: Speech | None = None,
+    stop: Sequence[str] = (),
 ) -> FastAPI:
-    service = Service(engine, name or engine.name, queue, values)
+    """`speech` is how conversations become prompts, `stop` the texts that end an answer unless a request names its own."""
+    service = Service(engine, name or engine.name, queue, values, speech, stop)
     app = FastAPI(title="trailmark", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
 
@@ -42,16 +47,29 @@ def build_app(
 
         return route
 
-    async def models(request: Request) -> Response:
+    def the_model() -> dict[str, Any]:
+        spoken = {"prompts": service.speech.kind, "prompts_end": service.speech.ending}
         one = {"id": service.name, "object": "model", "created": service.started, "owned_by": OWNER}
-        return JSONResponse({"object": "list", "data": [{**one, "max_model_len": engine.max_len}]})
+        return {**one, "max_model_len": engine.max_len, **spoken}
+
+    async def models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [the_model()]})
+
+    async def one_model(request: Request) -> Response:
+        service.known(request.path_params["name"])
+        return JSONResponse(the_model())
 
     async def values_of(request: Request) -> Response:
-        return JSONResponse({"object": "values", "model": service.name, "values": await service.value(request)})
+        found = await service.value(request)
+        return answered(found, {"object": "values", "model": service.name, "values": found})
 
     async def bare_values(request: Request) -> Response:
         """The same as a bare list, which is what clients of the published value server read."""
-        return JSONResponse(await service.value(request))
+        found = await service.value(request)
+        return answered(found, found)
+
+    def answered(found: list[float] | None, content: Any) -> Response:
+        return Response(status_code=499) if found is None else JSONResponse(content)  # nobody will read it
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok", "sequences": service.room.taken, "limit": service.room.limit})
@@ -62,6 +80,7 @@ def build_app(
 
     app.add_route("/health", health, ["GET"])
     app.add_route("/v1/models", guarded(models), ["GET"])
+    app.add_route("/v1/models/{name:path}", guarded(one_model), ["GET"])
     app.add_route("/v1/completions", guarded(service.complete), ["POST"])
     app.add_route("/v1/chat/completions", guarded(service.chat), ["POST"])
     app.add_route("/v1/score", guarded(service.score), ["POST"])

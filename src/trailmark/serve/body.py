@@ -3,6 +3,8 @@
 The fields are OpenAI's, and vLLM's where those have no name for a thing (`min_tokens`, `stop_token_ids`, `ignore_eos`,
 `allowed_token_ids`, `prompt_logprobs`, `return_token_ids`). `key` is our own: together with `seed` it names a draw, as in
 `engines.base.Request`; so is `search`. A field we do not know is refused unless it asks for nothing.
+
+Everything has a limit: how much a body may hold before it is looked at field by field (`bounded`), and each field by itself.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import from_json
 
-from trailmark.chat import Conversation
 from trailmark.engines.base import Request
 from trailmark.errors import nearest
-from trailmark.rollout.play import stop_ids
 from trailmark.serve.errors import ApiError, refused
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Id], Field(min_length=1)]
-Texts = str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+DEPTH, KEYS, KEY, PARTS = 32, 256, 256, 1 << 16  # of a body: nesting, keys of an object, letters of a key, lists and objects
+ROWS, IDS, MESSAGES = 4096, 1 << 20, 2048  # texts or states of a request, ids of a list, messages of a conversation
+STOPS, STOP_IDS, STOP, NAME = 32, 1024, 1024, 4096  # stop texts and ids, letters of a stop text, letters of a name
+MOST = 2**31
+
+Id = Annotated[int, Field(ge=0, lt=MOST)]
+Ids = Annotated[list[Id], Field(min_length=1, max_length=IDS, fail_fast=True)]
+Name = Annotated[str, Field(max_length=NAME)]
+StopText = Annotated[str, Field(min_length=1, max_length=STOP)]
 COLD = 1e-5  # temperatures below would overflow; they are arg max to every purpose
 
 # Fields that change nothing about an answer, and values with which others ask for nothing.
@@ -40,10 +46,38 @@ NEUTRAL: dict[str, Any] = {
 B = TypeVar("B", bound="Body")
 
 
+def form(given: Any) -> str:
+    """Which form a field of several has: only this one is then checked, or a long list would be wrong in every other."""
+    if not isinstance(given, list):
+        return "text"
+    first = given[0] if given else None
+    return "texts" if isinstance(first, str) else "rows" if isinstance(first, list) else "ids"
+
+
+def state_form(given: Any) -> str:
+    talk = isinstance(given, list) and given and isinstance(given[0], dict | Message)
+    return "talk" if talk else "ids" if isinstance(given, list) else "text"
+
+
+Rows = Annotated[list[Ids], Field(min_length=1, max_length=ROWS, fail_fast=True)]
+Lines = Annotated[list[str], Field(min_length=1, max_length=ROWS, fail_fast=True)]
+Texts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[Lines, Tag("texts")]
+    | Annotated[Rows, Tag("rows")],
+    Discriminator(form),
+]
+Sequences = Annotated[
+    Annotated[Ids, Tag("ids")] | Annotated[Rows, Tag("rows")],
+    Discriminator(lambda given: "rows" if form(given) == "rows" else "ids"),
+]
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: str | None = None
+    model: Name | None = None
     add_special_tokens: bool = False  # a BOS in front of a text prompt, where the tokenizer has one
 
     @model_validator(mode="after")
@@ -58,8 +92,12 @@ class Body(BaseModel):
 class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str
-    content: str | list[dict[str, Any]]
+    role: str = Field(pattern=r"^[A-Za-z0-9_.\-]{1,64}$")
+    content: Annotated[
+        Annotated[str, Tag("text")]
+        | Annotated[list[dict[str, Any]], Field(max_length=ROWS, fail_fast=True), Tag("parts")],
+        Discriminator(lambda given: "parts" if isinstance(given, list) else "text"),
+    ]
 
     def plain(self) -> dict[str, Any]:
         """The message with its content as one text: what templates read."""
@@ -69,6 +107,18 @@ class Message(BaseModel):
                 raise ApiError(400, "a message may hold text only: parts of type 'text'.", "messages")
             text = "".join(p["text"] for p in text)
         return {**(self.model_extra or {}), "role": self.role, "content": text}
+
+    @property
+    def letters(self) -> int:
+        more = sum(len(str(v)) for v in (self.model_extra or {}).values())
+        return more + len(self.content if isinstance(self.content, str) else str(self.content))
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
+State = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Ids, Tag("ids")] | Annotated[Messages, Tag("talk")],
+    Discriminator(state_form),
+]
 
 
 class StreamOptions(BaseModel):
@@ -83,15 +133,15 @@ class SearchBody(BaseModel):
     beam: int | None = Field(None, ge=1, le=64)
     best_of: int | None = Field(None, ge=1, le=128)
     rounds: int = Field(20, ge=1, le=1000)
-    budget: int | None = Field(None, ge=1)
-    step_ends: Annotated[list[str], Field(min_length=1, max_length=32)] = ["\n"]
+    budget: int | None = Field(None, ge=1, lt=MOST)
+    step_ends: Annotated[list[StopText], Field(min_length=1, max_length=STOPS, fail_fast=True)] = ["\n"]
     by: Literal["value", "logp"] = "value"
     tree: bool = False
 
     @model_validator(mode="after")
     def _one_kind(self) -> SearchBody:
-        if (self.beam is None) == (self.best_of is None) or "" in self.step_ends:
-            raise ValueError("give either beam or best_of, and no empty text among step_ends")
+        if (self.beam is None) == (self.best_of is None):
+            raise ValueError("give either beam or best_of")
         return self
 
 
@@ -101,34 +151,38 @@ class Sampling(Body):
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
-    min_tokens: int = Field(0, ge=0)
-    max_tokens: int | None = Field(None, ge=0)
-    stop: str | Annotated[list[str], Field(max_length=32)] = []
-    stop_token_ids: list[Id] = []
+    top_k: int = Field(0, ge=-1, lt=MOST)
+    min_tokens: int = Field(0, ge=0, lt=MOST)
+    max_tokens: int | None = Field(None, ge=0, lt=MOST)
+    stop: Annotated[
+        Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=STOPS, fail_fast=True), Tag("texts")],
+        Discriminator(lambda given: "texts" if isinstance(given, list) else "text"),
+    ] = []
+    stop_token_ids: Annotated[list[Id], Field(max_length=STOP_IDS, fail_fast=True)] = []
     ignore_eos: bool = False
     allowed_token_ids: Ids | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    key: str = ""
+    key: Name = ""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     return_token_ids: bool = False
     search: SearchBody | None = None
 
-    @field_validator("stop")
-    @classmethod
-    def _stop(cls, v: str | list[str]) -> str | list[str]:
-        if "" in ([v] if isinstance(v, str) else v):
-            raise ValueError("an empty text would stop everything")
-        return v
-
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def requests(self, prompts: Sequence[Tokens], tokenizer: Any, budget: int, chat: bool) -> list[Request]:
-        ends = () if self.ignore_eos else stop_ids(tokenizer, chat)
+    @property
+    def top(self) -> int:
+        """How many alternatives to each token are told."""
+        return 0
+
+    def requests(
+        self, prompts: Sequence[Tokens], ends: Tokens, budget: int, stops: Sequence[str] = ()
+    ) -> list[Request]:
+        """`ends` and `stops` are what ends a text here, unless the request says otherwise."""
+        ends = () if self.ignore_eos else ends
         ends = tuple(dict.fromkeys((*ends, *self.stop_token_ids)))
         allowed = None if self.allowed_token_ids is None else tuple(dict.fromkeys(self.allowed_token_ids))
         if self.min_tokens > budget:
@@ -145,7 +199,8 @@ class Sampling(Body):
         )
         seed = secrets.randbits(31) if self.seed is None else self.seed
         keys = [self.key if i == 0 else f"{self.key}\0{i}" for i in range(len(prompts))]
-        return [Request(p, law, self.n, budget, ends, self.stops, seed, k) for p, k in zip(prompts, keys)]
+        strings = self.stops if "stop" in self.model_fields_set else tuple(stops)
+        return [Request(p, law, self.n, budget, ends, strings, seed, k) for p, k in zip(prompts, keys)]
 
 
 class CompletionBody(Sampling):
@@ -153,16 +208,24 @@ class CompletionBody(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
 
+    @property
+    def top(self) -> int:
+        return self.logprobs or 0
+
     def prompts(self, tokenizer: Any) -> list[Tokens]:
         return [encoded(p, tokenizer, self.add_special_tokens) for p in listed(self.prompt)]
 
 
 class ChatBody(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: int | None = Field(None, ge=1)
+    messages: Messages
+    max_completion_tokens: int | None = Field(None, ge=1, lt=MOST)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    chat_template_kwargs: dict[str, bool | int | str] = {}
+    chat_template_kwargs: Annotated[dict[str, bool | int | Name], Field(max_length=32)] = {}
+
+    @property
+    def top(self) -> int:
+        return self.top_logprobs
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -173,19 +236,14 @@ class ChatBody(Sampling):
             raise ValueError(f"'{bad[0]}' cannot be set from here")
         return v
 
-    def prompt(self, tokenizer: Any) -> Tokens:
-        talk = conversation(tokenizer, **self.chat_template_kwargs)
-        talk.add(*(m.plain() for m in self.messages))
-        return talk.prompt()[0]
-
 
 class ScoreBody(Body):
     """Sequences as `tokens` (from `start` on, the first has no probability), or completions behind a prompt or messages."""
 
-    tokens: Ids | Annotated[list[Ids], Field(min_length=1)] | None = None
-    start: int = Field(1, ge=1)
+    tokens: Sequences | None = None
+    start: int = Field(1, ge=1, lt=MOST)
     prompt: Texts | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     completion: Texts | None = None
 
     @model_validator(mode="after")
@@ -199,13 +257,7 @@ class ScoreBody(Body):
 class ValuesBody(Body):
     """What is to be valued: texts, token ids, or conversations."""
 
-    states: Annotated[
-        list[str | Ids | Annotated[list[Message], Field(min_length=1)]], Field(min_length=1, max_length=4096)
-    ]
-
-
-def conversation(tokenizer: Any, **options: Any) -> Conversation:
-    return Conversation(tokenizer, template="own" if getattr(tokenizer, "chat_template", None) else None, **options)
+    states: Annotated[list[State], Field(min_length=1, max_length=ROWS, fail_fast=True)]
 
 
 def listed(given: str | Sequence[Any]) -> list[Any]:
@@ -220,6 +272,25 @@ def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) 
     return tuple(given)
 
 
+def bounded(raw: Any) -> None:
+    """Refuse what is nested too deep, has too many parts, or has objects with too many or too long keys: the checks behind this one
+    look at one thing at a time."""
+    parts, level, depth = 0, [raw], 0
+    while level:
+        parts, depth = parts + len(level), depth + 1
+        if depth > DEPTH or parts > PARTS:
+            raise ApiError(400, f"the body is nested deeper than {DEPTH}, or has more than {PARTS} parts.", code="too_large")
+        below: list[Any] = []
+        for part in level:
+            inside = part.values() if isinstance(part, dict) else part
+            if isinstance(part, dict) and (len(part) > KEYS or max(map(len, part), default=0) > KEY):
+                raise ApiError(400, f"an object has more than {KEYS} keys, or one of more than {KEY} letters.", code="too_large")
+            below += [x for x in inside if type(x) in (dict, list)]
+            if parts + len(below) > PARTS:
+                raise ApiError(400, f"the body has more than {PARTS} parts.", code="too_large")
+        level = below
+
+
 def read(kind: type[B], data: bytes) -> B:
     """Bytes -> a checked body; a field that is null is as good as left out."""
     try:
@@ -228,6 +299,7 @@ def read(kind: type[B], data: bytes) -> B:
         raise ApiError(400, f"the body is not valid JSON: {problem}.", code="invalid_json") from None
     if not isinstance(raw, Mapping):
         raise ApiError(400, "the body must be a JSON object.", code="invalid_json")
+    bounded(raw)
     try:
         return kind.model_validate({k: v for k, v in raw.items() if v is not None})
     except ValidationError as problem:

@@ -9,19 +9,20 @@ import math
 import socket
 import threading
 import types
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trailmark.errors import ModelError, TrailmarkError
+from trailmark.errors import TrailmarkError
 
 if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
     from trailmark.rollout.values import HeadValues
+    from trailmark.serve.home import Home
+    from trailmark.serve.speech import Speech
 
 TO_HEAR = 5  # seconds in which clients may still read why they got nothing
 
@@ -35,12 +36,19 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="What clients call the model; else MODEL.")] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences written at once.")] = 16,
-    max_len: Annotated[int | None, typer.Option(min=2, help="Longest sequence; else 1024 or the context.")] = None,
+    max_len: Annotated[
+        int | None, typer.Option(min=2, help="Longest sequence; else the run's engine.max_len, or the model's context.")
+    ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; then 429.")] = 512,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps or npu.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, float16 or float64; else as the run's, or float32.")
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit or tag on the hub.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
+    prompts: Annotated[
+        str, typer.Option(help="How chats become prompts: auto (as the run was prompted), template, text or plain.")
+    ] = "auto",
     fixed: Annotated[bool, typer.Option(help="Fixed shapes: a seed gives the same bits at any load.")] = True,
     value: Annotated[
         str | None, typer.Option(metavar="RUN", help="A run or folder with a value model: search, and /v1/values.")
@@ -52,47 +60,51 @@ def serve(
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
-        from pydantic import ValidationError
-
-        from trailmark.config import ModelConfig
-        from trailmark.engines.local import LocalEngine
+        from trailmark.engines.local import local_engine
         from trailmark.models.load import load_model
         from trailmark.serve.app import build_app
+        from trailmark.serve.home import find_home, longest, model_config
 
-        try:
-            config = ModelConfig.model_validate(
-                {"name": weights(model), "revision": revision, "tokenizer": tokenizer, "device": device, "dtype": dtype}
-            )
-        except ValidationError as problem:
-            first = problem.errors()[0]
-            raise ModelError(f"--{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.") from None
-        lm = load_model(config)
-        engine = LocalEngine(lm.freeze(), slots, max_len, fixed)
+        home = find_home(model)
+        lm = load_model(model_config(home.model(device, dtype, revision, tokenizer))).freeze()
+        speech = chosen(prompts, home, lm.tokenizer)
+        length, of = max_len or home.engine.max_len, "--max-len" if max_len else "as its run has it"
+        if length is None:
+            length = longest(lm, slots)
+            of = "its context" if length == lm.context else f"of its context of {lm.context}: --max-len says otherwise"
+        other = home.engine.dtype if dtype is None else None
+        settings = home.engine.model_copy(update={"slots": slots, "max_len": length, "fixed": fixed, "dtype": other})
+        engine = local_engine(lm, settings)
         values = None
         if value is not None:
             from trailmark.rollout.values import load_values
 
-            values = load_values(value, lm.tokenizer, device, dtype)
-        app = build_app(engine, name or model, api_key, queue, values)
+            values = load_values(value, lm.tokenizer, device, dtype or home.model(device, None, None, None)["dtype"])
+        app = build_app(engine, name or model, api_key, queue, values, speech, home.stop)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("warning: anyone who reaches this address can use the model; set --api-key.", err=True)
-        typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens)")
+        typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})")
+        typer.echo(f"prompts: {speech.describe()}")
         server(app, grace).run(sockets=[listening])
 
 
-def weights(model: str) -> str:
-    """A run directory stands for the policy of its newest checkpoint."""
-    folder = Path(model)
-    if not (folder / "checkpoints").is_dir():
-        return model
-    from trailmark.learn.checkpoint import listed
+def chosen(prompts: str, home: Home, tokenizer: Any) -> Speech:
+    """How chats become prompts: as the option says, or as the run was prompted."""
+    from trailmark.serve.speech import Speech, speech_of
 
-    found = [p / "policy" for p in listed(folder / "checkpoints") if (p / "policy").is_dir()]
-    if not found:
-        raise ModelError(f"{folder}: this run has no checkpoint of a policy yet")
-    return str(found[-1])
+    if prompts == "auto":
+        return speech_of(home, tokenizer)
+    if prompts == "template" and getattr(tokenizer, "chat_template", None):
+        return Speech("template")
+    if prompts == "text":
+        found = speech_of(home, tokenizer)
+        return Speech("text", found.ending, found.bos)
+    if prompts == "plain":
+        return Speech("plain")
+    why = "this model's tokenizer has no chat template" if prompts == "template" else f"'{prompts}' is not known"
+    raise TrailmarkError(f"--prompts: {why}: choose auto, template, text or plain.")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -118,7 +130,14 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
     """A uvicorn server that ends with exit code 0 when asked to stop; asked twice, it waits for nobody."""
     import uvicorn
 
+    from trailmark.serve.door import ACCEPTED, IDLE_S, Door, quiet
+
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for one in sockets or ():  # `backlog` below is how many are accepted at once; as many as before may wait
+                one.listen(2048)
+
         def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
             self.force_exit = self.should_exit
             self.should_exit = True
@@ -126,10 +145,19 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             asyncio.get_running_loop().call_later(grace, app.state.service.stop)
             await super().shutdown(sockets)
+            app.state.service.close()
 
     settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=math.ceil(grace) + TO_HEAR
+        app,
+        http=Door().protocol(),
+        ws="none",
+        backlog=ACCEPTED,
+        timeout_keep_alive=IDLE_S,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(grace) + TO_HEAR,
     )
+    quiet()  # now that uvicorn has set up its log
     return Server(settings)
 
 
@@ -140,13 +168,15 @@ def serving(
     api_key: str | None = None,
     queue: int = 512,
     values: HeadValues | None = None,
+    speech: Speech | None = None,
+    stop: Sequence[str] = (),
 ) -> Iterator[str]:
     """The address of a server that runs in a thread as long as the block does: for notebooks and tests. The engine is the
     thread's meanwhile."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        running = server(build_app(engine, name, api_key, queue, values), grace=1)
+        running = server(build_app(engine, name, api_key, queue, values, speech, stop), grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]
         thread.start()

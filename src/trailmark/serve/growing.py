@@ -5,48 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-BROKEN = "\ufffd"  # what bytes that are no whole character decode to
+from trailmark.engines.stops import BROKEN, Watch
+
+__all__ = ["BROKEN", "Growing"]
 
 
 class Growing:
-    """Fed token by token, `add` returns text that is settled: it ends in no half character, it holds no stop string, and
-    its end is not the beginning of one. All pieces and the rest from `finish` are together the text of the completion."""
+    """Fed token by token, `add` returns text that is settled: it ends in no half character, it holds no stop text, and its end is
+    not the beginning of one. All pieces and the rest from `finish` are together the text of the completion."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()):
-        self.tokenizer, self.stops = tokenizer, stops
-        self.tokens: list[int] = []
-        self.text = ""  # of the first `read` tokens
-        self.sent = 0  # how much of the text was given out
-        self.seen, self.read = (
-            0,
-            0,
-        )  # tokens[seen:read] are decoded again with each new one, for a decoder may need them
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), least: int = 0):
+        self.watch = Watch(tokenizer, stops, least)
+        self.held = ""  # may still become a stop text
+        self.sent = 0  # letters given out
+        self.over = False
 
     def add(self, token: int) -> str:
-        self.tokens.append(token)
-        before = self.tokenizer.decode(self.tokens[self.seen : self.read])
-        now = self.tokenizer.decode(self.tokens[self.seen :])
-        text = self.text + now[len(before) :]
-        if not now.endswith(BROKEN):
-            self.text, self.seen, self.read = text, self.read, len(self.tokens)
-        return self._give(text, self._settled(text))
+        if self.over:
+            return ""
+        at = self.watch.add(token)
+        self.held += self.watch.piece
+        if at is not None:
+            self.over = True
+            return self._give(max(0, at - self.sent))
+        return self._give(len(self.held) - self.watch.stops.open)
 
     def finish(self, text: str) -> str:
         """What is left of the whole text, known when the sample has ended."""
-        return self._give(text, len(text))
-
-    def _give(self, text: str, end: int) -> str:
-        piece = text[self.sent : end]
+        piece, self.over = text[self.sent :], True
         self.sent += len(piece)
         return piece
 
-    def _settled(self, text: str) -> int:
-        whole = text.rstrip(BROKEN)
-        end = len(whole)
-        for stop in self.stops:
-            if (at := text.find(stop, self.sent)) >= 0:
-                end = min(end, at)
-            else:
-                begun = next((k for k in range(len(stop) - 1, 0, -1) if whole.endswith(stop[:k])), 0)
-                end = min(end, len(whole) - begun)
-        return end
+    def _give(self, letters: int) -> str:
+        piece, self.held = self.held[: max(0, letters)], self.held[max(0, letters) :]
+        self.sent += len(piece)
+        return piece

@@ -15,9 +15,9 @@ from trailmark.engines.local import LocalEngine, Written
 from trailmark.rollout.search import Found, Plan, Searcher
 from trailmark.rollout.values import HeadValues, LogProb
 from trailmark.serve.answers import Reply
-from trailmark.serve.body import ChatBody, Message, Sampling, ValuesBody, conversation, encoded
+from trailmark.serve.body import Message, Sampling, ValuesBody, encoded
 from trailmark.serve.errors import ApiError
-from trailmark.serve.score import spoken
+from trailmark.serve.speech import Speech
 from trailmark.types import Tokens
 
 
@@ -36,8 +36,7 @@ def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
     ):
         if wrong:
             raise ApiError(400, f"a search gives one whole answer: it cannot be had with '{name}'.", name)
-    top = body.top_logprobs if isinstance(body, ChatBody) else getattr(body, "logprobs", None)
-    if top:
+    if body.top:
         raise ApiError(
             400, "a search tells no alternatives to its tokens: ask for log-probs without top ones.", "logprobs"
         )
@@ -79,23 +78,21 @@ def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
     return out
 
 
-def value_rows(body: ValuesBody, tokenizer: Any) -> list[Tokens]:
+def value_rows(body: ValuesBody, tokenizer: Any, speech: Speech) -> list[Tokens]:
     """The tokens of every state. A conversation that ends with the assistant is valued where its turn could end, one that ends with
     someone else where the assistant is to begin."""
-    return [_row(state, tokenizer, body.add_special_tokens) for state in body.states]
+    return [_row(state, tokenizer, body.add_special_tokens, speech) for state in body.states]
 
 
-def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool) -> Tokens:
+def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool, speech: Speech) -> Tokens:
     if isinstance(state, str) or not isinstance(state[0], Message):
         row = encoded(state, tokenizer, specials)
     else:
         told = [m.plain() for m in state]
         if told[-1]["role"] == "assistant" and len(told) > 1:
-            row = spoken(told[:-1], told[-1]["content"], tokenizer)[0]
+            row = speech.spoken(tokenizer, told[:-1], told[-1]["content"])[0]
         else:
-            talk = conversation(tokenizer)
-            talk.add(*told)
-            row = talk.prompt()[0]
+            row = speech.prompt(tokenizer, told)
     if not row:
         raise ApiError(400, "an empty state has no value: give at least one token (a BOS, say).", "states")
     return row

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,31 +15,52 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
-from trailmark.engines.local import LocalEngine, Written
+from trailmark.engines.local import Listener, LocalEngine, Written
+from trailmark.rollout.play import stop_ids
 from trailmark.rollout.values import HeadValues
-from trailmark.serve.answers import Mark, Reply
-from trailmark.serve.body import ChatBody, CompletionBody, Sampling, ScoreBody, ValuesBody, listed, read
+from trailmark.serve.answers import Mark, Names, Reply
+from trailmark.serve.aside import Aside
+from trailmark.serve.body import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Message,
+    Sampling,
+    ScoreBody,
+    ValuesBody,
+    listed,
+    read,
+)
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, search_all, told, value_rows
+from trailmark.serve.speech import Speech, plain_speech
 from trailmark.types import Tokens
 
 MOST_BYTES = 8 << 20  # of a body; more is read away, so that the client hears why, up to
 PATIENCE_BYTES = 64 << 20
-PATIENCE_S = 60  # for a body to arrive
+PATIENCE_S = 30  # for a body to arrive
+IN_HAND = 256 << 20  # bytes of bodies that are being read or waited for, of all requests together
+ALTERNATIVES = 1 << 19  # tokens told beside those that were written (top_logprobs), of one request; four times that of all
+RENDERED = 1 << 18  # messages that templates are shown for one request: a score shows each turn its past
+CLOSE = {"Connection": "close"}
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Body)
 
 
 class Room:
-    """How many sequences are in the house. Those beyond the engine's slots wait; `queue` of them may."""
+    """How many sequences are in the house (those beyond the engine's slots wait), or how much else that takes memory."""
 
-    def __init__(self, slots: int, queue: int):
-        self.limit, self.taken = slots + queue, 0
+    def __init__(self, limit: int, what: str = "sequences"):
+        self.limit, self.taken, self.what = limit, 0, what
+
+    def could(self, k: int) -> None:
+        if k > self.limit:
+            raise ApiError(400, f"this asks for {k} {self.what} at once, and {self.limit} are the most.", "n")
 
     def enter(self, k: int) -> None:
-        if k > self.limit:
-            raise ApiError(400, f"this asks for {k} sequences at once, and {self.limit} are the most.", "n")
+        self.could(k)
         if self.taken + k > self.limit:
             raise ApiError(429, "the queue is full: try again later.", code="queue_full", headers={"Retry-After": "1"})
         self.taken += k
@@ -55,9 +77,9 @@ class Room:
 class Stream(StreamingResponse):
     """Events of one request. However it ends, its generator is closed, which frees the slots, and its room is given back."""
 
-    def __init__(self, events: AsyncGenerator[str, None], service: Service, size: int):
+    def __init__(self, events: AsyncGenerator[str, None], service: Service, held: contextlib.ExitStack):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.events, self.service, self.size = events, service, size
+        self.events, self.service, self.held = events, service, held
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
@@ -65,115 +87,189 @@ class Stream(StreamingResponse):
         except ApiError as problem:  # the server is being stopped
             await send({"type": "http.response.body", "body": event(problem.body()).encode()})
         finally:
-            self.service.room.taken -= self.size
+            self.held.close()
             await self.events.aclose()
 
 
 class Service:
     """The engine behind the routes."""
 
-    def __init__(self, engine: LocalEngine, name: str, queue: int = 512, values: HeadValues | None = None):
-        self.values = values
-        self.engine, self.name, self.tokenizer = engine, name, engine.tokenizer
-        self.room, self.started = Room(engine.slots, queue), int(time.time())
+    def __init__(
+        self,
+        engine: LocalEngine,
+        name: str,
+        queue: int = 512,
+        values: HeadValues | None = None,
+        speech: Speech | None = None,
+        stop: Sequence[str] = (),
+    ):
+        self.values, self.stop_texts = values, tuple(stop)
+        self.engine, self.name, self.names = engine, name, Names(engine.tokenizer)
+        self.tokenizer = copy.deepcopy(engine.tokenizer)  # of the thread that reads: others decode meanwhile
+        self.speech = speech or plain_speech(self.tokenizer)
+        self.room, self.started = Room(engine.slots + queue), int(time.time())
+        self.tops, self.bytes = Room(4 * ALTERNATIVES, "alternatives"), Room(IN_HAND, "bytes")
+        self.aside = Aside()
         self.working: set[asyncio.Task] = set()
         self.most_letters = engine.max_len * max(map(len, self.tokenizer.get_vocab()))
 
+    @contextlib.asynccontextmanager
+    async def asked(self, kind: type[B], request: Request) -> AsyncIterator[B]:
+        """A request's body, read beside the loop; its bytes count as long as it is worked on."""
+        with contextlib.ExitStack() as held:
+            data = await received(request, lambda n: held.enter_context(self.bytes.holding(n)))
+            body = await self.aside.read(read, kind, data)
+            self.known(body.model)
+            yield body
+
     async def complete(self, request: Request) -> Response:
-        body = read(CompletionBody, await received(request))
-        self.known(body.model)
-        self.readable(listed(body.prompt))
-        prompts = body.prompts(self.tokenizer)
-        budget = 16 if body.max_tokens is None else body.max_tokens
-        if budget == 0 and not body.echo:
-            raise ApiError(400, "max_tokens 0 has a meaning only with 'echo'.", "max_tokens")
-        return await self.answer(request, body, prompts, budget)
+        async with self.asked(CompletionBody, request) as body:
+            texts = listed(body.prompt)
+            self.room.could(len(texts) * body.n)
+            self.readable(texts)
+            prompts = await self.aside.read(body.prompts, self.tokenizer)
+            budget = 16 if body.max_tokens is None else body.max_tokens
+            if budget == 0 and not body.echo:
+                raise ApiError(400, "max_tokens 0 has a meaning only with 'echo'.", "max_tokens")
+            return await self.answer(request, body, prompts, budget)
 
     async def chat(self, request: Request) -> Response:
-        body = read(ChatBody, await received(request))
-        self.known(body.model)
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
-        self.readable(["".join(m.plain()["content"] for m in body.messages)])
-        prompt = body.prompt(self.tokenizer)
-        budget = body.max_completion_tokens or body.max_tokens
-        if budget == 0:
-            raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
-        return await self.answer(request, body, [prompt], budget or max(1, self.engine.max_len - len(prompt)))
+        async with self.asked(ChatBody, request) as body:
+            if body.top_logprobs and not body.logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
+            self.presentable(body.messages)
+            prompt = await self.aside.read(self.prompt, body)
+            budget = body.max_completion_tokens or body.max_tokens
+            if budget == 0:
+                raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
+            return await self.answer(request, body, [prompt], budget or max(1, self.engine.max_len - len(prompt)))
+
+    def prompt(self, body: ChatBody) -> Tokens:
+        told = [m.plain() for m in body.messages]
+        return self.speech.prompt(self.tokenizer, told, **body.chat_template_kwargs)
 
     async def score(self, request: Request) -> Response:
         """Log-probs of tokens that are given: whole sequences, or completions behind a prompt or a conversation."""
-        body = read(ScoreBody, await received(request))
-        self.known(body.model)
-        self.readable(["".join(m.plain()["content"] for m in body.messages or ())])
-        self.readable([*listed(body.prompt or ""), *listed(body.completion or "")])
-        rows = score_rows(body, self.tokenizer)
-        for tokens, _ in rows:
-            self.check(tokens, "tokens")
-        data = []
-        with self.room.holding(len(rows)):
-            for i, (tokens, start) in enumerate(rows):
-                logp = self.engine.score_rows([tokens], [start])[0]
-                row = {"index": i, "token_ids": tokens[start:], "token_logprobs": logp}
-                data.append({**row, "sum": sum(logp), "count": len(logp)})
-                await asyncio.sleep(0)
+        async with self.asked(ScoreBody, request) as body:
+            texts = [] if body.completion is None else listed(body.completion)
+            if body.messages is not None:
+                self.presentable(body.messages, len(texts))
+            given = listed(body.tokens if body.tokens is not None else body.prompt or "")
+            self.room.could(max(len(given), len(texts)))
+            self.readable([*given, *texts])
+            rows = await self.aside.read(score_rows, body, self.tokenizer, self.speech)
+            for tokens, _ in rows:
+                self.check(tokens, "tokens")
+            with self.room.holding(len(rows)):
+                scored = await self.unless_gone(request.receive, self.aside.engine(self.scored(rows)))
+            if scored is None:
+                return Response(status_code=499)
+            return await self.aside.write(self.scores, rows, scored)
+
+    def scores(self, rows: Sequence[tuple[Tokens, int]], scored: Sequence[Sequence[float]]) -> Response:
+        data = [
+            {"index": i, "token_ids": tokens[start:], "token_logprobs": logp, "sum": sum(logp), "count": len(logp)}
+            for i, ((tokens, start), logp) in enumerate(zip(rows, scored))
+        ]
         used = sum(len(tokens) for tokens, _ in rows)
         usage = {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used}
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
-    async def value(self, request: Request) -> list[float]:
-        """Values of texts, tokens or conversations, each at its last token."""
-        body = read(ValuesBody, await received(request))
-        self.known(body.model)
-        if self.values is None:
-            raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
-        self.readable([s for s in body.states if isinstance(s, str)])
-        rows = value_rows(body, self.tokenizer)
-        for tokens in rows:
-            self.check(tokens, "states")
-        with self.room.holding(len(rows)):
-            return await self.values.values(rows)
+    async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
+        out = []
+        for tokens, start in rows:
+            out += self.engine.score_rows([tokens], [start])
+            await asyncio.sleep(0)
+        return out
+
+    async def value(self, request: Request) -> list[float] | None:
+        """Values of texts, tokens or conversations, each at its last token. None: nobody waits for them any more."""
+        async with self.asked(ValuesBody, request) as body:
+            if self.values is None:
+                raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
+            self.room.could(len(body.states))
+            self.readable([s for s in body.states if isinstance(s, str)])
+            talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
+            for talk in talks:
+                self.presentable(talk, len(talks))
+            rows = await self.aside.read(value_rows, body, self.tokenizer, self.speech)
+            for tokens in rows:
+                self.check(tokens, "states")
+            with self.room.holding(len(rows)):
+                return await self.unless_gone(request.receive, self.aside.engine(self.values.values(rows)))
 
     async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
-        asks = body.requests(prompts, self.tokenizer, max(budget, 1), isinstance(body, ChatBody))
+        spoken = isinstance(body, ChatBody)
+        ends = self.speech.stops(self.tokenizer) if spoken else stop_ids(self.tokenizer)
+        asks = body.requests(prompts, ends, max(budget, 1), self.stop_texts)
         for ask in asks:
-            self.check(ask.prompt, "prompt" if isinstance(body, CompletionBody) else "messages", ask)
+            self.check(ask.prompt, "messages" if spoken else "prompt", ask)
         echo = None
         if isinstance(body, CompletionBody) and body.echo:
-            echo = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in listed(body.prompt)]
-        reply = Reply(body, self.tokenizer, self.name, prompts)
+            given = listed(body.prompt)
+            echo = await self.aside.read(lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given])
+        reply = Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
         plan = allow_search(body, self.values is not None, echo is not None)
         size = len(prompts) * (body.n if plan is None else plan.width)
-        self.room.enter(size)
-        if body.stream:
-            return Stream(self.events(reply, asks if budget else [], echo), self, size)
-        try:
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.room.holding(size))
+            held.enter_context(self.tops.holding(self.alternatives(reply, prompts, budget, echo is not None)))
+            if body.stream:
+                return Stream(self.events(reply, asks if budget else [], echo), self, held.pop_all())
             if plan is not None:
-                work = search_all(
-                    self.engine, self.values if body.search and body.search.by == "value" else None, plan, asks
-                )
+                by = self.values if body.search and body.search.by == "value" else None
+                work = self.aside.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_gone(request.receive, work)
-                return Response(status_code=499) if found is None else JSONResponse(told(reply, found))
-            done = await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo))
-            return done or Response(status_code=499)  # nobody will read it
-        finally:
-            self.room.taken -= size
+                if found is not None:
+                    return await self.aside.write(lambda: JSONResponse(told(reply, found)))
+            elif done := await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo)):
+                return done
+            return Response(status_code=499)  # nobody will read it
+
+    def alternatives(self, reply: Reply, prompts: Sequence[Tokens], budget: int, echo: bool) -> int:
+        """How many tokens are told beside those that are written, at most."""
+        n, given = reply.body.n, sum(map(len, prompts))
+        room = sum(min(budget, self.engine.max_len - len(p)) for p in prompts)
+        told = reply.top * n * room + given * (reply.top * n * echo + (reply.body.prompt_logprobs or 0))
+        if told > ALTERNATIVES:
+            raise ApiError(
+                400,
+                f"this asks for {told} alternatives to tokens, and {ALTERNATIVES} are the most: ask for fewer top log-probs, samples or "
+                "tokens (max_tokens).",
+                "top_logprobs" if reply.chat else "logprobs",
+            )
+        return told
 
     async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> Response:
-        marks = await self.prompt_marks(reply, echo is not None)
+        marks = await self.aside.engine(self.prompt_marks(reply, echo is not None))
         self.echo(reply, marks, echo, bool(asks))
-        async with contextlib.aclosing(self.write(asks, reply.top)) as heard:
-            async for index, written in heard:
-                reply.hear(index, written)
-        return JSONResponse(reply.whole(marks))
+        await self.aside.engine(self.drawn(reply, asks))
+        return await self.aside.write(lambda: JSONResponse(reply.whole(marks)))
+
+    async def drawn(self, reply: Reply, asks: Sequence[Ask]) -> None:
+        """Where the engine is: all samples, heard as they come."""
+
+        def ear(first: int) -> Listener:
+            def listen(w: Written) -> None:
+                reply.hear(first + w.sample, w, grow=False)
+
+            return listen
+
+        tasks = [asyncio.create_task(self.engine.sample(a, ear(i * a.n), reply.top)) for i, a in enumerate(asks)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:  # one has failed, or the client is gone
+                task.cancel()
 
     async def events(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> AsyncGenerator[str, None]:
         try:
-            self.echo(reply, await self.prompt_marks(reply, echo is not None), echo, bool(asks))
+            marks = await self.aside.engine(self.prompt_marks(reply, echo is not None))
+            self.echo(reply, marks, echo, bool(asks))
             for choice in reply.choices:
-                if first := reply.opening(choice):
+                if first := await self.aside.write(reply.opening, choice):
                     yield event(first)
             async with contextlib.aclosing(self.write(asks, reply.top)) as heard:
                 async for index, written in heard:
@@ -188,13 +284,15 @@ class Service:
     async def write(self, asks: Sequence[Ask], top: int) -> AsyncGenerator[tuple[int, Written], None]:
         """The tokens of all samples as they are drawn, numbered over all requests. Leaving early frees their slots."""
         heard: asyncio.Queue[tuple[int, Written] | asyncio.Task] = asyncio.Queue()
+        here = asyncio.get_running_loop()
         tasks = []
         for i, ask in enumerate(asks):
 
             def listen(w: Written, first: int = i * ask.n) -> None:
-                heard.put_nowait((first + w.sample, w))
+                with contextlib.suppress(RuntimeError):  # the server has ended
+                    here.call_soon_threadsafe(heard.put_nowait, (first + w.sample, w))
 
-            tasks.append(asyncio.create_task(self.engine.sample(ask, listen, top)))
+            tasks.append(asyncio.create_task(self.aside.engine(self.engine.sample(ask, listen, top))))
             tasks[-1].add_done_callback(heard.put_nowait)
         left = sum(ask.n for ask in asks)
         try:
@@ -259,6 +357,9 @@ class Service:
         for task in self.working:
             task.cancel()
 
+    def close(self) -> None:
+        self.aside.close()
+
     def known(self, model: str | None) -> None:
         if model is not None and model != self.name:
             raise ApiError(404, f"there is no model '{model}' here, only '{self.name}'.", "model", "model_not_found")
@@ -268,6 +369,14 @@ class Service:
         for text in texts:
             if isinstance(text, str) and len(text) > self.most_letters:
                 raise ApiError(400, f"{len(text)} characters are too many.", code="context_length_exceeded")
+
+    def presentable(self, messages: Sequence[Message], times: int = 1) -> None:
+        """Refuse a conversation that cannot fit, or that templates would have to be shown too often (`times`: completions)."""
+        if sum(m.letters for m in messages) > self.most_letters:
+            raise ApiError(400, "the messages have too many characters.", "messages", "context_length_exceeded")
+        turns = 1 + sum(m.role == "assistant" for m in messages)
+        if times > 1 and turns * len(messages) * times > RENDERED:
+            raise ApiError(400, "the conversation is too long to be scored so often: ask for fewer at once.", "messages")
 
     def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
         if len(tokens) > self.engine.max_len - (ask is not None):
@@ -289,8 +398,8 @@ def event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
 
 
-async def received(request: Request) -> bytes:
-    """The body, if it is not too large and arrives in time."""
+async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
+    """The body, if it is not too large and arrives in time. `hold` is told of its parts, and may refuse one."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -298,13 +407,15 @@ async def received(request: Request) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size <= MOST_BYTES:
+                    hold(len(part))
                     parts.append(part)
                 elif size > PATIENCE_BYTES:
                     break
     except ClientDisconnect:
         raise ApiError(400, "the client left before its request was whole.") from None
     except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {PATIENCE_S} s.") from None
+        raise ApiError(408, f"the body did not arrive within {PATIENCE_S} s.", headers=CLOSE) from None
     if size > MOST_BYTES:
-        raise ApiError(413, f"the body is larger than {MOST_BYTES >> 20} MB.", code="request_too_large")
+        headers = CLOSE if size > PATIENCE_BYTES else {}
+        raise ApiError(413, f"the body is larger than {MOST_BYTES >> 20} MB.", code="request_too_large", headers=headers)
     return b"".join(parts)

@@ -1,0 +1,230 @@
+"""A soak of `trailmark serve`: ordinary requests through OpenAI's client, hostile ones and vanishing clients among them.
+
+    python bench/soak.py [--requests 10000] [--hostile 100] [--vanishing 200] [--quick]
+
+A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them one that asks for /health on
+a new connection twenty times a second. A request is *lost* if it has no whole answer, or one to something else than was asked. Memory is
+what the server's process holds (VmRSS): when every kind of request was met once, in the middle, and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from common import RESULTS, commit, device, one_thread, versions
+
+CLIENTS, POLL_S, FLAT = 16, 0.05, 0.10
+SAY = [{"role": "user", "content": "Where to?"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "a stop text of a megabyte": (TEXT, {"prompt": "a", "stop": "ab" * 500_000, "stream": True}),
+    "32 stop texts of 200 kB": (TEXT, {"prompt": "a", "stop": ["ab" * 100_000] * 32}),
+    "log-probs without end": (CHAT, {"messages": SAY, "n": 128, "logprobs": True, "top_logprobs": 20}),
+    "250,000 empty messages": (CHAT, {"messages": [{"role": "user", "content": ""}] * 250_000}),
+    "a role of 7 MB": (CHAT, {"messages": [{"role": "u" * (7 << 20), "content": "hi"}]}),
+    "a message of 7 MB": (CHAT, {"messages": [{"role": "user", "content": "u" * (7 << 20)}]}),
+    "400,000 fields": (CHAT, {"messages": SAY, **{f"x{k}": 1 for k in range(400_000)}}),
+    "2.5 million ids": (TEXT, {"prompt": [1] * 2_500_000 + ["a"]}),
+    "a million prompts": (TEXT, {"prompt": ["a"] * 1_500_000}),
+    "deep JSON": (TEXT, b"[" * (7 << 20)),
+}
+
+
+def make_model(folder: Path) -> None:
+    from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    build(tiny_config("llama", vocab=len(tokenizer), layers=1, width=32, context=1024)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Any:
+    """The address and the process of a server, and the file with its every line."""
+    log = folder / "log"
+    command = [sys.executable, "-m", "trailmark", "serve", str(folder), "--port", "0", "--name", "m"]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        while (found := re.search(r"at (http://\S+)/v1", log.read_text())) is None:
+            if process.poll() is not None:
+                raise SystemExit(log.read_text())
+            time.sleep(0.1)
+        yield found[1], process, log
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def memory(process: subprocess.Popen) -> float:
+    """Megabytes that the process holds."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+async def ordinary(client: openai.AsyncOpenAI, k: int) -> None:
+    """One request of a kind that depends on its number; raises unless the answer is whole."""
+    most = 4 + k % 8
+    extra: dict[str, Any] = {"ignore_eos": True}
+    if k % 5 == 0:
+        stream = await client.completions.create(
+            model="m", prompt=f"number {k}", max_tokens=most, stream=True, stream_options={"include_usage": True}, extra_body=extra
+        )
+        used = [c.usage.completion_tokens async for c in stream if c.usage]
+        assert used == [most]
+    elif k % 5 in (1, 2):
+        done = await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": f"number {k}"}], max_tokens=most, n=1 + k % 3, logprobs=k % 2 == 0, extra_body=extra
+        )
+        assert done.usage and done.usage.completion_tokens == most * (1 + k % 3) and len(done.choices) == 1 + k % 3
+    else:
+        tops = 5 if k % 5 == 3 else None
+        whole = await client.completions.create(
+            model="m", prompt=[f"number {k}", "b"], max_tokens=most, logprobs=tops, stop=["\0\0never"], extra_body=extra
+        )
+        assert len(whole.choices) == 2 and whole.usage and whole.usage.completion_tokens == 2 * most
+        assert tops is None or len(whole.choices[1].logprobs.tokens) == most  # type: ignore[union-attr]
+
+
+async def hostile(http: httpx.AsyncClient, name: str) -> None:
+    path, body = HOSTILE[name]
+    data = body if isinstance(body, bytes) else await asyncio.to_thread(lambda: json.dumps(body).encode())
+    answer = await http.post(path, content=data)
+    assert 400 <= answer.status_code < 500 and answer.json()["error"]["message"], answer.text[:200]
+
+
+def vanish(url: str, k: int) -> None:
+    """A client that is gone: in the middle of its headers, of its body, or of its answer."""
+    body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 4, "ignore_eos": True, "stream": k % 2 == 0}).encode()
+    whole = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as gone:
+        gone.sendall(whole[: (30, len(whole) - 9, len(whole))[k % 3]])
+        time.sleep(0.02)
+
+
+class Health:
+    """How long /health took, each time on a connection of its own."""
+
+    def __init__(self) -> None:
+        self.took: list[float] = []
+        self.wrong: list[str] = []
+
+    async def poll(self, url: str) -> None:
+        while True:
+            began = time.perf_counter()
+            try:
+                async with httpx.AsyncClient(timeout=30) as http:
+                    (await http.get(f"{url}/health")).raise_for_status()
+                self.took.append(time.perf_counter() - began)
+            except httpx.HTTPError as problem:
+                self.wrong.append(repr(problem))
+            await asyncio.sleep(POLL_S)
+
+    def summary(self) -> dict[str, Any]:
+        cuts = statistics.quantiles(self.took, n=100)
+        ms = lambda x: round(1000 * x, 1)
+        return {"asked": len(self.took) + len(self.wrong), "unanswered": len(self.wrong), "p50_ms": ms(cuts[49]),
+                "p99_ms": ms(cuts[98]), "max_ms": ms(max(self.took))}  # fmt: skip
+
+
+async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int, gone: int) -> dict[str, Any]:
+    names = list(HOSTILE)
+    jobs: list[tuple[str, int]] = [("ordinary", k) for k in range(requests)]
+    jobs += [("hostile", k) for k in range(attacks)] + [("vanish", k) for k in range(gone)]
+    random.Random(0).shuffle(jobs)
+    lost: Counter[str] = Counter()
+    health, done, sizes = Health(), 0, {}
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+    http = httpx.AsyncClient(base_url=url, timeout=120)
+
+    async def one(kind: str, k: int) -> None:
+        try:
+            if kind == "ordinary":
+                await ordinary(client, k)
+            elif kind == "hostile":
+                await hostile(http, names[k % len(names)])
+            else:
+                await asyncio.to_thread(vanish, url, k)
+        except Exception as problem:
+            lost[f"{kind}: {type(problem).__name__}: {str(problem)[:120]}"] += 1
+
+    async def worker(waiting: Any) -> None:
+        nonlocal done
+        for kind, k in waiting:
+            await one(kind, k)
+            done += 1
+            if done == len(jobs) // 2:
+                sizes["middle"] = memory(process)
+
+    async with client, http:
+        for k in range(300):  # whatever is set up at the first request of a kind is set up now
+            await one("ordinary", k)
+        for k in range(len(names)):
+            await one("hostile", k)
+        for k in range(6):
+            await one("vanish", k)
+        await asyncio.gather(*(one("ordinary", k) for k in range(64)))
+        sizes["start"] = memory(process)
+        polling, began = asyncio.create_task(health.poll(url)), time.perf_counter()
+        waiting = iter(jobs)
+        await asyncio.gather(*(worker(waiting) for _ in range(CLIENTS)))
+        took = time.perf_counter() - began
+        await asyncio.sleep(1)
+        polling.cancel()
+        sizes["end"] = memory(process)
+        left = (await http.get("/health")).json()["sequences"]
+    growth = max(sizes["middle"], sizes["end"]) / sizes["start"] - 1
+    return {
+        "requests": requests, "hostile": attacks, "vanishing": gone, "lost": sum(lost.values()), "why": dict(lost),
+        "seconds": round(took, 1), "per_second": round(requests / took, 1),
+        "memory_mb": {k: round(sizes[k], 1) for k in ("start", "middle", "end")}, "growth": round(growth, 4),
+        "health": health.summary(), "sequences_left": left,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--hostile", type=int, default=100)
+    parser.add_argument("--vanishing", type=int, default=200)
+    parser.add_argument("--quick", action="store_true", help="a fiftieth of it, to see that it runs; nothing is kept")
+    args = parser.parse_args()
+    one_thread()
+    size = [args.requests, args.hostile, args.vanishing]
+    if args.quick:
+        size = [n // 50 for n in size]
+    measured = commit()
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        with served(Path(folder)) as (url, process, log):
+            row = asyncio.run(soak(url, process, *size))
+            row["log_bytes"] = log.stat().st_size
+    good = not row["lost"] and not row["health"]["unanswered"] and row["growth"] <= FLAT and not row["sequences_left"]
+    row = {"name": "soak", "good": good, **row, "device": device(), "versions": versions(), "commit": measured}
+    print(json.dumps(row), flush=True)
+    if not args.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "soak.json").write_text(json.dumps(row, indent=1) + "\n")
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

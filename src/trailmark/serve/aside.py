@@ -1,0 +1,55 @@
+"""Work that would hold up the server's event loop, done beside it.
+
+The engine has a thread with an event loop of its own: a step of the model blocks that one, and never an answer to /health. Texts
+are read (templates, tokens) and answers written (log-probs, JSON) by one more thread each, so that a large one of either kind waits
+for its like and for nobody else. All of them end with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside:
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._reading = ThreadPoolExecutor(1, "reading")
+        self._writing = ThreadPoolExecutor(1, "writing")
+
+    async def engine(self, work: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns that runs where the engine does. Whoever stops waiting cancels it."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
+            self._thread.start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def read(self, function: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._reading, function, *given)
+
+    async def write(self, function: Callable[..., T], *given: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._writing, function, *given)
+
+    def close(self) -> None:
+        """Nothing new is begun; what is being computed gets a moment to end."""
+        for pool in (self._reading, self._writing):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self._loop is not None and self._thread is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+            self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
+            self._thread.join(2)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        if task is not asyncio.current_task():
+            task.cancel()

@@ -1,0 +1,188 @@
+"""How a conversation becomes a prompt: as the model's run was prompted.
+
+    template   by the tokenizer's chat template
+    text       a message of the user is the prompt itself. Whatever white space all prompts of the run end with is put behind it
+               where it is missing ("7+1-6=?" becomes "7+1-6=?\\n"). One message is all that can be said; more are refused
+    plain      contents joined as they are, the end of text behind each of the assistant's: SFT with `chat: false`, and models
+               without a template
+
+A run's own prompts say which it was: those in its stored episodes, or those that its task would show, or its file of lessons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trailmark.chat import PROBE, Conversation, sequences
+from trailmark.errors import TrailmarkError
+from trailmark.rollout.encode import encode
+from trailmark.rollout.play import stop_ids
+from trailmark.serve.errors import ApiError
+from trailmark.types import Tokens
+
+if TYPE_CHECKING:
+    from trailmark.serve.home import Home
+
+Kind = Literal["template", "text", "plain"]
+ROWS = 64  # prompts that are looked at
+Told = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Speech:
+    kind: Kind
+    ending: str = ""
+    bos: Tokens = ()  # in front of a prompt of text
+    why: str = ""  # how it is known
+
+    def prompt(self, tokenizer: Any, messages: Told, **options: Any) -> Tokens:
+        if self.kind == "text":
+            return self._text(tokenizer, messages)
+        if self.kind == "template":
+            talk = Conversation(tokenizer, **options)
+        else:
+            talk, messages = Conversation(tokenizer, template=None), self._ended(messages)
+        talk.add(*messages)
+        return talk.prompt()[0]
+
+    def spoken(self, tokenizer: Any, messages: Told, said: Any) -> tuple[Tokens, int]:
+        """The prompt and what the assistant would have written behind it to say this, without the end of its turn; and where that
+        begins."""
+        if not isinstance(said, str):
+            raise ApiError(400, "behind messages a completion is a text.", "completion")
+        if self.kind == "text":
+            before = self._text(tokenizer, messages)
+            return before + tuple(encode(tokenizer, said)), len(before)
+        own = self.kind == "template"
+        told = [*(messages if own else self._ended(messages)), {"role": "assistant", "content": said}]
+        for row in sequences(tokenizer, told, template="own" if own else None):
+            if row.spans[-1].message == len(messages):
+                span = row.spans[-1]
+                return row.tokens[: span.end - 1], span.start
+        raise ApiError(400, "the chat template does not show the completion.", "completion")
+
+    def stops(self, tokenizer: Any) -> Tokens:
+        return stop_ids(tokenizer, chat=self.kind != "text")
+
+    def describe(self) -> str:
+        how = {
+            "template": "chat by the model's template",
+            "text": f"a user's message is the prompt itself, ending in {self.ending!r}",
+            "plain": "messages are joined as plain text",
+        }[self.kind]
+        return f"{how} ({self.why})" if self.why else how
+
+    def _text(self, tokenizer: Any, messages: Told) -> Tokens:
+        if len(messages) != 1 or messages[0].get("role") != "user":
+            roles = ", ".join(str(m.get("role")) for m in messages[:6])
+            raise ApiError(
+                400,
+                "this model was trained on prompts of raw text, without a chat template: send one message of the user, which is the "
+                f"whole prompt, or use /v1/completions (these were: {roles}).",
+                "messages",
+                "unsupported_conversation",
+            )
+        return self.bos + tuple(encode(tokenizer, self._end(messages[0]["content"])))
+
+    def _ended(self, messages: Told) -> list[Mapping[str, Any]]:
+        return [{**m, "content": self._end(m["content"])} if m.get("role") == "user" else m for m in messages]
+
+    def _end(self, content: str) -> str:
+        return content if content.endswith(self.ending) else content.rstrip() + self.ending
+
+
+def plain_speech(tokenizer: Any) -> Speech:
+    """Of a model that lies in no run."""
+    if getattr(tokenizer, "chat_template", None):
+        return Speech("template")
+    return Speech("plain", why="the tokenizer has no chat template")
+
+
+def speech_of(home: Home, tokenizer: Any) -> Speech:
+    if home.run is None:
+        return plain_speech(tokenizer)
+    if home.method == "sft":
+        return _lessons(home, tokenizer)
+    return _stored(home.run, str(home.recipe.get("seat", "policy")), tokenizer) or _shown(home, tokenizer)
+
+
+def _lessons(home: Home, tokenizer: Any) -> Speech:
+    """Of imitation: the recipe says whether the template was used, the file how what came before an answer ended."""
+    if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
+        return Speech("template", why="as its run was trained")
+    from trailmark.formats.messages import read_rows
+
+    path = str(home.recipe.get("data", ""))
+    try:
+        rows = [messages for _, messages in islice(read_rows(path), ROWS)]
+    except (TrailmarkError, OSError) as problem:
+        return Speech("plain", why=f"as its run was trained; how its prompts ended is not known: {problem}")
+    before = [a["content"] for m in rows for a, b in pairwise(m) if b["role"] == "assistant" and a["role"] == "user"]
+    return Speech("plain", _ending(before), why="as its run was trained")
+
+
+def _stored(run: Path, seat: str, tokenizer: Any) -> Speech | None:
+    """From prompts that the run has kept."""
+    turns = list(islice(_turns(run, seat), ROWS))
+    first = [t for t in turns if t.continues is None]
+    if not first:
+        return None
+    texts = [tokenizer.decode(t.prompt) for t in first]
+    why = "as its run was prompted"
+    if getattr(tokenizer, "chat_template", None):
+        opened = tokenizer.apply_chat_template(
+            [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
+        ).rpartition(PROBE)[2]
+        if opened.strip() and all(t.endswith(opened) for t in texts):
+            return Speech("template", why=why)
+    if any(t.continues is not None for t in turns):
+        return Speech("plain", why=why)
+    start = getattr(tokenizer, "bos_token_id", None)
+    bos = (start,) if start is not None and all(t.prompt[0] == start for t in first) else ()
+    return Speech("text", _ending(texts), bos, why)
+
+
+def _turns(run: Path, seat: str) -> Any:
+    from trailmark.store import read_segment
+
+    for folder in ("episodes", "evaluation"):
+        for file in sorted((run / folder).glob("*.jsonl"))[:4]:
+            try:
+                episodes = read_segment(file)
+            except TrailmarkError:  # half written, or of something else
+                continue
+            yield from (t for e in episodes for t in e.turns if t.seat == seat and t.prompt)
+
+
+def _shown(home: Home, tokenizer: Any) -> Speech:
+    """From what the run's task shows at its first starts."""
+    from trailmark.methods.online import bound_task
+    from trailmark.tasks import get_task
+
+    task = home.recipe.get("task")
+    if not isinstance(task, dict) or "name" not in task:
+        return _unknown(tokenizer, "its run does not say how it was prompted")
+    try:
+        source = get_task(task["name"], **(task.get("options") or {}))
+        bound_task(source, tokenizer)
+        if not source.markov:
+            return plain_speech(tokenizer)
+        starts = source.tasks("train", 8, 0)
+        return Speech("text", _ending([source.make().reset(s).text for s in starts]), why="as its task prompts")
+    except Exception as problem:  # a world may raise anything; the server can still serve
+        return _unknown(tokenizer, f"its task cannot say how it prompts: {problem}")
+
+
+def _unknown(tokenizer: Any, why: str) -> Speech:
+    return Speech(plain_speech(tokenizer).kind, why=why)
+
+
+def _ending(texts: Sequence[str]) -> str:
+    """The white space that all of them end with."""
+    ends = [t[len(t.rstrip()) :] for t in texts if t.strip()]
+    shortest = min(ends, key=len, default="")
+    return next(shortest[k:] for k in range(len(shortest) + 1) if all(x.endswith(shortest[k:]) for x in ends))
