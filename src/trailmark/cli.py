@@ -90,8 +90,7 @@ def train(
     from trailmark.memory import INSIST
 
     loaded = load_recipe(recipe, overrides or ())
-    method = methods.get_method(loaded.method)
-    config = resolve(loaded, method.Config)
+    config = resolve(loaded, methods.get_config(loaded.method))
     if dry_run:
         typer.echo(dump(config), nl=False)
         for line in methods.check(config):
@@ -101,7 +100,7 @@ def train(
         raise RunError(f"--resume: there is no run in {config.out} to go on with; leave --resume out to start one.")
     if insist:
         os.environ[INSIST] = "1"
-    launch(method, config, resume)
+    launch(methods.get_method(config.method), config, resume)
     typer.echo(f"The run is in {config.out}. To look at it: trailmark report {shlex.quote(config.out)}", err=True)
 
 

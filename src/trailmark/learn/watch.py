@@ -67,10 +67,11 @@ class Watch:
                 f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: they teach "
                 "nothing. Raise n, or choose starts that are neither solved nor out of reach.",
             )
-        if metrics.get("sampler_gap", 0.0) > GAP:
+        gap = max(metrics.get("sampler_gap", 0.0), metrics.get("rl/sampler_gap", 0.0))
+        if gap > GAP:
             found["gap"] = (
                 1,
-                f"tokens were drawn with log-probs that differ from the learner's by {metrics['sampler_gap']:.2g} on average: the "
+                f"tokens were drawn with log-probs that differ from the learner's by {gap:.2g} on average: the "
                 "ratio does not start at 1. Is the engine's dtype too coarse, or another model behind it?",
             )
         for name, value in metrics.items():

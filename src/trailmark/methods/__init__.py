@@ -41,6 +41,13 @@ OTHERS = {  # further names of the same
 }  # fmt: skip
 
 
+def get_config(name: str) -> type[RunConfig]:
+    """What a method's recipe may say, without importing what it runs with."""
+    from trailmark.methods.configs import RECIPES
+
+    return RECIPES[name] if name in RECIPES else get_method(name).Config
+
+
 def get_method(name: str) -> Any:
     """The module (or, for "package.module:Name", the object) of a method."""
     if name in METHODS:

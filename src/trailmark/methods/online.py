@@ -4,74 +4,33 @@ relatives. The plain method that the five papers' methods are compared with."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from trailmark.config import Config as Section
-from trailmark.config import EngineConfig, RunConfig, SamplingConfig
 from trailmark.credit import discounted, group_relative, leave_one_out
 from trailmark.engines.local import local_engine
-from trailmark.errors import RecipeError, TaskError
+from trailmark.errors import TaskError
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.learn.watch import sampler_gap, spread
 from trailmark.memory import need_rows
+from trailmark.methods.configs import OnlineRecipe as Config
 from trailmark.models.load import load_model, load_reference
-from trailmark.objectives import OBJECTIVES, Objective, get_objective
+from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
-from trailmark.samples import Mean, build_samples, scored
+from trailmark.samples import build_samples, scored
 from trailmark.store import Run, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw, Scored
 
 
-class TaskConfig(Section):
-    name: str = Field("taxi", description="a registered task, or package.module:Make")
-    options: dict[str, Any] = Field({}, description="keywords of the task")
-
-
 def bound_task(source: Any, tokenizer: Any) -> None:
     """A world that names actions by labels of one token, or counts tokens, asks for the policy's tokenizer by `bind`."""
     if hasattr(source, "bind"):
         source.bind(tokenizer)
-
-
-class Config(RunConfig):
-    task: TaskConfig = Field(TaskConfig(), description="the world")
-    starts: PositiveInt = Field(8, description="tasks drawn in one step")
-    n: PositiveInt = Field(8, description="episodes of each task: one group")
-    sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
-    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
-    credit: Literal["returns", "group", "leave_one_out"] = Field("group", description="who earned the reward")
-    gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
-    mean: Mean = Field("token", description="how tokens, turns and episodes are averaged")
-    objective: dict[str, Any] = Field({"kind": "clipped"}, description="kind and its settings")
-    passes: PositiveInt = Field(1, description="passes over the episodes of a step")
-    minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
-    old: Literal["learner", "sampler"] = Field("learner", description="whose log-probs the ratio starts from")
-
-    @model_validator(mode="after")
-    def _groups(self) -> Config:
-        if self.n < 2 and self.credit != "returns":
-            raise ValueError(
-                f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every advantage "
-                "would be 0: set n to 2 or more, or credit: returns"
-            )
-        return self
-
-    @field_validator("objective")
-    @classmethod
-    def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
-        if v.get("kind") not in ("clipped", "weighted_logp"):
-            raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
-        try:
-            return get_objective(v).model_dump()
-        except RecipeError as e:
-            raise ValueError(str(e)) from e
 
 
 class OnlineMethod(Plain):

@@ -25,26 +25,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
-
-from trailmark.config import Config as Section
-from trailmark.config import EngineConfig, LoraConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
+from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import DataError, ModelError, RecipeError, TrailmarkError
-from trailmark.formats import FORMATS
+from trailmark.errors import DataError, ModelError, RecipeError
 from trailmark.formats.rows import each
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
+from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
-from trailmark.methods.online import TaskConfig, bound_task, summary
+from trailmark.methods.configs import OreoCritic as CriticConfig
+from trailmark.methods.configs import OreoRecipe as Config
+from trailmark.methods.online import bound_task, summary
 from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.methods.sft import batch_rows
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
-from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import parse_plan
 from trailmark.rollout.values import HeadValues
@@ -55,110 +53,9 @@ from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw
 
 
-class KlConfig(Section):
-    """alpha * KL to the reference, added to the policy's loss. It raises the effective temperature: about beta + alpha / (2 beta)."""
-
-    kind: Literal["reverse", "forward", "k3"] = Field(
-        "reverse", description="exact KL(policy || ref), exact KL(ref || policy), or k3 of the stored tokens"
-    )
-    alpha: float = Field(0.01, ge=0, description="its weight; the paper: token 0.01, step 0.1, response 0.3")
-    target: float | None = Field(None, ge=0, description="learn the weight so that the KL becomes this")
-    lr: float = Field(1e-3, gt=0, description="learning rate of the log of the learnt weight")
-    start: float = Field(0.0, description="log of the learnt weight at the start")
-
-
-class CriticConfig(Section):
-    """The model of the value. Its head starts at zero unless it is loaded."""
-
-    name: str | None = Field(None, description="folder of a value model (also OpenRLHF's); none: the policy's start")
-    lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
-    optim: OptimConfig | None = Field(None, description="its optimiser; none: as the policy's")
-
-
-class RewardConfig(Section):
-    mul: float = Field(1.0, description="R = mul * reward + add")
-    add: float = Field(0.0, description="R = mul * reward + add")
-
-
-class FinalConfig(Section):
-    """Evaluations at the end, beside those on the way; each is a file evaluation/NAME.jsonl of the run."""
-
-    start: bool = Field(False, description="of the policy as it started: evaluation/start.jsonl")
-    search: list[str] = Field([], description="with the value that was learnt: beam:3, best_of:4, actions:5")
-    temperature: float = Field(1.0, gt=0, description="of what is searched")
-
-    @field_validator("search")
-    @classmethod
-    def _plans(cls, v: list[str]) -> list[str]:
-        for text in v:
-            try:
-                parse_plan(text)
-            except TrailmarkError as e:
-                raise ValueError(str(e)) from e
-        return v
-
-
-class Config(RunConfig):
-    data: str | list[str] = Field(description="one file of scored trajectories, or several")
-    format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
-    seat: str = Field("policy", description="whose turns are trained")
-    max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
-    batch: PositiveInt = Field(128, description="trajectories (or pairs) in one step")
-    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
-    objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field("oreo", description="what is learnt")
-    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03 for oreo, 0.1 for dpo, ipo and kto")
-    level: Level = Field("token", description="which policy loss")
-    states: Literal["token", "step"] | None = Field(
-        None, description="which moments have a value; none: steps at level step, else tokens"
-    )
-    split: oreo_data.Split = Field(
-        "newline", description="steps of turns that have none: turn, newline, sentence or auto"
-    )
-    kl: KlConfig = Field(KlConfig(), description="what holds the policy near the reference")
-    reward: RewardConfig = Field(RewardConfig(), description="scale of the stored rewards")
-    importance: Literal["none", "sequence", "batch"] = Field(
-        "none", description="weigh by exp(min(sum l, 1)); the mean over each sequence, or over all states of a batch"
-    )
-    clip_log: float | None = Field(None, gt=0, description="limit of the sum of log-ratios in the value's target")
-    hinge: float = Field(0.0, ge=0, description="at level response: keeps successes at least as likely as at the start")
-    target: Literal["policy", "ema"] = Field("policy", description="whose log-ratios are the value's target")
-    freeze: float = Field(0.0, ge=0, lt=1, description="share of the steps before the policy starts to move")
-    critic_only: bool = Field(False, description="train the value only")
-    critic: CriticConfig = Field(CriticConfig(), description="the value's model")
-    ref: str | None = Field(None, description="the reference; none: the policy as it starts")
-    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
-    desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
-    undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
-    task: TaskConfig | None = Field(None, description="a world to evaluate in")
-    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
-    final: FinalConfig = Field(FinalConfig(), description="evaluations at the end")
-    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
-
-    @model_validator(mode="after")
-    def _fits(self) -> Config:
-        if self.format not in FORMATS:
-            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
-        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
-            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
-        if self.level == "step" and self.states == "token":
-            raise ValueError("level step needs states: step")
-        if self.hinge and self.level != "response":
-            raise ValueError("hinge is for level response")
-        if self.target == "ema" and self.learner.ema is None:
-            raise ValueError("target ema needs learner.ema, such as 0.995")
-        if (self.final.search or self.final.start) and self.task is None:
-            raise ValueError("final needs a task to play")
-        if self.final.search and self.objective != "oreo":
-            raise ValueError(f"final.search needs a value, and objective {self.objective} learns none")
-        return self
-
-    @property
-    def files(self) -> list[str]:
-        return [self.data] if isinstance(self.data, str) else self.data
-
-
 class OreoMethod(Plain):
     def __init__(self, config: Config, run: Run):
+        need_rows(config.batch, "batch")
         policy = load_model(config.model)
         self.run = run
         self.max_len = min(policy.context, config.max_len or policy.context)

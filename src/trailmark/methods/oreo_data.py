@@ -23,13 +23,13 @@ import numpy as np
 from trailmark import formats
 from trailmark.errors import DataError
 from trailmark.formats.scored import tie_pairs
+from trailmark.methods.configs import Split
 from trailmark.rollout.play import Protocol, Seat, play
 from trailmark.samples import build_samples, chains, pair, scored
 from trailmark.tasks.base import TaskSource
 from trailmark.texts import encode_with_places
 from trailmark.types import Episode, Sample, Scored, Task, Tokens
 
-Split = Literal["turn", "newline", "sentence", "auto"]
 Pair = tuple[Episode, Episode]
 NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
 

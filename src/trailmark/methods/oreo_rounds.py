@@ -15,47 +15,21 @@ done stay as they are.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
-
-from trailmark.config import Config as Section
-from trailmark.config import SamplingConfig
 from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError, RunError
 from trailmark.launch import launch
 from trailmark.learn.checkpoint import listed
+from trailmark.memory import need_rows
 from trailmark.methods import oreo, oreo_data
-from trailmark.methods.online import TaskConfig, bound_task, summary
+from trailmark.methods.configs import RoundsRecipe as Config
+from trailmark.methods.online import bound_task, summary
 from trailmark.models.load import load_model
 from trailmark.samples import scored
 from trailmark.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
-
-
-class CollectConfig(Section):
-    starts: PositiveInt = Field(64, description="tasks of a round")
-    n: PositiveInt = Field(10, description="episodes of each task; with balanced: at most so many")
-    balanced: PositiveInt | None = Field(
-        None, description="keep at most this many right and wrong ones of each task; none: keep all"
-    )
-    split: str = Field("train", description="of the task")
-    sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how the policy draws")
-
-
-class Config(oreo.Config):
-    data: str | list[str] = Field("", description="not used: each round collects its own")
-    format: str = Field("episodes", description="of what is collected")
-    steps: PositiveInt = Field(3, description="rounds")
-    training: NonNegativeInt = Field(
-        100, description="optimiser steps of a round (epochs, if given, count instead); 0: only collect"
-    )
-    collect: CollectConfig = Field(CollectConfig(), description="how a round plays")
-    task: TaskConfig = Field(TaskConfig(), description="the world")
-    anchor: Literal["previous", "start"] = Field("previous", description="the reference of a round")
-    critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
-    learn_from: Literal["new", "all"] = Field("new", description="which episodes a round learns from")
 
 
 def check(config: Config) -> list[str]:
@@ -85,6 +59,7 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
     """The episodes of round k, played unless they are there already; what they are like."""
     path, c = run.episodes_dir / f"{k:06d}.jsonl", config.collect
     if not path.exists():
+        need_rows(c.starts * c.n, "collect.starts * collect.n")
         source = get_task(config.task.name, **config.task.options)
         lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
         if policy_of(config, run.path, k) != config.model.name:

@@ -23,23 +23,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from trailmark.config import Config as Section
-from trailmark.config import EngineConfig, ModelConfig, RunConfig
+from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import ModelError, RecipeError, RunError, TaskError
 from trailmark.learn.checkpoint import listed
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
+from trailmark.learn.watch import spread
 from trailmark.lines import from_json, to_json
+from trailmark.memory import need_rows
+from trailmark.methods.configs import ReflectRecipe as Config
 from trailmark.methods.contract import Room, check_lessons, check_menus
-from trailmark.methods.online import TaskConfig, bound_task, summary
+from trailmark.methods.online import bound_task, summary
 from trailmark.methods.reflect_play import (
     ACTION,
     ANALYZE,
-    Head,
-    Shuffle,
     Talk,
     coin,
     has_oracle,
@@ -53,10 +52,8 @@ from trailmark.methods.reflect_play import (
     two_players,
 )
 from trailmark.methods.reflect_rl import (
-    CurriculumConfig,
     Part,
     Replay,
-    RlConfig,
     Stage,
     decisions,
     make_critic,
@@ -83,79 +80,10 @@ __all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "k
            "random_player", "run", "two_players"]  # fmt: skip
 
 
-class TeacherConfig(Section):
-    name: str = Field("bfs", description="who writes reflections and actions: 'bfs' knows the taxi's shortest way")
-    path: str | None = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
-    starts: PositiveInt = Field(40, description="starts that the teacher shows; in a curriculum of modes, of each mode")
-    perturb: float = Field(
-        0.5, ge=0, le=1, description="share of random moves on the way, so that it also shows recovery"
-    )
-    label: Literal["oracle", "behaviour"] = Field("oracle", description="which action is imitated")
-
-
-class SftConfig(Section):
-    reflector: NonNegativeInt = Field(200, description="steps on reflections")
-    policy: NonNegativeInt = Field(100, description="steps on actions")
-    batch: PositiveInt = Field(32, description="lessons in one step")
-    lr: float = Field(2e-3, gt=0, description="learning rate")
-
-
-class LoadConfig(Section):
-    """Players from earlier runs: a run, a checkpoint or a model folder."""
-
-    policy: str | None = Field(None, description="where the policy begins; none: as model says")
-    reflector: str | None = Field(None, description="the reflector, already taught; none: as model says")
-
-
-class FinalConfig(Section):
-    """The evaluations after imitation and at the end, whose episodes are kept by name."""
-
-    split: str | None = Field(None, description="none: 'all' where the task has it, else what eval says")
-    n: PositiveInt | None = Field(None, description="starts of each stage; none: all")
-    samples: PositiveInt = Field(1, description="plays of each start")
-    references: bool = Field(False, description="also play at random, and by the oracle where the world has one")
-
-
-class Config(RunConfig):
-    task: TaskConfig = Field(TaskConfig(), description="the world")
-    reflect: bool = Field(True, description="with the reflector; false: the policy alone")
-    load: LoadConfig = Field(LoadConfig(), description="players from earlier runs")
-    teacher: TeacherConfig = Field(TeacherConfig(), description="who shows how")
-    sft: SftConfig = Field(SftConfig(), description="imitation")
-    rl: RlConfig = Field(RlConfig(), description="reinforcement")
-    curriculum: CurriculumConfig = Field(CurriculumConfig(), description="the order of what is played")
-    head: Head = Field("listed", description="what the label is drawn from: listed labels, all labels, all tokens")
-    labels: Literal["alphabet", "all"] = Field(
-        "alphabet",
-        description="the labels that the tokenizer has as single tokens, or all: the others become new tokens",
-    )
-    shuffle: Shuffle = Field(
-        "none", description="new labels at each decision: a permutation, or drawn from the whole alphabet"
-    )
-    reflect_prob: float = Field(
-        1.0, ge=0, le=1, description="share of decisions in training that hear the reflector; the others hear nothing"
-    )
-    thought: PositiveInt = Field(32, description="most tokens of a reflection")
-    instruction: str = Field("", description="text before both players' prompts, with the reflector")
-    final: FinalConfig = Field(FinalConfig(), description="evaluation at the ends of the stages")
-    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
-
-    @model_validator(mode="after")
-    def _stages(self) -> Config:
-        if self.steps < self.sft.policy + (self.sft.reflector if self.reflect else 0):
-            raise ValueError("steps must cover the imitation stages sft.reflector and sft.policy")
-        if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
-            raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
-        if self.labels == "all" and self.model.quant != "none":
-            raise ValueError(
-                "labels all changes the base, which a quantised one does not allow: set model.quant to none"
-            )
-        return self
-
-
 class ReflectMethod(Plain):
     def __init__(self, config: Config, run: Run):
         self.config, self.run = config, run
+        need_rows(max(config.sft.batch, config.rl.starts, config.teacher.starts), "sft.batch, rl.starts or teacher.starts")
         self.source = get_task(config.task.name, **config.task.options)
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
@@ -284,7 +212,7 @@ class ReflectMethod(Plain):
             raise TaskError(
                 f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
             )
-        self._metrics = {**summary(good), **dropped, **({"stage": float(stage)} if len(self.stages) > 1 else {})}
+        self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.stages) > 1 else {})}
         samples = decisions(good, self.learner, c.rl, fresh=True)
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
         yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)

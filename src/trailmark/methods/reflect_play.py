@@ -24,11 +24,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
 from trailmark.lines import to_json
+from trailmark.methods.configs import Head, Shuffle
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.store import Run, atomic_write
@@ -38,8 +39,6 @@ from trailmark.types import Episode, Task
 ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
 CUT = "\n[...]\n"
 ROOM = 1024  # of an engine that does not say how much it holds
-Head = Literal["listed", "alphabet", "vocabulary"]
-Shuffle = Literal["none", "permute", "alphabet"]
 Advice = Callable[[str, str], str]
 _LINE = re.compile(r"^((?:Action )?)(\w{1,3})([.:)] )", re.MULTILINE)
 

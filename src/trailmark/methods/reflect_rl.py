@@ -19,17 +19,17 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from trailmark.config import Config as Section
 from trailmark.credit import discounted
 from trailmark.errors import TaskError
 from trailmark.learn.forward import Readout
+from trailmark.methods.configs import CurriculumConfig, RlConfig
+from trailmark.methods.configs import ReflectCritic as CriticConfig
 from trailmark.methods.sft import batch_rows
 from trailmark.models.attention import Layout, Slots
 from trailmark.models.lm import LM
@@ -39,40 +39,6 @@ from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode, Sample, Scored, Task
 
 MODES = ("pickup", "dropoff", "full")
-
-
-class CriticConfig(Section):
-    kind: Literal["none", "shared", "separate"] = Field(
-        "none", description="shared: a head on the policy's body, which it does not train; separate: a model of its own"
-    )
-    head: Literal["linear", "mlp"] = Field("linear", description="what reads the last token's state")
-    every: PositiveInt = Field(5, description="policy updates between two rounds of the critic")
-    passes: PositiveInt = Field(5, description="passes of one round")
-    lr: float = Field(2e-4, gt=0, description="learning rate")
-
-
-class RlConfig(Section):
-    algorithm: Literal["pg", "ppo"] = Field("pg", description="policy gradient, or the clipped surrogate")
-    starts: PositiveInt = Field(32, description="episodes of one step")
-    lr: float = Field(5e-4, gt=0, description="learning rate")
-    entropy: float = Field(0.0, ge=0, description="weight of the entropy of the label")
-    baseline: Literal["none", "batch"] = Field(
-        "none", description="what is taken off the return where there is no critic: nothing, or the mean of the batch"
-    )
-    clip: float = Field(0.1, gt=0, lt=1, description="how far a ratio may leave 1 (ppo)")
-    epochs: PositiveInt = Field(3, description="optimiser steps on one batch (ppo)")
-    critic: CriticConfig = Field(CriticConfig(), description="who says what a state is worth")
-    replay: NonNegativeInt = Field(50, description="successes remembered; 0: no replay")
-    replay_batch: PositiveInt = Field(16, description="of them in one step")
-
-
-class CurriculumConfig(Section):
-    kind: Literal["none", "modes", "depth"] = Field(
-        "none", description="modes: pickup, dropoff, full of the taxi, a third each; depth: by how deep a target lies"
-    )
-    index: NonNegativeInt | None = Field(None, description="train on this stage alone; none: one after the other")
-    merge_first_two: bool = Field(False, description="the two shallowest stages are one (depth)")
-    keep: PositiveInt = Field(3, description="so many stages stay, the deeper ones are one with the last (depth)")
 
 
 # --- curriculum ----------------------------------------------------------------------------------------------------
@@ -300,5 +266,5 @@ def objective(config: RlConfig, fresh: bool) -> Objective:
     """Remembered plays carry no entropy term: they are not what the policy does now."""
     entropy = config.entropy if fresh else 0.0
     if config.algorithm == "pg":
-        return WeightedLogp(entropy=entropy)
+        return WeightedLogp(entropy=entropy, gap=fresh)
     return Clipped(low=config.clip, high=config.clip, entropy=entropy)

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import Field, PositiveInt
 
 from trailmark import chat
-from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import DataError
 from trailmark.formats import turns
 from trailmark.formats.messages import read_rows
@@ -17,6 +15,8 @@ from trailmark.formats.reflect import read_texts
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
+from trailmark.memory import need_rows
+from trailmark.methods.configs import SftRecipe as Config
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
 from trailmark.store import Run
@@ -24,19 +24,12 @@ from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
 
 
-class Config(RunConfig):
-    data: str = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
-    eval_data: str | None = Field(None, description="JSONL to evaluate on")
-    batch: PositiveInt = Field(8, description="conversations in one step")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
-    chat: bool = Field(True, description="use the chat template; false: plain text, as Reflect-RL's texts always are")
-
-
 class SftMethod(Plain):
     """Trains on what the assistant said, its end-of-turn token included; everything else is context."""
 
     def __init__(self, config: Config, run: Run):
         self.config = config
+        need_rows(config.batch, "batch")
         lm = load_model(config.model, labels_of(config.data))
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         self.samples = conversation_samples(lm.tokenizer, config.data, config.chat, lm.context)

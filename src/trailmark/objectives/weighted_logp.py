@@ -19,6 +19,7 @@ class WeightedLogp(Objective):
     kind: Literal["weighted_logp"] = "weighted_logp"
     entropy: float = 0.0
     law: bool = True
+    gap: bool = False  # report how far log-probs are from those that the tokens were drawn with (stream old): 0 on policy
 
     def readouts(self) -> list[Readout]:
         more = [Readout("entropy", "entropy", self.model, self.law)] if self.entropy else []
@@ -29,4 +30,7 @@ class WeightedLogp(Objective):
         out = [Term("policy", -(w * view["advantage"] * view["logp"]).sum())]
         if self.entropy:
             out.append(Term("entropy", (w * view["entropy"]).sum(), coef=-self.entropy))
+        if self.gap:
+            gap = (view["logp"] - view["old"]).abs().detach().nan_to_num()  # a server may have told no log-probs
+            out.append(Term("sampler_gap", (w * gap).sum(), coef=0.0, mean=True))
         return out
