@@ -148,3 +148,26 @@ def test_tasks(demo):
     ]:
         done = demo("tasks", *words)
         assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_typo_in_a_recipe_is_told_before_torch_is_imported(tmp_path):
+    """Importing torch and transformers takes seconds; a check of names needs neither."""
+    from trailmark.methods import METHODS
+
+    for method in METHODS:
+        (tmp_path / f"{method}.yaml").write_text(f"method: {method}\nout: run\ndata: x.jsonl\nstpes: 3\n")
+    code = (
+        "import sys; from typer.testing import CliRunner; from trailmark.cli import app\n"
+        "for name in sys.argv[1:]:\n"
+        "    done = CliRunner().invoke(app, ['train', name + '.yaml'])\n"
+        "    assert done.exit_code == 2 and \"'stpes': is not known. Did you mean 'steps'?\" in done.stderr, done.stderr\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *METHODS], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_method_that_is_checked_early_is_the_one_that_runs():
+    from trailmark.methods import METHODS, get_config, get_method
+
+    assert all(get_method(name).Config is get_config(name) for name in METHODS)
