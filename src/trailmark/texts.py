@@ -270,7 +270,7 @@ class Controls:
     def _whole(self, text: str, places: bool = False) -> Encoded:
         """As the tokenizer has it: control tokens are found."""
         if not callable(self.tokenizer):  # something that only encodes
-            return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)], []
+            return list(self.tokenizer.encode(text, add_special_tokens=False)), []
         if not places:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), []
         made = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
