@@ -11,7 +11,7 @@ torch.set_num_threads(1)
 
 # `make test` tries the same examples every time; `make fuzz` (tests/fuzz.py) draws new ones.
 settings.register_profile("test", derandomize=True, deadline=None, database=None)
-settings.register_profile("fuzz", deadline=None, database=None, print_blob=True, max_examples=int(os.environ.get("FUZZ_EXAMPLES", 500)))
+settings.register_profile("fuzz", derandomize=False, deadline=None, database=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
