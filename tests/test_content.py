@@ -7,7 +7,9 @@ import pytest
 
 from trailmark import formats
 from trailmark.data.auto_explore.tasks import token_count
+from trailmark.engines.base import Completion
 from trailmark.engines.scripted import ScriptedEngine
+from trailmark.evaluate.conversed import Choice, converse
 from trailmark.evaluate.served import Here
 from trailmark.formats.reflect import ACTION, ANALYZE
 from trailmark.methods.sft import conversation_samples
@@ -163,6 +165,22 @@ def test_a_problem_in_its_frame(tmp_path):
     (e,) = formats.read("trajectories", path, TOK).episodes
     ((s,),) = conversation_samples(TOK, str(path), False, 1000)
     assert list(e.turns[0].prompt) == tokens == s.tokens[: len(tokens)].tolist()
+
+
+def test_a_server_is_asked_a_problem_in_messages(tmp_path):
+    """It has a template of its own: the prompt with ours inside a message would be a template in a template."""
+    (tmp_path / "test.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
+    source, asked = get_task("math", path=str(tmp_path / "test.jsonl")), []
+
+    class Server:
+        name, version, tokenizer = "server", 0, None
+
+        async def chat(self, messages, *_):
+            asked.append(messages)
+            return [Completion((), (), (), "#### 2", "stop")]
+
+    (e,) = play(source, source.tasks("test"), [Seat("policy", Server())], converse(Choice(), (), True, told=source.messages))
+    assert e.outcome.success and [m["role"] for m in asked[0]] == ["system", "user"] and asked[0][1]["content"] == "1+1?"
 
 
 def test_files_are_counted_as_they_are_encoded(tmp_path):

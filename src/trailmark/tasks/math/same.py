@@ -308,7 +308,7 @@ def _bases(gold: str, answer: str, ask: Ask) -> bool | None:
     if found[0]:
         return found[0][1].upper() == answer.replace(" ", "").upper()
     number = read_number(gold)
-    return bool(two and number) and number.value == two[0]
+    return two is not None and number is not None and number.value == two[0]
 
 
 def _based(m: re.Match[str]) -> tuple[int, int] | None:
