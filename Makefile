@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint install test-kill test-hostile test-peer test-slow test-data clean
+.PHONY: quickstart test lint install fuzz test-kill test-hostile test-peer test-slow test-data clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+# Property tests with new examples until FUZZ_SECONDS are over.
+fuzz: install
+	$(BIN)/python tests/fuzz.py
 
 test-kill: install
 	$(BIN)/python -m pytest -m kill -n 2

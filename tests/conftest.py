@@ -5,8 +5,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# `make test` tries the same examples every time; `make fuzz` (tests/fuzz.py) draws new ones.
+settings.register_profile("test", derandomize=True, deadline=None, database=None)
+settings.register_profile("fuzz", derandomize=False, deadline=None, database=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """What a text says never becomes a control token; what the template writes always does. Over the kinds of tokenizers there are."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -171,7 +172,7 @@ def test_places_of_tokens(name):
         ids, places = encode_with_places(tokenizer, text)
         assert ids == encode(tokenizer, text) and len(ids) == len(places)
         assert places[-1][1] == len(text) and all(a <= b for a, b in places)
-        assert all(x <= y for (_, x), (_, y) in zip(places, places[1:]))
+        assert all(x <= y for (_, x), (_, y) in itertools.pairwise(places))
 
 
 def test_the_tokenizer_itself_is_left_as_it_was():

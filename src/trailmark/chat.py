@@ -217,12 +217,26 @@ def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:
     start = mark(bos) if bos and prompt.startswith(bos) else Marked("")
     for frame in _frames(tokenizer):
         for before, body in ((Marked(""), prompt), (start, prompt.removeprefix(start))):
-            if told := re.fullmatch("(.*?)".join(map(re.escape, frame)), body, re.DOTALL):
+            if (said := _inside(frame, body)) is not None:
                 out = before + mark(frame[0])
-                for said, after in zip(told.groups(), frame[1:]):
-                    out = out + said + mark(after)
+                for content, after in zip(said, frame[1:]):
+                    out = out + content + mark(after)
                 return out
     return start + prompt.removeprefix(start)
+
+
+def _inside(frame: Sequence[str], text: str) -> list[str] | None:
+    """What stands between the pieces of a frame that holds all of `text`; a piece in the middle is the first that is found."""
+    first, *middle, last = frame
+    if not text.startswith(first) or not text.endswith(last) or len(text) < len(first) + len(last):
+        return None
+    rest, said = text[len(first) : len(text) - len(last)], []
+    for piece in middle:
+        content, found, rest = rest.partition(piece)
+        if not found:
+            return None
+        said.append(content)
+    return [*said, rest]
 
 
 def _frames(tokenizer: Tokenizer) -> list[list[str]]:

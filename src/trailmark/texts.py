@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,13 +129,14 @@ class Controls:
     def guard(self, text: str) -> str:
         """Content that a template may show: its control tokens, and pieces of them at its edges, cannot act."""
         spans = getattr(text, "spans", ())
+        starts = [a for a, _ in spans]
 
         def replace(m: re.Match[str]) -> str:
             word = m[0]
             if len(word) == 1 and word not in self.words:
                 return _escaped.get(word, "\ufffd")
-            trusted = any(a <= m.start() and m.end() <= b for a, b in spans)
-            return word if trusted else OPEN + word + CLOSE
+            k = bisect_right(starts, m.start())
+            return word if k and m.end() <= spans[k - 1][1] else OPEN + word + CLOSE
 
         out = self._unsafe.sub(replace, str(text))
         if spans or not self.words:
@@ -167,23 +169,20 @@ class Controls:
 
     def lay(self, guarded: str) -> tuple[str, list[Span]]:
         """What a guarded text says, and where control tokens stand in it that no content wrote."""
-        text, opens, breaks = str(guarded), set[int](), set[int]()
+        text, opens, breaks = str(guarded), set[int](), [-1]
         if _signs.search(text):
             parts, at = [], 0
             for piece, sign in _pieces(text):
                 if sign:
-                    breaks.add(at)
+                    breaks.append(at)
                     if piece == OPEN:
                         opens.add(at)
                     continue
                 parts.append(piece)
                 at += len(piece)
             text = "".join(parts)
-        own = []
-        for a, b in self.found(text):
-            if a not in opens and not any(a < k < b for k in breaks):
-                own.append((a, b))
-        return text, own
+        broken = lambda a, b: breaks[bisect_left(breaks, b) - 1] > a  # the last break before b lies behind a
+        return text, [(a, b) for a, b in self.found(text) if a not in opens and not broken(a, b)]
 
     def found(self, text: str) -> Iterator[Span]:
         """Where control tokens stand in a text, as a tokenizer looks for them among all that were added."""
@@ -209,7 +208,8 @@ class Controls:
         ids, where, at, before = [], [], 0, ""
         for a, b in [*own, (len(text), len(text))]:
             new, spans = self._piece(text[at:a], before, text[a:b], places)
-            ids, where = ids + new, where + _moved(spans, at)
+            ids += new
+            where += _moved(spans, at)
             if b > a:
                 ids.append(self.words[text[a:b]])
                 where += [(a, b)] if places else []
@@ -270,7 +270,7 @@ class Controls:
     def _whole(self, text: str, places: bool = False) -> Encoded:
         """As the tokenizer has it: control tokens are found."""
         if not callable(self.tokenizer):  # something that only encodes
-            return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)], []
+            return list(self.tokenizer.encode(text, add_special_tokens=False)), []
         if not places:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), []
         made = self.tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
@@ -297,7 +297,7 @@ class Controls:
 
 
 def _moved(spans: Sequence[Span], by: int) -> list[Span]:
-    return [(a + by, b + by) for a, b in spans]
+    return [(a + by, b + by) for a, b in spans] if by else list(spans)
 
 
 def _one_of(words: Sequence[str] | Mapping[str, Any]) -> re.Pattern[str]:

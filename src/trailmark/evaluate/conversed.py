@@ -11,7 +11,7 @@ A server that cannot be reached, or answers nonsense, makes a `Failed` episode, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from trailmark.errors import TrailmarkError
 from trailmark.rollout.play import Desk, Protocol
 from trailmark.rollout.search import Plan
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Turn
+from trailmark.types import Task, Turn
 
 Messages = list[dict[str, str]]
 
@@ -56,14 +56,19 @@ def choice_of(plan: Plan | None, value: str | None) -> Choice:
 
 
 def converse(
-    choice: Choice, opening: Sequence[Mapping[str, str]] = (), markov: bool = False, seat: str = "policy"
+    choice: Choice,
+    opening: Sequence[Mapping[str, str]] = (),
+    markov: bool = False,
+    seat: str = "policy",
+    told: Callable[[Task], Messages] | None = None,
 ) -> Protocol:
-    """The protocol. Where every observation says all there is to know (`markov`), each is a conversation of its own."""
+    """The protocol. Where every observation says all there is to know (`markov`), each is a conversation of its own. `told` are
+    the messages of a task whose observation is a whole prompt, template and all: a server has a template of its own."""
 
     async def play_one(desk: Desk) -> None:
         talk: Messages = [dict(m) for m in opening]
         while not desk.over:
-            asked = [*talk, {"role": "user", "content": desk.observation.text}]
+            asked = told(desk.start.task) if told else [*talk, {"role": "user", "content": desk.observation.text}]
             done = await answer(desk, seat, asked, choice)
             law = desk.seats[seat].law
             desk.turns.append(Turn(seat, (), done.tokens, done.logp, done.logq, law, stop=done.stop, text=done.text))

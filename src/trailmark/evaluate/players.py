@@ -178,7 +178,8 @@ def conversation(source: Any, seat: Seat, wish: Wish) -> Protocol:
     plan = parse_plan(wish.search, step_ends=ends, budget=wish.budget) if wish.search else None
     if plan is not None and plan.width > 1 and seat.law.temperature == 0:
         raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
-    return converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov)
+    told = getattr(source, "messages", None)  # of a task that is one question
+    return converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov, told=told)
 
 
 def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:

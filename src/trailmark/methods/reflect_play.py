@@ -74,7 +74,7 @@ def coin(name: str, share: float) -> bool:
 def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
     """`state`, shortened so that state + rest is at most `limit` tokens: whole lines from the top that take no more than half
     of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
-    if len((state + rest).encode()) < limit:  # a token is a byte or more, and some tokenizers put one before the first
+    if len((state + rest).encode(errors="replace")) < limit:  # a token is a byte or more, and some tokenizers put one before the first
         return state
     size = lambda text: len(prompt_ids(tokenizer, text))
     if size(state + rest) <= limit:

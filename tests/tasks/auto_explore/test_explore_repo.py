@@ -40,6 +40,24 @@ def test_links_devices_and_odd_names_are_not_in_it(repo, tmp_path):
     assert made.skipped["names that cannot be shown"] == 2
 
 
+def test_a_file_with_a_second_name_is_a_link(repo, tmp_path):
+    """The other name may lie outside; also one that is made after the listing, and one that lies inside."""
+    outside = tmp_path / "outside.py"
+    outside.write_text("secret")
+    os.link(outside, repo / "hard.py")
+    os.link(repo / "setup.py", repo / "again.py")
+    made = snapshot(repo)
+    assert not {"hard.py", "again.py", "setup.py"} & set(made.files) and made.skipped["hard links"] == 3
+    assert not {"hard.py", "setup.py"} & {e.name for e in made.folders[""]}
+    os.link(repo / "src" / "core.py", tmp_path / "taken.py")
+    with pytest.raises(Refused, match="has a second name"):
+        made.read("src/core.py", 10)
+    (tmp_path / "all").mkdir()
+    os.link(outside, tmp_path / "all" / "a.py")
+    with pytest.raises(TaskError, match=r"no file that can be read \(found: 1 hard links\).*a copy of the folder"):
+        snapshot(tmp_path / "all")
+
+
 def test_reading(repo):
     made = snapshot(repo)
     assert made.read("src/core.py", 1000) == (b"def core():\n    return 1\n", False)

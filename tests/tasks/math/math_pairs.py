@@ -99,6 +99,19 @@ WORDS = [
     (r"\mbox{four}", "4", SAME), ("4", "four", SAME), ("4", "five", OTHER), ("east", "5", OTHER), ("1010_2", "1010_{2}", SAME), ("1010_2", "1010", SAME), ("1010_2", "1010_3", OTHER), ("1010_2", "1011_2", OTHER),
 ]  # fmt: skip
 
+# Numbers with something under them, and numbers in other scripts, groups and words.
+UNDER = [
+    ("40", "40_9", OTHER), ("40", "40_{9}", OTHER), ("40", "{40}_{9}", OTHER), ("40", "40_x", OTHER), ("40", r"40_{\text{nine}}", OTHER), ("40", "40_{10}", SAME), ("40", "101000_2", SAME), ("9", r"11_{\text{eight}}", SAME), ("40_9", "40", SAME), ("14_5", "9", OTHER), ("42", "2A_{16}", SAME),
+    ("11_8", r"11_{\text{eight}}", SAME), ("1010_2+1", "1011", OTHER), ("x_1", "x", OTHER), ("40", "４０", SAME), ("40", "٤٠", SAME), ("(1,2)", "（１，２）", SAME), ("22", "2²", OTHER), ("4000", "4 000", SAME), ("40", "4 0", OTHER),
+    ("12 345 678", "12345678", SAME), ("123", "1,23", OTHER), ("1.23", "1,23", OTHER), ("42", "forty-two", SAME), ("42", "forty", OTHER), ("5000000", "5 million", SAME), ("5", "5 million", OTHER), (r"5.2\text{ million}", "5200000", SAME), ("24", "2 dozen", SAME), ("5 cents", r"\$5", OTHER), ("40", r"\approx 40", SAME),
+]  # fmt: skip
+
+COMPLEX = [
+    ("i", r"\sqrt{-1}", SAME), (r"\sqrt{-1}", "i", SAME), ("2i", r"\sqrt{-4}", SAME), (r"\sqrt{-3}", r"\sqrt{3}i", SAME), (r"\sqrt{-3}", r"\sqrt{3}", OTHER), ("i", "-i", OTHER), ("i", r"-\sqrt{-1}", OTHER), ("i", "1", OTHER), ("2", r"\sqrt{-4}", OTHER), (r"1+\sqrt{2}i", r"1+\sqrt{-2}", SAME), ("i,-i", r"\pm\sqrt{-1}", SAME),
+    ("i", r"e^{\frac{\pi i}{2}}", SAME), ("i", r"\imath", SAME), ("3+4i", r"3+4\mathrm{i}", SAME), ("3+4i", "3+4j", OTHER), ("i", "I", OTHER), ("-1", "i^2", SAME), (r"\frac{1+i}{2}", "0.5+0.5i", SAME), ("x", r"\frac{2x}{2}", SAME), ("x", "x+1", OTHER), ("e", r"\exp(1)", SAME), ("A", r"\frac{1}{2}", OTHER),
+    ("(1,2)", "1<x<2", SAME), (r"(2,\infty)", "2<x", SAME), ("40", "40=x", SAME),
+]  # fmt: skip
+
 NOTHING = [
     ("", "", OTHER),
     ("5", "", OTHER),
@@ -111,7 +124,7 @@ NOTHING = [
 
 PAIRS = [
     *NUMBERS, *SEPARATORS, *FRACTIONS, *POWERS, *PERCENT, *ROOTS, *CONSTANTS, *ALGEBRA, *TUPLES, *INTERVALS, *SETS, *MATRICES, *EQUATIONS,
-    *UNITS, *WORDS, *NOTHING,
+    *UNITS, *WORDS, *UNDER, *COMPLEX, *NOTHING,
 ]  # fmt: skip
 
 # (response, gold, marker asked for, right)

@@ -9,6 +9,7 @@ import pytest
 from math_pairs import HOSTILE, PAIRS, RESPONSES
 
 from trailmark.errors import TaskError
+from trailmark.tasks import get_task
 from trailmark.tasks.math import pool as pools
 from trailmark.tasks.math.check import Checker, vote
 from trailmark.tasks.math.extract import boxed_spans, final_answer
@@ -147,14 +148,26 @@ def test_a_parser_that_does_not_work_is_said_at_the_start(monkeypatch, tmp_path)
     broken = tmp_path / "worker.py"
     broken.write_text('print(\'{"ready": false, "problem": "it does not know that 1/2 is 0.5"}\', flush=True)\n')
     monkeypatch.setattr(pools, "WORKER", broken)
-    with pytest.raises(TaskError, match="does not work: it does not know that 1/2 is 0.5; pip install"):
+    with pytest.raises(TaskError, match=r"does not work: it does not know that 1/2 is 0.5 \(math-verify 0.*antlr4-python3-runtime 4.*\); pip install"):
         Pool(1).check()
+    with pytest.raises(TaskError, match="does not work"):
+        get_task("math", path=str(tmp_path))  # before anything is read, whichever the dataset
     broken.write_text("raise SystemExit(3)\n")
     with pytest.raises(TaskError, match="it did not start"):
         Pool(1).check()
     monkeypatch.setattr(pools.importlib.util, "find_spec", lambda name: None if name == "antlr4" else object())
-    with pytest.raises(TaskError, match="needs antlr4: pip install 'trailmark\\[math\\]'"):
+    with pytest.raises(TaskError, match="needs antlr4-python3-runtime: pip install 'trailmark\\[math\\]'"):
         Pool(1).check()
+
+
+def test_an_antlr_of_another_version_is_named_at_the_start(monkeypatch, tmp_path):
+    (tmp_path / "antlr4").mkdir()
+    said = "Could not deserialize ATN with version 3 (expected 4)."
+    (tmp_path / "antlr4" / "__init__.py").write_text(f"raise Exception({said!r})\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(pools, "_PROVEN", set())
+    with pytest.raises(TaskError, match="parser of the answer checker does not work: .*deserialize ATN.*antlr4-python3-runtime"):
+        get_task("math", path=str(tmp_path))
 
 
 def test_lenient_rules_have_the_false_positives_of_the_reference():

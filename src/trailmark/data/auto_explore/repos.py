@@ -63,9 +63,10 @@ def _walk(root: Path, folder: str, rules: bool, left_out: Counter[str]) -> Itera
         raise DataError(f"cannot be listed ({problem.strerror}).", root / folder) from None
     for entry in entries:
         path = f"{folder}{entry.name}"
-        kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
-        if kind not in (stat.S_IFDIR, stat.S_IFREG):
-            left_out["link or special file"] += 1
+        about = entry.stat(follow_symlinks=False)
+        kind = stat.S_IFMT(about.st_mode)
+        if kind not in (stat.S_IFDIR, stat.S_IFREG) or (kind == stat.S_IFREG and about.st_nlink > 1):
+            left_out["link or special file"] += 1  # a file with a second name may lie outside
         elif why := _bad_name(entry.name, rules):
             left_out[why] += 1
         elif kind == stat.S_IFDIR and path.count("/") + 1 >= MOST_LEVELS:

@@ -2,7 +2,8 @@
 
 The tree of names is all that an episode ever walks in. It holds plain folders and plain files only: hidden entries, links,
 devices and names that cannot be shown on one line are left out and counted. So no command can name anything else, and a
-path is never handed to the operating system as the actor wrote it.
+path is never handed to the operating system as the actor wrote it. A file with a second name (a hard link) is a link as well:
+nobody can say whether its other name lies outside, so it is left out wherever that is.
 
 A file is opened folder by folder from the root, never through a link, and without waiting (a FIFO would make a plain open
 wait for ever). Before and after reading it must still be the very file that was listed, of the same size and time: a file
@@ -24,6 +25,7 @@ from trailmark.errors import TaskError
 from trailmark.tasks.auto_explore.contents import kind_of
 
 MOST_ENTRIES, MOST_LEVELS = 200_000, 64
+HARD_LINKS = "hard links"
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -94,6 +96,8 @@ def _check(fd: int, listed: Stamp) -> None:
     now = os.fstat(fd)
     if not stat.S_ISREG(now.st_mode) or Stamp.of(now) != listed:
         raise Refused("has changed since the repository was listed")
+    if now.st_nlink > 1:
+        raise Refused("has a second name (a hard link), which may lie outside the repository")
 
 
 def _read(fd: int, most: int) -> bytes:
@@ -151,8 +155,9 @@ def snapshot(root: str | Path, most_entries: int = MOST_ENTRIES) -> Snapshot:
         raise TaskError(f"repository '{root}' cannot be listed ({why.lower()}).") from None
     if not made.stamps:
         left = ", ".join(f"{n} {what}" for what, n in sorted(made.skipped.items())) or "nothing"
+        copy = " A file with a second name is not read: a copy of the folder (cp -r) has none." * bool(made.skipped[HARD_LINKS])
         raise TaskError(
-            f"repository '{root}' has no file that can be read (found: {left}); code, text and data files are."
+            f"repository '{root}' has no file that can be read (found: {left}); code, text and data files are.{copy}"
         )
     return made
 
@@ -162,7 +167,8 @@ def _list(made: Snapshot, path: str) -> tuple[tuple[Entry, ...], list[str]]:
     parts = path.split("/") if path else []
     try:
         with _chain(made.root, parts, made._root) as fd, os.scandir(fd) as found:
-            names = [(e.name, e.stat(follow_symlinks=False)) for e in found]
+            # Not e.stat(): where a listing brings the status along (Windows) it lacks the number of names.
+            names = [(e.name, os.stat(e.name, dir_fd=fd, follow_symlinks=False)) for e in found]
     except PermissionError:
         if not path:
             raise
@@ -194,4 +200,6 @@ def _skip(name: str, about: os.stat_result, level: int) -> str:
         return "links"
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
         return "devices, pipes and sockets"
+    if stat.S_ISREG(about.st_mode) and about.st_nlink > 1:
+        return HARD_LINKS
     return "folders too deep" if level >= MOST_LEVELS else ""

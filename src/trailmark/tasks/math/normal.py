@@ -6,6 +6,7 @@ Only spelling is changed. What a formula is worth (2+3 and 5) is for `numbers.py
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from trailmark.tasks.math.extract import pairs
 
@@ -13,14 +14,15 @@ LETTERS = {
     "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "√": r"\sqrt ",
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": "", "∈": r"\in ", "±": r"\pm ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "\u00a0": " ", "\u2009": " ", "\x00": "",
-    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+    "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "≈": r"\approx ",
 }  # fmt: skip
+WIDE = {i: chr(i - 0xFEE0) for i in range(0xFF01, 0xFF5F)}  # the full-width forms of ASCII
 NAMES = {
     r"\\(?:d|t|c)frac(?![A-Za-z])": r"\\frac", r"\\(?:leqslant|leq)(?![A-Za-z])": r"\\le", r"\\(?:geqslant|geq)(?![A-Za-z])": r"\\ge",
     r"\\neq(?![A-Za-z])": r"\\ne", r"\\lt(?![A-Za-z])": "<", r"\\gt(?![A-Za-z])": ">", r"\\(?:lbrace)(?![A-Za-z])": r"\\{",
     r"\\(?:rbrace)(?![A-Za-z])": r"\\}", r"\\(?:land|wedge)(?![A-Za-z])": r"\\text{ and }", r"\\lor(?![A-Za-z])": r"\\text{ or }",
     r"\\bigcup(?![A-Za-z])": r"\\cup", r"\\lvert(?![A-Za-z])": "|", r"\\rvert(?![A-Za-z])": "|", r"\\ast(?![A-Za-z])": r"\\cdot",
-    r"\\emptyset(?![A-Za-z])": r"\\varnothing",
+    r"\\emptyset(?![A-Za-z])": r"\\varnothing", r"\\imath(?![A-Za-z])": "i",
 }  # fmt: skip
 SPACES = re.compile(r"(?<!\\)\\(?:[,;:! ]|quad|qquad|thinspace|space)(?![A-Za-z])|(?<!\\)~")
 SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|limits|boldsymbol)(?![A-Za-z])\s*")
@@ -31,6 +33,12 @@ DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\\circ(?![
 UNBRACED = re.compile(r"\\frac\s*(?:(\d)|\{([^{}]*)\})\s*(?:(\d)|\{([^{}]*)\})")
 ROOT = re.compile(r"\\sqrt\s*(\d|[A-Za-z])(?![A-Za-z])")
 INFINITY = re.compile(r"(?<![A-Za-z\\])\+?(?:infinity|infty|inf|oo)(?![A-Za-z])|\+?\\infty", re.IGNORECASE)
+SPACED = re.compile(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?")  # 12 345
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+SCALED = re.compile(
+    rf"^([+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,15}})(?:\.\d{{1,12}})?)\s*(?:\\text\s*\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z])(.*)$",
+    re.IGNORECASE,
+)
 THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:\{,\}\d{3})+)")
 
 
@@ -39,6 +47,8 @@ def clean(text: str) -> str:
     for letter, plain in LETTERS.items():
         if letter in text:
             text = text.replace(letter, plain)
+    if not text.isascii():  # digits of any script; 2² keeps its square
+        text = re.sub(r"\d", lambda m: str(int(m[0])), text.translate(WIDE))
     text = _undollared(text.strip())
     text = re.sub(r"\\\$|\$", "", text)
     text = THOUSANDS.sub(lambda m: m[0].replace("{,}", ","), text).replace("{,}", ",")
@@ -50,13 +60,24 @@ def clean(text: str) -> str:
     text = DEGREES.sub("", text)
     text = FONTS.sub(r"\\text", text)
     text = re.sub(r"\\text(?![A-Za-z{])\s*", "", text)
+    text = re.sub(r"\\text\s*\{\s*i\s*\}", "i", text)  # the imaginary unit in roman
+    text = re.sub(r"^\s*\\(?:approx|simeq)(?![A-Za-z])", "", text)
     for _ in range(3):  # a fraction may stand in a fraction
         text = UNBRACED.sub(lambda m: rf"\frac{{{m[1] or m[2] or ''}}}{{{m[3] or m[4] or ''}}}", text)
     text = ROOT.sub(r"\\sqrt{\1}", text)
     text = INFINITY.sub(r"\\infty ", text)
     text = _ascii(text)
     text = re.sub(r"\s+", " ", text).strip()
-    return _unwrapped(text.rstrip(" .,;").removesuffix("\\").strip())
+    text = _unwrapped(text.rstrip(" .,;").removesuffix("\\").strip())
+    text = text.replace(" ", "") if SPACED.fullmatch(text) else text
+    return SCALED.sub(_scaled, text)
+
+
+def _scaled(m: re.Match[str]) -> str:
+    """5.2 million as 5200000."""
+    value = Fraction(m[1].replace(",", "")) * SCALES[m[2].lower()]
+    plain = str(value) if value.denominator == 1 else f"{float(value)}"
+    return plain + m[3].replace("}", "", m[0].count("{") - m[3].count("{")) if "e" not in plain else m[0]
 
 
 def _undollared(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -27,6 +28,9 @@ WORKER = Path(__file__).with_name("worker.py")
 TO_START = 120.0  # seconds for a worker to be there: the machine may be busy
 PATIENCE = 10.0  # times the seconds of computing: how long anyone waits
 INSTALL = "pip install 'trailmark[math]'"
+PACKAGES = {
+    "math_verify": "math-verify", "latex2sympy2_extended": "latex2sympy2_extended", "antlr4": "antlr4-python3-runtime"
+}  # fmt: skip
 
 
 class Pool:
@@ -59,7 +63,10 @@ class Pool:
             self._idle.put(worker)
 
     def check(self) -> None:
-        """Start a worker, which proves its parser; a TaskError says what is missing."""
+        """Start a worker, which proves its parser, once in a process; a TaskError says what is missing or wrong."""
+        need_math_verify()
+        if WORKER in _PROVEN:
+            return
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive:
@@ -98,7 +105,10 @@ class _Worker:
         hello = self._hear(TO_START)
         if hello.get("ready") is not True:
             self.kill()
-            raise TaskError(f"the LaTeX parser of the answer checker does not work: {_why(hello)}; {INSTALL}")
+            raise TaskError(
+                f"the LaTeX parser of the answer checker does not work: {_why(hello)} ({_installed()}); {INSTALL}"
+            )
+        _PROVEN.add(WORKER)
 
     @property
     def alive(self) -> bool:
@@ -161,12 +171,21 @@ def _why(answer: dict[str, Any]) -> str:
     return str(said)[:300]
 
 
+def _installed() -> str:
+    """The versions that are to work together: an antlr4 that the parser was not made with is the usual cause."""
+    found = []
+    for name in PACKAGES.values():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found) or "nothing of it is installed"
+
+
 def need_math_verify() -> None:
-    missing = [m for m in ("math_verify", "latex2sympy2_extended", "antlr4") if importlib.util.find_spec(m) is None]
-    if missing:
+    if missing := [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]:
         raise TaskError(f"checking answers needs {', '.join(missing)}: {INSTALL}")
 
 
+_PROVEN: set[Path] = set()  # workers that have shown that their parser works
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 

@@ -28,8 +28,13 @@ COMPARISONS = 2000  # of parts with parts, in one answer
 MATRIX = re.compile(r"^\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
 NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z, ]*\))?|\([A-Za-z](?:, ?[A-Za-z])*\))$")
 AND = (",", ";", r"\text{ and }", r"\text{and}", r"\text{ or }", r"\text{or}", r"\text{, and }", " and ", " or ")
-RANGE = re.compile(r"(<=|>=|<|>|\\le|\\ge)(?![A-Za-z])")
-COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+RANGE = re.compile(r"(<=|>=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z]))")
+UNDER = re.compile(r"[\d.]\s*\}?\s*_")  # a number with something under it
+BASE = re.compile(r"\{?([0-9A-Fa-f]+)\}?_(?:(\d+)|\{(?:\\text\{)?(\w+)\}?\}|\\text\{(\w+)\})")
+COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+           "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+DOLLARS = re.compile(r"\$?\\\$\s*[\d.]|\$\s*[\d.][^$]*$")
 FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
@@ -56,7 +61,11 @@ def same(gold: str, answer: str, formulas: Formulas) -> bool:
     """Compare two answers as they were written. `TooMany` or `RecursionError`: nobody can say."""
     if max(len(gold), len(answer)) > LONGEST:
         return bool(gold.strip()) and gold.strip() == answer.strip()
-    return _same(clean(gold), clean(answer), Ask(formulas))
+    one, two = clean(gold), clean(answer)
+    for money, other in ((gold, two), (answer, one)):
+        if DOLLARS.match(money.strip()) and split_unit(other)[1] not in ("", "?", "$"):
+            return False  # the sign is gone from a clean text
+    return _same(one, two, Ask(formulas))
 
 
 def _same(gold: str, answer: str, ask: Ask) -> bool:
@@ -72,8 +81,8 @@ def _same(gold: str, answer: str, ask: Ask) -> bool:
     if all(words):
         return words[0] == words[1]
     for word, number in zip(words, (b, a)):
-        if word in COUNTED and number:
-            return number.value == COUNTED.index(word)
+        if number and (count := _counted(word)) is not None:
+            return number.value == count
     (g, gold_unit), (x, answer_unit) = split_unit(gold), split_unit(answer)
     if gold_unit or answer_unit:
         return compatible(gold_unit, answer_unit) and _same(g, x, ask)
@@ -81,8 +90,8 @@ def _same(gold: str, answer: str, ask: Ask) -> bool:
         found = rule(gold, answer, ask)
         if found is not None:
             return found
-    if gold.casefold() == answer.casefold() or any(words):  # one letter's case is a name's; words are no formula
-        return False
+    if gold.casefold() == answer.casefold() or any(len(w) > 1 for w in words):
+        return False  # one letter's case is a name's; words are no formula
     if re.search(r"\d\s*:\s*\d", gold + "|" + answer):
         return False  # a ratio or a time is its own spelling
     return ask(gold, answer)
@@ -101,6 +110,16 @@ def _words(text: str) -> str:
         if re.fullmatch(r"[^\W\d_]{2,}(?:[\s,'-]+[^\W\d_]+)*", letters) and "," not in letters
         else ""
     )
+
+
+def _counted(word: str) -> int | None:
+    """What a word such as seven or forty-two counts."""
+    if word in COUNTED:
+        return COUNTED.index(word)
+    ten, _, one = word.replace(" ", "-").partition("-")
+    if ten not in TENS or (one and one not in COUNTED[1:10]):
+        return None
+    return 20 + 10 * TENS.index(ten) + (COUNTED.index(one) if one else 0)
 
 
 def _each(gold: Sequence[str], answer: Sequence[str], ask: Ask) -> bool:
@@ -270,15 +289,35 @@ def _equations(gold: str, answer: str, ask: Ask) -> bool | None:
             return one[0].replace(" ", "") == two[0].replace(" ", "") and _same(one[-1], two[-1], ask)
         return None
     parts, single = (one, two[0]) if len(one) > 1 else (two, one[0])
+    if len(parts) == 2 and re.fullmatch(r"[A-Za-z]", parts[1]) and not NAME.match(parts[0]):
+        parts = parts[::-1]  # 5 = x
     if not NAME.match(parts[0]) and not (len(two) > 1 and read_number(parts[-1])):
         return False
     return _same(parts[-1], single, ask) if len(one) > 1 else _same(single, parts[-1], ask)
 
 
 def _bases(gold: str, answer: str, ask: Ask) -> bool | None:
-    """1010_2: the base may be left out, but not be another."""
-    found = [re.fullmatch(r"([0-9A-F]+)_\{?(\d+)\}?", t.replace(" ", "")) for t in (gold, answer)]
+    """1010_2: an answer may leave the base out, but not name another. Where the gold answer names none it is decimal. What else
+    stands under a number is no formula that the workers could read."""
+    found = [BASE.fullmatch(t.replace(" ", "")) for t in (gold, answer)]
     if not any(found):
+        return False if UNDER.search(gold) or UNDER.search(answer) else None
+    one, two = (None if m is None else _based(m) for m in found)
+    if found[0] and found[1]:
+        return one is not None and two is not None and one[1] == two[1] and one[0] == two[0]
+    if found[0]:
+        return found[0][1].upper() == answer.replace(" ", "").upper()
+    number = read_number(gold)
+    return two is not None and number is not None and number.value == two[0]
+
+
+def _based(m: re.Match[str]) -> tuple[int, int] | None:
+    """(value, base)"""
+    name = m[2] or m[3] or m[4]
+    base = int(name) if name.isdigit() else _counted(name.casefold())
+    if base is None or not 2 <= base <= 36:
         return None
-    one, two = ((m[1], m[2]) if m else (t.replace(" ", ""), "") for m, t in zip(found, (gold, answer)))
-    return one[0] == two[0] and (one[1] == two[1] or "" in (one[1], two[1]))
+    try:
+        return int(m[1], base), base
+    except ValueError:  # a digit that the base does not have
+        return None

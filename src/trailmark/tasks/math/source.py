@@ -15,7 +15,7 @@ from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.math.check import Checker, Rules
 from trailmark.tasks.math.extract import Marker
-from trailmark.tasks.math.pool import Pool, need_math_verify
+from trailmark.tasks.math.pool import Pool
 from trailmark.tasks.math.prompts import Style, marker_of, messages, prompt
 from trailmark.tasks.math.rows import DATASETS, Problem, asks, find_files, read_files, read_hub
 from trailmark.tasks.math.steps import LINES, SENTENCES
@@ -98,9 +98,7 @@ class Math:
         self.checker = Checker(rules, Pool(workers, seconds))
         self.skipped: dict[str, int] = {}
         self._read: dict[str, list[tuple[int, Problem]]] = {}
-        need_math_verify()
-        if dataset == "math":
-            self.checker.pool.check()  # every answer may be a formula: the parser proves itself now
+        self.checker.pool.check()  # any answer may be a formula: the parser proves itself now, not in the middle of a run
 
     @property
     def step_ends(self) -> tuple[str, ...]:

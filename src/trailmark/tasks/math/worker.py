@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from typing import Any
 
+IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])|\\sqrt\{\s*-")  # 2i, \sqrt{-4}
 PROOF = ((r"\frac{1}{2}", "0.5"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("(x+1)^2", "x^2+2x+1"))
 
 
@@ -57,7 +59,7 @@ def read(*texts: str) -> list[Any]:
     from math_verify.grader import should_treat_as_complex
 
     spelling = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none")
-    real = not any(map(should_treat_as_complex, texts))
+    real = not any(should_treat_as_complex(t) or IMAGINARY.search(t) for t in texts)
     names = ConversionConfig(lowercase_symbols=False)
     found = [
         latex2sympy(t, is_real=real, convert_degrees=False, normalization_config=spelling, conversion_config=names)
@@ -78,7 +80,15 @@ def equal(gold: str, answer: str) -> bool:
     from math_verify import verify
 
     a, b = read(gold, answer)
-    return verify(a, b, strict=True, timeout_seconds=0) or same_solutions(a, b)
+    return verify(a, b, strict=True, timeout_seconds=0) or same_solutions(a, b) or same_name(a, b)
+
+
+def same_name(a: Any, b: Any) -> bool:
+    """A bare name and an expression that comes to it, x and 2x/2: math-verify compares a name by its spelling."""
+    from sympy import Expr, simplify
+
+    named = [x.is_Symbol for x in (a, b) if isinstance(x, Expr)]
+    return len(named) == 2 and any(named) and simplify((a - b).doit()) == 0
 
 
 def same_solutions(a: Any, b: Any) -> bool:
