@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from trailmark.chat import Conversation
 from trailmark.engines.base import Request
 from trailmark.errors import nearest
+from trailmark.rollout.bos import adds_bos
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.errors import ApiError, refused
 from trailmark.types import SamplingLaw, Tokens
@@ -43,7 +44,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     model: str | None = None
-    add_special_tokens: bool = False  # a BOS in front of a text prompt, where the tokenizer has one
+    add_special_tokens: bool = True  # one BOS in front of a text prompt, where the tokenizer puts one; false: none is added
 
     @model_validator(mode="after")
     def _known(self) -> Body:
@@ -214,7 +215,10 @@ def listed(given: str | Sequence[Any]) -> list[Any]:
 
 def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) -> Tokens:
     if isinstance(given, str):
-        given = tokenizer.encode(given, add_special_tokens=specials, verbose=False)
+        bos = specials and adds_bos(tokenizer)
+        text = given.removeprefix(tokenizer.bos_token) if bos else given  # never a second one
+        ids = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        given = [tokenizer.bos_token_id, *ids] if bos else ids
     return tuple(given)
 
 
