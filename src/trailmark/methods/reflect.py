@@ -186,6 +186,9 @@ class ReflectMethod(Plain):
                 )
             if config.sft.policy:
                 check_labels(self.lessons, config, models["policy"].tokenizer)
+        final_tasks(config, self.source, self.stages)  # starts that are not there are missed now, not after hours
+        if config.eval.every:
+            starts_of(self.stages, self.source, config.eval.split, config.eval.n, config.seed)
         self.check_room()
         if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
