@@ -82,17 +82,17 @@ def test_steps_without_an_answer_are_counted(tmp_path):
 
 def test_the_method_reads_it(tmp_path):
     decisions = make(tmp_path, "--starts", "6", "--perturb", "0.5")
-    teacher = get_teacher("file", tmp_path)
-    lessons = teacher.lessons(None, 99, 0.5, 0)
+    teacher, world = get_teacher("file", tmp_path), Taxi(horizon=20)
+    lessons = teacher.lessons(world, 99, 0.5, 0)
     d = decisions[0]
     assert len(lessons) == len(decisions)
     assert lessons[0] == Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions)
-    assert len(teacher.lessons(None, 99, 0.0, 0)) == sum(d.positive for d in decisions) < len(decisions)
-    three = teacher.lessons(None, 3, 1.0, 5)
-    assert three == get_teacher("file", str(tmp_path / "steps.jsonl")).lessons(None, 3, 1.0, 5) and 0 < len(
+    assert len(teacher.lessons(world, 99, 0.0, 0)) == sum(d.positive for d in decisions) < len(decisions)
+    three = teacher.lessons(world, 3, 1.0, 5)
+    assert three == get_teacher("file", str(tmp_path / "steps.jsonl")).lessons(world, 3, 1.0, 5) and 0 < len(
         three
     ) < len(lessons)
-    assert {"taxi", "goal", "passenger"} <= set(teacher.words)
+    assert {"taxi", "goal", "passenger"} <= {w.strip() for w in teacher.words}
     with pytest.raises(RecipeError, match="needs a path"):
         get_teacher("file")
     with pytest.raises(RecipeError, match="reads no file"):

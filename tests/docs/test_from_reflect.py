@@ -25,10 +25,11 @@ from trailmark.tasks.taxi import Taxi
 PAGE, LESSONS = ((ROOT / name).read_text() for name in ("docs/from/reflect-rl.md", "docs/reflect.md"))
 COMMANDS = list(dict.fromkeys(commands(PAGE + LESSONS)))
 SERVERS = ("http://localhost:1234", "https://NAME.openai.azure.com", "https://api.openai.com")
-SHAPE = {"family": "llama", "layers": 1, "width": 16, "heads": 2, "context": 1024}
+SHAPE = {"family": "llama", "layers": 1, "width": 16, "heads": 2, "context": 2048}
 TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "sft.policy": "1", "sft.batch": "2", "rl.starts": "2",
-        "rl.replay_batch": "1", "final.n": "1", "thought": "4", "engine.slots": "4", "teacher.starts": "2", "checkpoint.every": "1",
+        "rl.replay_batch": "1", "final.n": "1", "engine.slots": "4", "teacher.starts": "2", "checkpoint.every": "1",
         "task.options.horizon": "4", "eval.n": "2"}  # fmt: skip
+SFT = {"model.shape": json.dumps(SHAPE), "steps": "1", "batch": "2"}
 FEW = {"--n": "2", "--samples": "1", "--max-tokens": "4", "--starts": "2"}
 
 sys.path[:0] = [str(ROOT / "tests/tasks/alfworld"), str(ROOT / "tests/data")]
@@ -38,7 +39,8 @@ def train(words, out):
     """A training command at toy size: what it says itself stays, except how many steps."""
     said = dict(w.split("=", 1) for w in words[2:])
     kept = [f"{k}={v}" for k, v in said.items() if k not in ("steps", "out")]
-    few = [f"{k}={v}" for k, v in TINY.items() if k not in said or k == "steps"]
+    tiny = SFT if "reflect-sft" in words[1] else TINY
+    few = [f"{k}={v}" for k, v in tiny.items() if k not in said or k == "steps"]
     return shell(*words[:2], *kept, *few, f"out={out}")
 
 
@@ -52,11 +54,10 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         shutil.copytree(ROOT / "recipes", "recipes")
-        shutil.copytree(ROOT / "src/trailmark/recipes", "src/trailmark/recipes")
         packages(here / "repos")
         write_download(here / "data/alfworld", ["train", "valid_seen"])
         shell("data", "auto-explore", "repos/kettle", "repos/garden", "--split", "exact", "--out", "data/auto-explore")
-        shell("data", "taxi", "mode=full", "--starts", "2", "--out", "data/taxi")
+        shell("data", "taxi", "mode=full", "history=none", "menu=false", "walls=false", "--starts", "2", "--out", "data/taxi")
         explore = [
             "train",
             "recipes/reflect-explore.yaml",
@@ -67,6 +68,7 @@ def place(tmp_path_factory):
         train([*explore, "load.policy=runs/explore-sft", "load.reflector=runs/explore-sft", "sft.reflector=0", "sft.policy=0"],
               "runs/explore-rl")  # fmt: skip
         shutil.copytree("runs/explore-sft", "runs/reflect-explore")
+        train(["train", "recipes/reflect-taxi-full.yaml", "teacher.name=file", "teacher.path=data/taxi"], "runs/taxi-file")
         train(["train", "recipes/reflect-taxi-full.yaml"], "runs/reflect-taxi-full")
         yield here
 
@@ -116,7 +118,7 @@ def smaller(words, tmp_path):
             out[out.index(option) + 1] = str(tmp_path / Path(out[out.index(option) + 1]).name)
     if out[0] == "data" and out[1] in ("sft", "records"):
         out[3] = str(tmp_path / Path(out[3]).name)
-    if out[0] == "eval":
+    if out[0] == "eval" and "--episodes" not in out:
         out += [] if "--n" in out else ["--n", "2"]
         out += ["horizon=4"] if not any(w.startswith("horizon=") for w in out) else []
     if out[0] == "verify":
@@ -179,7 +181,7 @@ def test_alfworld_is_trained_and_verified(place, monkeypatch, tmp_path):
     shell("data", "alfworld", "games=data/alfworld", "--tokenizer", "tiny", "--starts", "2", "--out", lessons)
     # fmt: off
     train(["train", "recipes/reflect-alfworld-gpu.yaml", "model.name=tiny", "model.lora=null", "learner.amp=none", "engine.dtype=float32",
-           f"teacher.path={lessons}", "engine.max_len=1024", "checkpoint.keep_last=9", "task.options.step_cost=0.01"], tmp_path / "run")
+           f"teacher.path={lessons}", "engine.max_len=2048", "checkpoint.keep_last=9", "task.options.step_cost=0.01"], tmp_path / "run")
     # fmt: on
     from trailmark.verify import verify
 

@@ -12,6 +12,7 @@ records       records of repositories between our lines and the reference's JSON
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from trailmark.data.teacher import Teacher
 
 data = typer.Typer(name="data", help="Make data sets to imitate.", no_args_is_help=True)
+
+MANY = 1_000_000  # more plays, files or questions than anybody makes at once; more would only fill the memory
+
+
+def _finite(value: float) -> float:
+    """Limits alone let nan through, which is neither above nor below anything."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
 
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where to; the same command goes on with what is there.")
@@ -34,12 +45,20 @@ Key = Annotated[
     str | None, typer.Option("--api-key", envvar="TRAILMARK_TEACHER_KEY", help="Sent as bearer or api-key.")
 ]
 Version = Annotated[str | None, typer.Option("--api-version", help="Azure's: the key is then sent as api-key.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0, help="Of the teacher.")]
-TopP = Annotated[float, typer.Option("--top-p", min=0, max=1, help="Of the teacher.")]
-AtOnce = Annotated[int, typer.Option("--at-once", min=1, help="Questions under way at once.")]
-Deadline = Annotated[float, typer.Option("--deadline", min=0.1, help="Seconds for one answer, repetitions included.")]
-Retries = Annotated[int, typer.Option("--retries", min=0, help="Repetitions after a refused connection, 429 or 5xx.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0, max=100, callback=_finite, help="Of the teacher.")]
+TopP = Annotated[float, typer.Option("--top-p", min=1e-6, max=1, callback=_finite, help="Of the teacher.")]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions under way at once.")]
+Deadline = Annotated[
+    float,
+    typer.Option("--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, repetitions included."),
+]
+Retries = Annotated[int, typer.Option("--retries", min=0, max=1000, help="Repetitions after a refused connection, 429 or 5xx.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
+Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
+Perturb = Annotated[
+    float, typer.Option(min=0, max=1, callback=_finite, help="Share of steps that chance chooses.")
+]
+Horizon = Annotated[int, typer.Option(min=1, max=MANY, help="Most steps of a walk.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")]
 Tokenizer = Annotated[
     str, typer.Option("--tokenizer", metavar="NAME", help="Whose labels and token counts: a folder, smollm2, tiny.")
@@ -72,7 +91,7 @@ def gold(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts carry a gold answer.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
     words: Words = None,
-    n: Annotated[int, typer.Option(help="How many rows.")] = 1000,
+    n: Annotated[int, typer.Option(min=1, max=10 * MANY, help="How many rows.")] = 1000,
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
 ) -> None:
@@ -96,11 +115,11 @@ def auto_explore(
     stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Questions from this file instead of the teacher's.")] = None,
     rules: Annotated[bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")] = True,
-    files: Annotated[int, typer.Option(min=1, help="Most files of a repository to ask about.")] = 100,
-    per_file: Annotated[int, typer.Option(min=1, help="Most questions about one file.")] = 3,
-    negatives: Annotated[int, typer.Option(min=0, help="Mistakes with their repair, for each question.")] = 2,
+    files: Annotated[int, typer.Option(min=1, max=MANY, help="Most files of a repository to ask about.")] = 100,
+    per_file: Annotated[int, typer.Option(min=1, max=MANY, help="Most questions about one file.")] = 3,
+    negatives: Annotated[int, typer.Option(min=0, max=MANY, help="Mistakes with their repair, for each question.")] = 2,
     markov: Annotated[bool, typer.Option("--markov", help="The teacher sees the present state only.")] = False,
-    horizon: Annotated[int, typer.Option(min=1, help="Most steps of a walk.")] = 15,
+    horizon: Horizon = 15,
     split: Annotated[str, typer.Option(help="hash, exact (shares), or given (as the tasks say).")] = "hash",
     shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
     tokenizer: Tokenizer = "",
@@ -118,9 +137,13 @@ def auto_explore(
 
     from trailmark.data.auto_explore.make import STAGES, Plan, make
     from trailmark.data.auto_explore.sources import sources_of
-    from trailmark.data.auto_explore.split import check_by
+    from trailmark.data.auto_explore.split import check_by, check_given
+    from trailmark.data.places import writable
 
+    writable(out)
     about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    if check_by(split) == "given":
+        check_given(tasks)
     found = sources_of(sources or [], tasks)
     plan = Plan(
         seed, files, per_file, rules, str(tasks or ""), negatives, markov, horizon, check_by(split), shuffle, tokenizer
@@ -134,17 +157,19 @@ def sft(
     records: Annotated[Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     repos: Annotated[Path, typer.Option(help="The folder that holds their repositories.")],
-    horizon: Annotated[int, typer.Option(min=1, help="Most steps of a walk.")] = 15,
+    horizon: Horizon = 15,
     shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
     tokenizer: Tokenizer = "",
 ) -> None:  # fmt: skip
     """Make the files for fine-tuning from records of repositories: every walk is played again."""
     from trailmark.data.auto_explore.explorer import Explorer, read_tokenizer
     from trailmark.data.auto_explore.make import make_sft
+    from trailmark.data.places import writable
     from trailmark.errors import RunError
 
     if out.exists():
         raise RunError(f"{out} exists: choose another folder.")
+    writable(out.parent)
     words = read_tokenizer(tokenizer)
     counts = make_sft(records, out, lambda path: Explorer(repos, path, horizon, words, shuffle))
     typer.echo(counts.line(str(out)))
@@ -157,10 +182,9 @@ def records(
 ) -> None:
     """Turn records of repositories into the reference's JSON, or back."""
     from trailmark.data.auto_explore.records import read_records, write_records
-    from trailmark.errors import RunError
+    from trailmark.data.places import new_file
 
-    if target.exists():
-        raise RunError(f"{target} exists: choose another file.")
+    new_file(target)
     found = read_records(source)
     write_records(target, found)
     typer.echo(f"{target}: {len(found)} records")
@@ -172,8 +196,8 @@ def taxi(
     out: Out = Path("taxi-data"),
     teacher: Name = "offline",
     model: Model = None,
-    starts: Annotated[int, typer.Option(min=1, help="Plays.")] = 100,
-    perturb: Annotated[float, typer.Option(min=0, max=1, help="Share of steps that chance chooses.")] = 0.5,
+    starts: Starts = 100,
+    perturb: Perturb = 0.5,
     fatal: Annotated[bool, typer.Option("--fatal", help="Chance may choose what ends the game.")] = False,
     seed: Seed = 0,
     key: Key = None,
@@ -204,9 +228,9 @@ def alfworld(
     out: Out = Path("alfworld-data"),
     teacher: Name = "offline",
     model: Model = None,
-    starts: Annotated[int, typer.Option(min=1, help="Plays.")] = 100,
+    starts: Starts = 100,
     split: Annotated[str, typer.Option(help="Which games.")] = "train",
-    perturb: Annotated[float, typer.Option(min=0, max=1, help="Share of steps that chance chooses.")] = 0.5,
+    perturb: Perturb = 0.5,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
     key: Key = None,
@@ -248,14 +272,16 @@ def experts(
     source: Annotated[Path, typer.Argument(metavar="PLAYS", help="Published plays: JSON or lines, plain or .xz.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
     words: Words = None,
-    n: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, max=10 * MANY, help="At most so many.")] = None,
 ) -> None:
     """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game. games=PATH says
     where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
     from trailmark.data import experts as plays
+    from trailmark.data.places import new_file
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 
+    new_file(out)
     made = _task("alfworld", {"mode": "text", **task_options(words or [])})
     assert isinstance(made, Alfworld)
     rows, left = plays.make(source, out, made, n)
@@ -277,9 +303,11 @@ def rollouts(
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:
     from trailmark.data import plays
+    from trailmark.data.places import writable
     from trailmark.data.stages import Counts, workshop
     from trailmark.progress import Progress
 
+    writable(out)
     with workshop(out, settings) as place:
         who = open_teacher(out / "answers.jsonl")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.errors import DataError, RunError, TrailmarkError
+from trailmark.data.places import new_file
+from trailmark.errors import DataError, TrailmarkError
 from trailmark.store import atomic_write
 from trailmark.tasks.alfworld.source import Alfworld
 from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_trajectories, replies
@@ -20,8 +21,7 @@ from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_t
 
 def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> tuple[int, dict[str, int]]:
     """Write the plays; how many, and why others were left out. What is at `out` is never overwritten."""
-    if out.exists():
-        raise RunError(f"{out} exists: choose another file.")
+    new_file(out)
     if source.mode != "text":
         raise TrailmarkError("data experts writes conversations: leave out mode, or set mode=text.")
     names, rows, left = game_names(source.games), [], {"without a game": 0, "not won": 0}

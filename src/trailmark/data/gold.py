@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.data.places import new_file
+from trailmark.errors import TrailmarkError
 from trailmark.store import atomic_write
 from trailmark.tasks import get_task
 
 
 def make(task: str, out: Path, options: dict[str, Any], n: int, split: str, seed: int) -> int:
     """Write `n` rows of {"prompt", "response"}; how many there were. What is at `out` is never overwritten."""
-    if out.exists():
-        raise RunError(f"{out} exists: choose another file.")
+    new_file(out)
     source = get_task(task, **options)
     world, rows = source.make(), []
     for start in source.tasks(split, n, seed):

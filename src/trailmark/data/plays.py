@@ -6,7 +6,6 @@ positive when the one before it was good. What the teacher says stands beside bo
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trailmark.data.teacher import Moment, Teacher, TeacherFailed, at_once
 from trailmark.errors import TaskError
 from trailmark.tasks.base import Observation, World
 from trailmark.types import Task
+from trailmark.waiting import wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def make(
             counts.left_out["play that its world refuses"] += 1
             return []
 
-    plays = asyncio.run(at_once(tasks, one, teacher.at_once, done))
+    plays = wait(at_once(tasks, one, teacher.at_once, done))
     decisions = [d for play in plays for d in play]
     counts.kept["plays"] = sum(1 for p in plays if p)
     counts.kept["steps"] = len(decisions)

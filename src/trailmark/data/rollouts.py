@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.errors import DataError, RunError
+from trailmark.data.places import new_file
+from trailmark.errors import DataError
 from trailmark.formats.messages import checked_messages
 from trailmark.formats.rows import Row
 from trailmark.store import atomic_write
@@ -23,8 +24,7 @@ from trailmark.store import atomic_write
 
 def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[int, int]:
     """Write the plays of all folders (only lost ones with `failures`); how many were won, and how many there were."""
-    if out.exists():
-        raise RunError(f"{out} exists: choose another file.")
+    new_file(out)
     plays: list[dict[str, Any]] = []
     for folder in folders:
         if not folder.is_dir():

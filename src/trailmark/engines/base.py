@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from trailmark.errors import TrailmarkError
 from trailmark.types import SamplingLaw, Tokens
+from trailmark.waiting import wait
 
 
 class EngineError(TrailmarkError):
@@ -68,4 +69,4 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
                 raise d
         return [d for d in done if not isinstance(d, BaseException)]
 
-    return asyncio.run(together())
+    return wait(together())

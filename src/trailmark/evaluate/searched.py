@@ -7,7 +7,6 @@ episodes for the same purpose.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
 from trailmark.rollout.values import HttpValues, LogProb, Scorer, load_values
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored
+from trailmark.waiting import wait
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
@@ -96,7 +96,7 @@ def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> li
     can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
     rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
     lines = [last_state(e, seat) for _, e in rows]
-    values = asyncio.run(scorer.score(lines)) if lines else []
+    values = wait(scorer.score(lines)) if lines else []
     best: dict[str, tuple[float, Episode]] = {}
     for (g, e), v in zip(rows, values):
         if g not in best or v > best[g][0]:

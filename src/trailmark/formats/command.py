@@ -26,12 +26,14 @@ def convert(
 ) -> None:
     """Turn a file of episodes or conversations into another format."""
     from trailmark import formats
+    from trailmark.data.places import new_file
     from trailmark.errors import DataError
     from trailmark.types import Scored
 
     find(from_), find(to)
-    if target.exists() and not overwrite:
+    if target.is_file() and not overwrite:
         raise DataError("is already there: choose another name, or replace it with --overwrite.", target)
+    new_file(target, overwrite=True)
     words = tokenizer_by_name(tokenizer)
     found = formats.read(from_, source, words, seat=seat, skip_bad=skip_bad)
     formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)

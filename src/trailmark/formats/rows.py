@@ -96,10 +96,10 @@ def each(
         try:
             value = row.value if row.item is not None else _parse(row)
             found = Row(value, path, row.line, row.item)
-            if refused is not None and (problem := refused(found)):
+            if refused is not None and (why := refused(found)) is not None:
                 if skip_bad:
-                    raise problem
-                lost.append(problem)
+                    raise why
+                lost.append(why)
             elif not lost:
                 made.append(_placed(make, found))
         except DataError as problem:

@@ -15,7 +15,6 @@ middle; the two other files say what differs in theirs.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +74,7 @@ from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
+from trailmark.waiting import wait
 
 __all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "keep_evaluation", "players", "protocol",
            "random_player", "run", "two_players"]  # fmt: skip
@@ -114,6 +114,9 @@ class ReflectMethod(Plain):
                 )
             if config.sft.policy:
                 check_labels(self.lessons, config, models["policy"].tokenizer)
+        final_tasks(config, self.source, self.stages)  # starts that are not there are missed now, not after hours
+        if config.eval.every:
+            starts_of(self.stages, self.source, config.eval.split, config.eval.n, config.seed)
         self.check_room()
         if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
@@ -251,7 +254,7 @@ class ReflectMethod(Plain):
         kind = "reflect-" if self.config.reflect else "plain-"
         tasks = final_tasks(self.config, self.source, self.stages)
         starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
-        episodes = asyncio.run(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
+        episodes = wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
         keep_evaluation(self.run, kind + name, episodes)
         if final.references and step == self.config.steps:
             tokenizer = self.learner.models["policy"].tokenizer
@@ -408,7 +411,7 @@ def evaluate_advice(run: Run, config: Config, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        keep_evaluation(run, f"advice-{name}", asyncio.run(play_all(source, starts, seats, two_players(talk, advice))))
+        keep_evaluation(run, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
 
 
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:

@@ -17,7 +17,6 @@ reference cuts on the left and so loses the statement first.)
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 import re
@@ -35,6 +34,7 @@ from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.store import Run, atomic_write
 from trailmark.tasks.labels import CHOICES, alphabet
 from trailmark.types import Episode, Task
+from trailmark.waiting import wait
 
 ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
 CUT = "\n[...]\n"
@@ -240,7 +240,7 @@ def _scripted(
 ) -> list[Episode]:
     seat = Seat("policy", ScriptedEngine(policy, tokenizer, name), kind="scripted")
     starts = start_all(source.tasks("all") if tasks is None else tasks, 1, seed, f"{name}:")
-    return asyncio.run(play_all(source, starts, [seat], protocol))
+    return wait(play_all(source, starts, [seat], protocol))
 
 
 def keep_evaluation(run: Run, name: str, episodes: Sequence[Episode]) -> Path:

@@ -16,8 +16,7 @@ _adds: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 def adds_bos(tokenizer: Any) -> bool:
     """Whether this tokenizer puts a BOS before a text."""
-    bos = getattr(tokenizer, "bos_token", None)
-    if not bos or not callable(tokenizer):
+    if not getattr(tokenizer, "bos_token", None):
         return False
     if tokenizer not in _adds:
         _adds[tokenizer] = list(tokenizer("")["input_ids"][:1]) == [tokenizer.bos_token_id]

@@ -5,7 +5,6 @@ Monte-Carlo values of intermediate states, search, and a person's debugging are 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from trailmark.errors import TaskError
 from trailmark.rollout.play import Protocol, Seat, Start, play_all
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Parent
+from trailmark.waiting import wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ def branch(
     """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
     are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
     starts = [s for p in points for s in _starts(p, n, seed)]
-    episodes = asyncio.run(play_all(source, starts, seats, protocol, at_once))
+    episodes = wait(play_all(source, starts, seats, protocol, at_once))
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
 
 

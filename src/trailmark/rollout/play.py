@@ -22,6 +22,7 @@ from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
+from trailmark.waiting import wait
 
 
 @dataclass(frozen=True)
@@ -327,7 +328,7 @@ def play(
     at_once: int = 256,
 ) -> list[Episode]:
     """`n` episodes of every task; those of one task form a group."""
-    return asyncio.run(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
+    return wait(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:

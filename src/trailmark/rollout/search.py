@@ -27,6 +27,7 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TrailmarkError
 from trailmark.rollout.values import Line, Scorer
 from trailmark.types import Tokens
+from trailmark.waiting import wait
 
 Kind = Literal["beam", "best_of", "actions"]
 State = Literal["kept", "dropped", "double", "finished", "cut"]
@@ -296,4 +297,4 @@ def search(engine: Engine, requests: Sequence[Request], scorer: Scorer, plan: Pl
                 raise d
         return [d for d in done if not isinstance(d, BaseException)]
 
-    return asyncio.run(together())
+    return wait(together())

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from trailmark.engines.base import Request
 from trailmark.errors import nearest
+from trailmark.rollout.bos import prompt_ids
 from trailmark.serve.errors import ApiError, refused
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
@@ -78,7 +79,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     model: Name | None = None
-    add_special_tokens: bool = False  # a BOS in front of a text prompt, where the tokenizer has one
+    add_special_tokens: bool = True  # one BOS in front of a text prompt, where the tokenizer puts one; false: none is added
 
     @model_validator(mode="after")
     def _known(self) -> Body:
@@ -268,7 +269,7 @@ def listed(given: str | Sequence[Any]) -> list[Any]:
 def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) -> Tokens:
     """A text is content: a control token in it is encoded as its characters. Who wants one gives token ids."""
     if isinstance(given, str):
-        given = encode(tokenizer, given, around=specials)
+        given = prompt_ids(tokenizer, given) if specials else encode(tokenizer, given)
     return tuple(given)
 
 

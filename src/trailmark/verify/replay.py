@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.types import Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
+from trailmark.waiting import wait
 
 
 class _Silent:
@@ -94,7 +94,7 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
         protocol = own(ev.config, ev.source) if own is not None else None  # None: the usual one, as the run itself played
         seats = [Seat(name, engine) for name in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
-        (again,) = asyncio.run(play_all(ev.source, [start], seats, protocol))
+        (again,) = wait(play_all(ev.source, [start], seats, protocol))
         if isinstance(again.outcome, Failed):
             found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
     return len(chosen)

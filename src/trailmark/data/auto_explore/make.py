@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.auto_explore.explorer import Explorer, read_tokenizer
-from trailmark.data.auto_explore.records import check_records, read_records, write_records
+from trailmark.data.auto_explore.records import Record, check_records, read_records, write_records
 from trailmark.data.auto_explore.replay import replay
 from trailmark.data.auto_explore.repos import filter_repository
 from trailmark.data.auto_explore.sources import Source
@@ -113,6 +113,7 @@ class _Work:
     def walks(self) -> Counts:
         path, plan = self.out / "tasks_filtered.jsonl", self.plan
         records = read_records(path)
+        self.parts(records)  # a split that leaves nothing to learn from is found before the long part of the work
         with Progress(len(records), name="walks") as bar:
             made, counts = add_walks(
                 self.explorer(path), records, self.teacher, plan.seed, plan.negatives, plan.markov,
@@ -121,11 +122,14 @@ class _Work:
         write_records(self.out / "trajectories.jsonl", made, "trajectories")
         return counts
 
-    def split(self) -> Counts:
-        records = read_records(self.out / "trajectories.jsonl")
+    def parts(self, records: Sequence[Record]) -> dict[str, list[Record]]:
         parts = split_records(records, self.plan.seed, self.plan.split)
         if not parts["train"]:
             raise DataError(f"none of {len(records)} records falls into train: make more questions, or --split exact.")
+        return parts
+
+    def split(self) -> Counts:
+        parts = self.parts(read_records(self.out / "trajectories.jsonl"))
         for name in SHARES:
             write_records(self.out / f"{name}.jsonl", parts[name], "split")
         counts = Counts()

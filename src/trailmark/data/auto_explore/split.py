@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
-from trailmark.data.auto_explore.records import Record
+from trailmark.data.auto_explore.records import Record, read_records
 from trailmark.errors import DataError, nearest
 
 SHARES = {"train": 0.7, "validate": 0.2, "test": 0.1}
@@ -23,6 +24,14 @@ def check_by(word: str) -> By:
     if word not in get_args(By):
         raise DataError(f"there is no way '{word}' to split.{nearest(word, get_args(By))}")
     return word  # type: ignore[return-value]
+
+
+def check_given(tasks: Path | None) -> None:
+    """Refuse, before any work, to split by what the tasks say where they do not say it."""
+    if tasks is None:
+        raise DataError("--split given needs --tasks: the questions that a teacher makes belong to no split yet.")
+    if "train" not in [_given(r) for r in read_records(tasks)]:
+        raise DataError("says train of none of its records, and there would be nothing to learn from.", tasks)
 
 
 def place(seed: int, name: str) -> float:

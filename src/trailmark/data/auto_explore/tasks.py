@@ -8,7 +8,6 @@ data files only the beginning. What it asks is then filtered: an empty or repeat
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from collections import Counter
@@ -24,6 +23,7 @@ from trailmark.errors import DataError
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import Refused, Snapshot, snapshot
 from trailmark.texts import encode
+from trailmark.waiting import wait
 
 DEEPEST, FEWEST_TOKENS, MOST_TOKENS, DATA_LINES = 2, 50, 2000, 20
 SKIPPED_PARTS = {"out", "test", "tests"}
@@ -103,7 +103,7 @@ def generate(
         picked = sorted(draw.sample(chosen, min(files, len(chosen))))
         made = [excerpt(repo.name, p, texts[p], count, random.Random(f"window {seed} {repo.name} {p}")) for p in picked]
         counts.left_out["file too short"] += made.count(None)
-        records += asyncio.run(_ask(repo, teacher, [e for e in made if e], texts, seed, per_file, counts))
+        records += wait(_ask(repo, teacher, [e for e in made if e], texts, seed, per_file, counts))
         counts.kept["files asked about"] += len(picked) - made.count(None)
     counts.kept["questions"] = len(records)
     counts.left_out = +counts.left_out

@@ -10,7 +10,6 @@ Without negatives a reflector only ever says that all is well, and cannot help a
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from trailmark.data.stages import Counts
 from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, at_once
 from trailmark.errors import DataError
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE
+from trailmark.waiting import wait
 
 ABOUT = (
     "You look for the one file of a repository that answers a question. `cd` goes into a folder, `cat` shows the beginning of a "
@@ -115,7 +115,7 @@ def add_walks(
     async def one(record: Record) -> Record:
         return await walks_of(explorer, record, teacher, seed, negatives, markov, counts)
 
-    made = asyncio.run(at_once(records, one, teacher.at_once, done))
+    made = wait(at_once(records, one, teacher.at_once, done))
     kept = [r for r in made if any(w.positive and w.found for w in r.walks)]
     counts.left_out["record in which no file was pointed out"] += len(made) - len(kept)
     counts.left_out = +counts.left_out

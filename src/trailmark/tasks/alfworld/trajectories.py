@@ -15,7 +15,6 @@ end are those of a policy that had said the same, token by token. A log-probabil
 
 from __future__ import annotations
 
-import asyncio
 import json
 import lzma
 import re
@@ -30,6 +29,7 @@ from trailmark.tasks.alfworld.dialect import Dialect, command_in, observation_in
 from trailmark.tasks.alfworld.games import Games
 from trailmark.tasks.alfworld.source import WELCOME, Alfworld, AlfworldWorld, parse_action
 from trailmark.types import Episode, Failed, Invalid, Player, Scored
+from trailmark.waiting import wait
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 SHOWN = 5  # differences that a report prints
@@ -293,7 +293,7 @@ def _episode(
 
     task = source.task(id)
     start = Start(task, f"{name[0]}{task.id}", f"{name[0]}{task.id}/{name[1]}")
-    (made,) = asyncio.run(play_all(source, [start], [actor], tell))
+    (made,) = wait(play_all(source, [start], [actor], tell))
     turns = tuple(replace(turn, logp=(), logq=()) for turn in made.turns)
     made = replace(made, turns=turns, players={seat: Player("scripted", "expert trajectory")}, info={"from": t.where})
     if isinstance(made.outcome, Invalid):  # it stopped before the world did

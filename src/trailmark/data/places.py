@@ -1,0 +1,28 @@
+"""Where a command may write: looked at before any work is done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trailmark.errors import RunError
+
+
+def new_file(path: Path, overwrite: bool = False) -> None:
+    """Refuse a file that could not be written in the end: one that is there, a folder, or one below a file."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder: name a file to write.")
+    if path.exists() and not overwrite:
+        raise RunError(f"{path} exists: choose another file.")
+    writable(path.parent)
+
+
+def writable(folder: Path) -> None:
+    """Refuse a folder that could not be made or written to."""
+    above = folder
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise RunError(f"{folder} cannot be made: {above} is not a folder.")
+    if not os.access(above, os.W_OK):
+        raise RunError(f"{folder} cannot be written to: {above} does not allow it.")

@@ -1,0 +1,108 @@
+"""A tokenizer that puts a BOS before every text, as Llama's does: a prompt has exactly one, whoever builds it."""
+
+import json
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from trailmark import chat, formats
+from trailmark.config import ModelConfig, resolve
+from trailmark.engines.local import LocalEngine
+from trailmark.methods import reflect
+from trailmark.methods.sft import conversation_samples
+from trailmark.methods.teachers import Lesson
+from trailmark.models.load import load_model
+from trailmark.models.tiny import tiny_tokenizer
+from trailmark.rollout.bos import prompt_ids
+from trailmark.rollout.play import Seat, play
+from trailmark.serve.body import CompletionBody, ScoreBody, ValuesBody
+from trailmark.serve.score import score_rows
+from trailmark.serve.search import value_rows
+from trailmark.tasks import get_task
+
+SHAPE = {"layers": 1, "width": 16, "heads": 2, "context": 512}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    core = tiny_tokenizer().backend_tokenizer
+    core.add_special_tokens(["<s>"])
+    core.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|pad|>")
+    tokenizer.chat_template = "{{ bos_token }}" + tiny_tokenizer().chat_template
+    folder = tmp_path_factory.mktemp("llama")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lm(folder):
+    made = load_model(ModelConfig(name="tiny", tokenizer=str(folder), shape=SHAPE))
+    assert made.tokenizer("a")["input_ids"][0] == made.tokenizer.bos_token_id  # it adds one: else this shows nothing
+    return made
+
+
+def one(tokenizer, ids):
+    ids = [int(t) for t in ids]
+    return ids.count(tokenizer.bos_token_id) == 1 and ids[0] == tokenizer.bos_token_id
+
+
+@pytest.mark.parametrize("given", ["1+1=?\n", "<s>1+1=?\n"])
+def test_text_prompts(lm, tmp_path, given):
+    t = lm.tokenizer
+    assert one(t, prompt_ids(t, given)) and t.decode(prompt_ids(t, given)[1:]) == "1+1=?\n"
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": given, "response": "2", "reward": 1}) + "\n")
+    ((sample,),) = conversation_samples(t, str(path), False, 64)
+    assert one(t, sample.tokens)
+    (e,) = formats.read("trajectories", path, t).episodes
+    assert one(t, e.turns[0].prompt) and tuple(sample.tokens) == e.turns[0].prompt + e.turns[0].tokens
+    body = CompletionBody.model_validate({"prompt": given})
+    assert [one(t, p) for p in body.prompts(t)] == [True]
+    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t)] == [True]
+    assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t)] == [True]
+    bare = CompletionBody.model_validate({"prompt": "1+1=?\n", "add_special_tokens": False})
+    assert t.bos_token_id not in bare.prompts(t)[0]  # who says so gets none
+
+
+def test_conversations_have_the_template_s(lm, tmp_path):
+    talk = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And?"}]
+    assert one(lm.tokenizer, chat.render(lm.tokenizer, talk, True).tokens)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": talk[:2]}) + "\n")
+    for use_chat in (True, False):
+        ((sample,),) = conversation_samples(lm.tokenizer, str(path), use_chat, 128)
+        assert one(lm.tokenizer, sample.tokens)
+
+
+def test_files_of_reflect_rl(lm, tmp_path):
+    path = tmp_path / "sft.jsonl"
+    path.write_text(json.dumps({"text": "state\n # Analyze:\ngo on"}) + "\n")
+    ((sample,),) = conversation_samples(lm.tokenizer, str(path), True, 128)
+    assert one(lm.tokenizer, sample.tokens)
+
+
+def test_plays_of_worlds_and_of_mathematics(lm, tmp_path):
+    (tmp_path / "gsm8k_train.jsonl").write_text(json.dumps({"question": "One and one?", "answer": "#### 2"}) + "\n")
+    seat = Seat("policy", LocalEngine(lm, 2, 512), max_tokens=2)
+    for source in (get_task("taxi", horizon=2), get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain"),
+                   get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain", bos="<s>"), get_task("arith", level=1)):  # fmt: skip
+        (e,) = play(source, source.tasks("train", 1), [seat])
+        assert e.turns and all(one(lm.tokenizer, t.prompt) for t in e.turns if t.continues is None), source.name
+
+
+def test_reflector_and_policy_in_lessons_and_in_play(folder):
+    config = resolve({
+        "method": "reflect", "steps": 2, "sft": {"reflector": 1, "policy": 1}, "thought": 60, "teacher": {"starts": 1},
+        "task": {"name": "taxi", "options": {"mode": "pickup", "horizon": 2}}, "engine": {"slots": 2, "max_len": 512},
+        "model": {"name": "tiny", "tokenizer": str(folder), "shape": SHAPE},
+    }, reflect.Config)  # fmt: skip
+    method = reflect.ReflectMethod(config, None)
+    (e,) = play(method.source, method.source.tasks("all", 1), method.seats(), reflect.two_players(method.talk))
+    seen = method.source.make().reset(method.source.tasks("all", 1)[0])
+    lesson = Lesson(seen.state, seen.menu, e.turns[0].text.split("# Action:")[0], "0", "0")
+    for which, turn in (("reflector", e.turns[0]), ("policy", e.turns[1])):
+        assert one(method.learner.models[which].tokenizer, turn.prompt)
+        if which == "reflector":
+            assert tuple(method.sample(lesson, which, "1 0").tokens[: len(turn.prompt)]) == turn.prompt
