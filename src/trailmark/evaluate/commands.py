@@ -76,6 +76,9 @@ def evaluate(
     budget: Annotated[int | None, typer.Option(min=1, help="Most tokens that one searched decision may draw.")] = None,
     tree: Annotated[bool, typer.Option("--tree", help="Keep all that was searched in the episodes of --out.")] = False,
     episodes: Annotated[Path | None, typer.Option(help="No model: recompute from this file, folder or run.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: whose tokens they are; adds `copied`.")
+    ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
     failed: FailedAs = Failures.apart,
@@ -97,15 +100,26 @@ def evaluate(
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
+        from trailmark.evaluate.copied import hears_words
         from trailmark.evaluate.stored import episode_files, read_files
 
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
-        each = [stage_rows(read_files(f), k, side, seat, failed.value) for k, f in episode_files(episodes).items()]
+        words = None
+        if tokenizer is not None:
+            from trailmark.report.pieces import named
+
+            words = named(tokenizer)
+        sets = {name: read_files(files) for name, files in episode_files(episodes).items()}
+        each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
         rows = [row for some in each for row in some]
+        unread = words is None and any(map(hears_words, sets.values()))
+        hint = ["note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."] * unread
         result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
-        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(rows)])
+        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(rows), *hint])
         return _must_have_scores([some[0] for some in each])
+    if tokenizer is not None:
+        raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model brings its own.")
     from trailmark.config import SamplingConfig
     from trailmark.evaluate.players import Wish, is_address, play_model, remote_seat
     from trailmark.evaluate.served import NoServer, must_answer
@@ -127,7 +141,10 @@ def evaluate(
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
-    each = [stage_rows(played, name, side, seat, failed.value) for name, (played, _) in made.items()]
+    each = [
+        stage_rows(played, name, side, seat, failed.value, about.pop("tokenizer", None))
+        for name, (played, about) in made.items()
+    ]
     rows = [row for some in each for row in some]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     if out is not None and any(row["scored"] for row in rows):

@@ -71,7 +71,8 @@ def find_model(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made. `name` may also be the address of a server, "random" or
+    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits beside it, and
+    rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the address of a server, "random" or
     "oracle"."""
     from trailmark.tasks import get_task, task_options
 
@@ -216,5 +217,6 @@ def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tu
     tasks = starts_of(stages, source, split, n, seed)
     report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats]}  # fmt: skip
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats],
+             "tokenizer": seats[0].engine.tokenizer}  # fmt: skip
     return report.episodes, about

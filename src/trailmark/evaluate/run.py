@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trailmark.errors import DataError, nearest
+from trailmark.evaluate.copied import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.rollout.play import Protocol, Seat, play
@@ -65,10 +66,12 @@ def summarise(
     seat: str | None = None,
     answer: Answer | None = None,
     failed: FailedAs = "apart",
+    tokenizer: Any = None,
 ) -> dict[str, Any]:
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
     a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`. With several
-    episodes of each start, pass@k and, where answers can be read, maj@k."""
+    episodes of each start, pass@k and, where answers can be read, maj@k. With a `tokenizer`, and where words of another seat
+    reach the one who acts, `copied`: the share of its decisions that are what the words name."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
@@ -91,6 +94,8 @@ def summarise(
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
+        if tokenizer is not None and (share := copy_rate(good, tokenizer)) is not None:
+            metrics["copied"] = share
     said = warning(episodes, row, side)
     return {**row, "metrics": metrics, **({"warning": said} if said else {})}
 
@@ -127,13 +132,14 @@ def stage_rows(
     side: str | None = None,
     seat: str | None = None,
     failed: FailedAs = "apart",
+    tokenizer: Any = None,
 ) -> list[dict[str, Any]]:
     """The row of all episodes and, where their starts belong to several stages (`task.meta["stage"]`), one of each."""
     stages = list(dict.fromkeys(str(e.task.meta["stage"]) for e in episodes if "stage" in e.task.meta))
-    rows = [summarise(episodes, name, side, seat, failed=failed)]
+    rows = [summarise(episodes, name, side, seat, failed=failed, tokenizer=tokenizer)]
     for stage in stages if len(stages) > 1 else []:
         part = [e for e in episodes if e.task.meta.get("stage") == stage]
-        rows.append(summarise(part, f"{name}, {stage}", side, seat, failed=failed))
+        rows.append(summarise(part, f"{name}, {stage}", side, seat, failed=failed, tokenizer=tokenizer))
     return rows
 
 

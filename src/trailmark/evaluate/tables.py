@@ -48,7 +48,8 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", wi
     if width is not None and rows:
         room = width - sum(max(map(len, column)) + 3 for column in list(zip(head, *rows))[1:]) - 4
         rows = [[fit(first, room), *rest] for first, *rest in rows]
-    out = Table(title=escape(title if width is None else fit(title, width)), title_justify="left")
+    whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title is as wide as its table
+    out = Table(title=escape(fit(title, whole)), title_justify="left")
     for i, column in enumerate(head):
         out.add_column(escape(column), justify="left" if i < left else "right", no_wrap=True)
     for row in rows:

@@ -1,0 +1,38 @@
+"""The pages of evidence say what their files say, and no single seed is a verdict."""
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "docs" / "evidence"
+
+
+@pytest.mark.parametrize("page", ["oreo.md", "reflect.md"])
+def test_single_seeds_are_no_verdicts(page):
+    text = (EVIDENCE / page).read_text()
+    verdicts = re.findall(r"^\| .+ > .+ \| [+-]\d\.\d+ \[.*\] \| (.+) \|$", text, re.M)
+    assert len(verdicts) >= 8 and set(verdicts) == {"one seed"}
+
+
+def test_the_loss_of_rejection_first_rises_as_the_page_says():
+    with tarfile.open(EVIDENCE / "files" / "oreo-arith-hard.txz") as held:
+        inside = held.extractfile("runs/studies/oreo-arith-hard/runs/rejection/seed-0/metrics.jsonl")
+        rows = [json.loads(line) for line in io.TextIOWrapper(inside)]
+    first = [f"{r['nll']:.3f}" for r in rows[:4]]
+    assert first == ["0.036", "0.048", "0.071", "0.085"] and f"{rows[-1]['nll']:.3f}" == "0.015"
+    page = (EVIDENCE / "oreo.md").read_text()
+    assert ", ".join(first) in page and "knows this arithmetic so little" not in page
+
+
+def test_every_method_page_cites_its_paper():
+    papers = {"docs/reflect.md": "2402.12621", "docs/oreo.md": "2412.16145"}
+    cited = (ROOT / "CITATION.cff").read_text()
+    for page, number in papers.items():
+        assert all(f"arxiv.org/abs/{number}" in text for text in ((ROOT / page).read_text(), cited))
+    assert cited.count("type: conference-paper") == 5
+    assert all(f"arxiv.org/abs/{n}" in (ROOT / "README.md").read_text() for n in re.findall(r"abs/(\d{4}\.\d{5})", cited))
