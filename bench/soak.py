@@ -2,8 +2,8 @@
 
     python bench/soak.py [--requests 10000] [--hostile 100] [--vanishing 200] [--quick]
 
-A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them one that asks for /health on
-a new connection twenty times a second. A request is *lost* if it has no whole answer, or one to something else than was asked. Memory is
+A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them a process that asks for /health
+on a new connection twenty times a second. A request is *lost* if it has no whole answer, or one to something else than was asked. Memory is
 what the server's process holds (VmRSS): when every kind of request was met once, in the middle, and at the end.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import random
@@ -103,10 +104,11 @@ async def ordinary(client: openai.AsyncOpenAI, k: int) -> None:
         assert tops is None or len(whole.choices[1].logprobs.tokens) == most  # type: ignore[union-attr]
 
 
-async def hostile(http: httpx.AsyncClient, name: str) -> None:
+async def hostile(client: httpx.AsyncClient, name: str) -> None:
     path, body = HOSTILE[name]
-    data = body if isinstance(body, bytes) else await asyncio.to_thread(lambda: json.dumps(body).encode())
-    answer = await http.post(path, content=data)
+    if not isinstance(body, bytes):
+        HOSTILE[name] = path, (body := json.dumps(body, separators=(",", ":")).encode())
+    answer = await client.post(path, content=body)
     assert 400 <= answer.status_code < 500 and answer.json()["error"]["message"], answer.text[:200]
 
 
@@ -120,29 +122,31 @@ def vanish(url: str, k: int) -> None:
         time.sleep(0.02)
 
 
-class Health:
-    """How long /health took, each time on a connection of its own."""
+def poll(url: str) -> None:
+    """A process of its own: seconds that /health took, or what went wrong, until the standard input is closed."""
+    host, port = url.removeprefix("http://").split(":")
+    took: list[float | str] = []
+    os.set_blocking(0, False)
+    while sys.stdin.read(1) != "x":
+        began = time.perf_counter()
+        try:
+            asked = http.client.HTTPConnection(host, int(port), timeout=60)
+            asked.request("GET", "/health")
+            status = asked.getresponse().status
+            took.append(time.perf_counter() - began if status == 200 else f"status {status}")
+            asked.close()
+        except OSError as problem:
+            took.append(repr(problem))
+        time.sleep(POLL_S)
+    print(json.dumps(took))
 
-    def __init__(self) -> None:
-        self.took: list[float] = []
-        self.wrong: list[str] = []
 
-    async def poll(self, url: str) -> None:
-        while True:
-            began = time.perf_counter()
-            try:
-                async with httpx.AsyncClient(timeout=30) as http:
-                    (await http.get(f"{url}/health")).raise_for_status()
-                self.took.append(time.perf_counter() - began)
-            except httpx.HTTPError as problem:
-                self.wrong.append(repr(problem))
-            await asyncio.sleep(POLL_S)
-
-    def summary(self) -> dict[str, Any]:
-        cuts = statistics.quantiles(self.took, n=100)
-        ms = lambda x: round(1000 * x, 1)
-        return {"asked": len(self.took) + len(self.wrong), "unanswered": len(self.wrong), "p50_ms": ms(cuts[49]),
-                "p99_ms": ms(cuts[98]), "max_ms": ms(max(self.took))}  # fmt: skip
+def summary(took: list[float | str]) -> dict[str, Any]:
+    good = [x for x in took if not isinstance(x, str)]
+    cuts = statistics.quantiles(good, n=100, method="inclusive")
+    ms = lambda x: round(1000 * x, 1)
+    return {"asked": len(took), "unanswered": len(took) - len(good), "p50_ms": ms(cuts[49]), "p99_ms": ms(cuts[98]),
+            "max_ms": ms(max(good))}  # fmt: skip
 
 
 async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int, gone: int) -> dict[str, Any]:
@@ -151,16 +155,16 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
     jobs += [("hostile", k) for k in range(attacks)] + [("vanish", k) for k in range(gone)]
     random.Random(0).shuffle(jobs)
     lost: Counter[str] = Counter()
-    health, done, sizes = Health(), 0, {}
+    done, sizes = 0, {}
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-    http = httpx.AsyncClient(base_url=url, timeout=120)
+    raw = httpx.AsyncClient(base_url=url, timeout=120)
 
     async def one(kind: str, k: int) -> None:
         try:
             if kind == "ordinary":
                 await ordinary(client, k)
             elif kind == "hostile":
-                await hostile(http, names[k % len(names)])
+                await hostile(raw, names[k % len(names)])
             else:
                 await asyncio.to_thread(vanish, url, k)
         except Exception as problem:
@@ -174,7 +178,7 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
             if done == len(jobs) // 2:
                 sizes["middle"] = memory(process)
 
-    async with client, http:
+    async with client, raw:
         for k in range(300):  # whatever is set up at the first request of a kind is set up now
             await one("ordinary", k)
         for k in range(len(names)):
@@ -183,20 +187,21 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
             await one("vanish", k)
         await asyncio.gather(*(one("ordinary", k) for k in range(64)))
         sizes["start"] = memory(process)
-        polling, began = asyncio.create_task(health.poll(url)), time.perf_counter()
+        asking = subprocess.Popen([sys.executable, __file__, "--poll", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        began = time.perf_counter()
         waiting = iter(jobs)
         await asyncio.gather(*(worker(waiting) for _ in range(CLIENTS)))
         took = time.perf_counter() - began
         await asyncio.sleep(1)
-        polling.cancel()
+        took_health = json.loads(asking.communicate("x", 120)[0])
         sizes["end"] = memory(process)
-        left = (await http.get("/health")).json()["sequences"]
+        left = (await raw.get("/health")).json()["sequences"]
     growth = max(sizes["middle"], sizes["end"]) / sizes["start"] - 1
     return {
         "requests": requests, "hostile": attacks, "vanishing": gone, "lost": sum(lost.values()), "why": dict(lost),
         "seconds": round(took, 1), "per_second": round(requests / took, 1),
         "memory_mb": {k: round(sizes[k], 1) for k in ("start", "middle", "end")}, "growth": round(growth, 4),
-        "health": health.summary(), "sequences_left": left,
+        "health": summary(took_health), "sequences_left": left,
     }  # fmt: skip
 
 
@@ -206,7 +211,10 @@ def main() -> None:
     parser.add_argument("--hostile", type=int, default=100)
     parser.add_argument("--vanishing", type=int, default=200)
     parser.add_argument("--quick", action="store_true", help="a fiftieth of it, to see that it runs; nothing is kept")
+    parser.add_argument("--poll", metavar="URL", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.poll:
+        return poll(args.poll)
     one_thread()
     size = [args.requests, args.hostile, args.vanishing]
     if args.quick:

@@ -14,6 +14,7 @@ from test_serve_command import ENV, refused
 from trailmark import methods
 from trailmark.config import resolve
 from trailmark.engines.base import Request, run
+from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError
 from trailmark.launch import launch
@@ -146,6 +147,7 @@ def test_stop_texts_of_a_run_end_an_answer(make_lm):
         body = {"prompt": [5, 6], "temperature": 0, "max_tokens": 20, "ignore_eos": True}
         ask = lambda **more: httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][0]["text"]
         assert ask() == free.text[: free.text.index(stop)] and ask(stop=[]) == free.text == ask(stop="\0never")
+        assert run(HttpEngine(url, "m", lm.tokenizer), [Request((5, 6), GREEDY, 1, 20, ())]) == [[free]]  # as it is here
 
 
 def test_the_command_serves_a_run_as_it_was_trained(runs, make_lm, tmp_path):

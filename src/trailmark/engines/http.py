@@ -91,8 +91,8 @@ class HttpEngine:
             return await self._chat(said, request)
         ours = await self.ours()
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, **self._fields(request)}
-        if ours:
-            body |= {"seed": request.seed, "key": request.key}
+        if ours:  # a run's server has stop texts of its own: none must be said too
+            body |= {"seed": request.seed, "key": request.key, "stop": list(request.stop_strings)}
         answer = await self._post("/v1/completions", body, request.key)
         return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
 

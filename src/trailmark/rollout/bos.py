@@ -24,7 +24,10 @@ def adds_bos(tokenizer: Any) -> bool:
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt that is plain text."""
-    if not adds_bos(tokenizer):
-        return encode(tokenizer, text)
-    return [int(tokenizer.bos_token_id), *encode(tokenizer, text.removeprefix(tokenizer.bos_token))]
+    """The tokens of a prompt that is plain text, or a `Marked` text that may have its BOS marked."""
+    ids = encode(tokenizer, text)
+    if not adds_bos(tokenizer) or ids[:1] == [tokenizer.bos_token_id]:
+        return ids
+    if text.startswith(tokenizer.bos_token):  # written out, as some published prompts have it
+        ids = encode(tokenizer, text.removeprefix(tokenizer.bos_token))
+    return [int(tokenizer.bos_token_id), *ids]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,16 +38,22 @@ class Aside:
     async def write(self, function: Callable[..., T], *given: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writing, function, *given)
 
-    def close(self) -> None:
-        """Nothing new is begun; what is being computed gets a moment to end."""
+    def close(self, patience: float = 2.0) -> bool:
+        """Nothing new is begun; what is being computed gets a moment. Whether all has ended."""
         for pool in (self._reading, self._writing):
             pool.shutdown(wait=False, cancel_futures=True)
-        if self._loop is not None and self._thread is not None:
+        mine = [t for t in threading.enumerate() if t in self._threads()]
+        if self._loop is not None and self._loop.is_running():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
             self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
-            self._thread.join(2)
-            if not self._thread.is_alive():
-                self._loop.close()
+        end = time.monotonic() + patience
+        for thread in mine:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(t.is_alive() for t in mine)
+
+    def _threads(self) -> set[threading.Thread]:
+        engine = set() if self._thread is None else {self._thread}
+        return engine | {t for pool in (self._reading, self._writing) for t in pool._threads}
 
 
 async def _cancel_all() -> None:

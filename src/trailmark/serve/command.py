@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import importlib.util
 import math
+import os
 import socket
+import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
@@ -88,6 +90,9 @@ def serve(
         typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})")
         typer.echo(f"prompts: {speech.describe()}")
         server(app, grace).run(sockets=[listening])
+        if not app.state.service.close():  # who asks a server to end does not wait for a computation that nobody wants
+            sys.stdout.flush()
+            os._exit(0)
 
 
 def chosen(prompts: str, home: Home, tokenizer: Any) -> Speech:
@@ -145,7 +150,6 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             asyncio.get_running_loop().call_later(grace, app.state.service.stop)
             await super().shutdown(sockets)
-            app.state.service.close()
 
     settings = uvicorn.Config(
         app,
@@ -176,7 +180,8 @@ def serving(
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        running = server(build_app(engine, name, api_key, queue, values, speech, stop), grace=1)
+        app = build_app(engine, name, api_key, queue, values, speech, stop)
+        running = server(app, grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]
         thread.start()
@@ -185,3 +190,4 @@ def serving(
         finally:
             running.should_exit = True
             thread.join(30)
+            app.state.service.close()

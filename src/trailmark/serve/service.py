@@ -357,8 +357,9 @@ class Service:
         for task in self.working:
             task.cancel()
 
-    def close(self) -> None:
-        self.aside.close()
+    def close(self) -> bool:
+        """End the threads. Whether they have: one may be deep in a computation."""
+        return self.aside.close()
 
     def known(self, model: str | None) -> None:
         if model is not None and model != self.name:
