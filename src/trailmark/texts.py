@@ -61,15 +61,10 @@ def mark(token: str) -> Marked:
     return Marked(token, [(0, len(token))] if token else ())
 
 
-def encode(tokenizer: Any, text: str, around: bool = False) -> list[int]:
-    """The tokens of a text; `around`: with those that the tokenizer puts around any text, such as a BOS."""
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, without those that a tokenizer puts around it (a BOS)."""
     controls = controls_of(tokenizer)
-    ids = controls.encode(*controls.lay(controls.guard(text)))[0]
-    if not around:
-        return ids
-    bare, full = (list(tokenizer.encode("a", add_special_tokens=on)) for on in (False, True))
-    at = next((k for k in range(len(full)) if full[k : k + len(bare)] == bare), 0)
-    return [*full[:at], *ids, *full[at + len(bare) :]]
+    return controls.encode(*controls.lay(controls.guard(text)))[0]
 
 
 def encode_with_places(tokenizer: Any, text: str) -> Encoded:

@@ -19,7 +19,9 @@ from trailmark.rollout.play import Seat, play
 from trailmark.serve.body import CompletionBody, ScoreBody, ValuesBody
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import value_rows
+from trailmark.serve.speech import plain_speech
 from trailmark.tasks import get_task
+from trailmark.texts import mark
 
 SHAPE = {"layers": 1, "width": 16, "heads": 2, "context": 512}
 
@@ -50,7 +52,7 @@ def one(tokenizer, ids):
 
 @pytest.mark.parametrize("given", ["1+1=?\n", "<s>1+1=?\n"])
 def test_text_prompts(lm, tmp_path, given):
-    t = lm.tokenizer
+    t, speech = lm.tokenizer, plain_speech(lm.tokenizer)
     assert one(t, prompt_ids(t, given)) and t.decode(prompt_ids(t, given)[1:]) == "1+1=?\n"
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": given, "response": "2", "reward": 1}) + "\n")
@@ -60,8 +62,8 @@ def test_text_prompts(lm, tmp_path, given):
     assert one(t, e.turns[0].prompt) and tuple(sample.tokens) == e.turns[0].prompt + e.turns[0].tokens
     body = CompletionBody.model_validate({"prompt": given})
     assert [one(t, p) for p in body.prompts(t)] == [True]
-    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t)] == [True]
-    assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t)] == [True]
+    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t, speech)] == [True]
+    assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t, speech)] == [True]
     bare = CompletionBody.model_validate({"prompt": "1+1=?\n", "add_special_tokens": False})
     assert t.bos_token_id not in bare.prompts(t)[0]  # who says so gets none
 
@@ -106,3 +108,11 @@ def test_reflector_and_policy_in_lessons_and_in_play(folder):
         assert one(method.learner.models[which].tokenizer, turn.prompt)
         if which == "reflector":
             assert tuple(method.sample(lesson, which, "1 0").tokens[: len(turn.prompt)]) == turn.prompt
+
+
+@pytest.mark.parametrize("bos", ["", "<s>"])
+def test_a_prompt_with_a_frame_of_its_own_keeps_its_control_tokens(lm, bos):
+    t = lm.tokenizer
+    text = mark(bos) + mark("<|im_start|>user\n") + "1+1=? <|im_end|>" + mark("<|im_end|>\n")
+    ids, start, end = prompt_ids(t, text), *t.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert one(t, ids) and ids[1] == start and ids.count(end) == 1 and t.decode(ids[1:]) == str(text).removeprefix("<s>")

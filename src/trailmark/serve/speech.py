@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import PROBE, Conversation, sequences
 from trailmark.errors import TrailmarkError
+from trailmark.rollout.bos import adds_bos
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.errors import ApiError
@@ -172,7 +173,8 @@ def _shown(home: Home, tokenizer: Any) -> Speech:
         if not source.markov:
             return plain_speech(tokenizer)
         starts = source.tasks("train", 8, 0)
-        return Speech("text", _ending([source.make().reset(s).text for s in starts]), why="as its task prompts")
+        bos = (int(tokenizer.bos_token_id),) if adds_bos(tokenizer) else ()
+        return Speech("text", _ending([source.make().reset(s).text for s in starts]), bos, "as its task prompts")
     except Exception as problem:  # a world may raise anything; the server can still serve
         return _unknown(tokenizer, f"its task cannot say how it prompts: {problem}")
 
