@@ -146,6 +146,8 @@ class NoServer(TrailmarkError):
 def must_answer(seat: Seat) -> None:
     """Ask a server anything at all: where nobody is there, hundreds of episodes need not fail one by one."""
     engine: Any = seat.engine
+    if "api-version" in engine.wire.query:  # an address of Azure knows no other path than its own
+        return
     wire = replace(engine.wire, retries=1, deadline=10.0)
     try:
         asyncio.run(wire.get("/v1/models"))
