@@ -62,7 +62,9 @@ def evaluate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Prompt in words and read the label; servers always are.")
     ] = False,
-    react: Annotated[bool, typer.Option("--react", help="An analysis first, then the choice (with --chat).")] = False,
+    react: Annotated[
+        bool, typer.Option("--react", help="An analysis first, then the choice: of servers, else with --chat.")
+    ] = False,
     served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name at a server.")] = None,
     header: Annotated[list[str] | None, typer.Option(help="Of a server: NAME=VALUE or NAME=env:VARIABLE.")] = None,
     query: Annotated[list[str] | None, typer.Option(help="Of a server: NAME=VALUE, such as api-version=…")] = None,
@@ -116,8 +118,9 @@ def evaluate(
         unread = words is None and any(map(hears_words, sets.values()))
         hint = ["note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."] * unread
         result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
-        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(rows), *hint])
-        return _must_have_scores([some[0] for some in each])
+        whole = [some[0] for some in each]  # without the rows of single stages
+        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(whole), *hint])
+        return _must_have_scores(whole)
     if tokenizer is not None:
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model brings its own.")
     from trailmark.config import SamplingConfig
@@ -132,7 +135,9 @@ def evaluate(
     words = [w for w in options or () if w not in extra]
     if search is None and (value or budget or tree):
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
-    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, chat or react, react, served,
+    # With a server in the table --react is the server's: a trained run beside it plays as it was trained.
+    talk = chat or (react and not any(map(is_address, [str(model), *extra])))
+    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
                 header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
     try:
         for name in filter(is_address, extra):  # before the first model plays for an hour
@@ -145,7 +150,7 @@ def evaluate(
         stage_rows(played, name, side, seat, failed.value, about.pop("tokenizer", None))
         for name, (played, about) in made.items()
     ]
-    rows = [row for some in each for row in some]
+    rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     if out is not None and any(row["scored"] for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -153,11 +158,8 @@ def evaluate(
     about = made[str(model)][1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if extra else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
-    notes = [line for _, about in made.values() for line in about.get("notes", [])]
-    finish(
-        result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(rows), *notes]
-    )
-    _must_have_scores([some[0] for some in each])
+    finish(result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole)])
+    _must_have_scores(whole)
 
 
 def compare(
