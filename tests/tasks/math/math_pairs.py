@@ -136,6 +136,7 @@ RESPONSES = [
     (r"\boxed{\boxed{4}}", "4", "boxed", SAME), (r"The final answer is $\frac12$. I hope it is correct.", "0.5", "boxed", SAME), ("The answer is 42.", "42", "boxed", SAME), ("The answer is: 3.5 meters.", "3.5", "boxed", SAME), ("the answer is $x^2$, as shown", "x^2", "boxed", SAME), ("The answer is 5\nbut 7", "5", "boxed", SAME),
     ("```output\n12\n```", "12", "boxed", SAME), ("They walk 3 miles, then 4, in all 7", "7", "hash", SAME), ("pages 2-5", "-5", "hash", OTHER), ("pages 2-5", "5", "hash", SAME), ("2-5", "-5", "hash", OTHER), ("2-5", "-3", "hash", SAME), ("it is -5", "-5", "hash", SAME), ("a total of 1,234 apples", "1234", "hash", SAME), ("It costs 3.50.", "3.5", "hash", SAME),
     ("I do not know", "0", "hash", OTHER), ("", "0", "hash", OTHER), (r"\frac{3}{4}", "0.75", "boxed", SAME), ("x = 5", "5", "boxed", SAME), ("the share is 3/4", "0.75", "boxed", SAME), ("about 50%", "50", "boxed", SAME), ("v1.2.3", "3", "hash", OTHER),
+    ("#### 40_9", "40", "hash", OTHER), (r"\boxed{40}_9", "40", "boxed", OTHER), (r"$\boxed{40}_{9}$", "40_9", "boxed", SAME), ("it is 40_9", "40", "hash", OTHER), ("so it is 5 million", "5", "hash", OTHER), ("so it is 5 million", "5000000", "hash", SAME), ("it is 40^2", "2", "hash", OTHER), (r"\boxed{i}", r"\sqrt{-1}", "boxed", SAME),
 ]  # fmt: skip
 
 # What must neither hang nor crash nor be right.

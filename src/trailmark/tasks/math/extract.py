@@ -23,8 +23,10 @@ HASH = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)$", re.MULTILINE)
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 WORD = re.compile(r"[^\s$\\{}.,]+")
 NUMBER = re.compile(
-    r"(?:(?<![\w.,)\]}])[+-])?(?<![\w.])(?:(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)(?:/\d++(?!\.\d))?(?:\\?%)?(?!\w)"
+    r"(?:(?<![\w.,)\]}])[+-])?(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)(?:/\d++(?!\.\d))?(?:\\?%)?(?!\w)"
+    r"(?:[ ~](?:hundred|thousand|million|billion|trillion|dozen)(?!\w))?"
 )
+SCRIPT = re.compile(r"\s*(?:_(?:\{[^{}]*\}|\w+)|\^(?:\{\s*-?\d+\s*\}|\d))")  # under or over a box, it belongs to the answer
 JOINED = re.compile(r"[\s$,;]*(?:\\text\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:\\?[A-Za-z]+(?:_\{?\w\}?)?\s*=)?[\s$]*")
 
 
@@ -52,7 +54,8 @@ def boxed(text: str) -> str | None:
         between = text[end:after]
         if items and ("\n" in between or len(between) > 60 or not JOINED.fullmatch(between)):
             break
-        items.append(content)
+        script = SCRIPT.match(text, end)
+        items.append(content + (script[0].strip() if script else ""))
         after = start
     return ", ".join(dict.fromkeys(reversed(items)))
 
