@@ -35,6 +35,7 @@ LAPTOP = {  # recipe -> what it takes to run two steps of it
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "oreo-arith-rounds": ["model.name=tiny", "collect.starts=2", "collect.n=2", "training=2", "batch=2"],
+    "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
     "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2", "final.n=5"],
 }
@@ -46,6 +47,7 @@ def shell(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["data", "gold", "arith", "arith.jsonl", "level=2", "--n", "40"])
     assert done.exit_code == 0, done.output
     Path("scored.jsonl").write_text('{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n' * 4)
+    Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     return CliRunner()
 
 
@@ -124,4 +126,4 @@ def test_whatever_a_recipe_starts_from_is_made_by_a_recipe_or_a_command():
             if found := re.fullmatch(r"(runs/[\w-]+)/episodes/000001.jsonl", file):
                 assert found[1] in runs, f"{path.name}: {file}"
             else:
-                assert file in written, f"{path.name}: no command writes {file}"
+                assert {file, *map(str, Path(file).parents[:-1])} & written, f"{path.name}: no command writes {file}"

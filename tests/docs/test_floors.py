@@ -39,10 +39,13 @@ def follow(page, *beginnings):
     return said
 
 
+def named(said):
+    """Success by row of an evaluation, from its line of JSON."""
+    return {row["name"]: row["metrics"]["success"]["value"] for row in json.loads(said.strip().splitlines()[-1])["rows"]}
+
+
 def successes(said):
-    """The successes of the rows of an evaluation, from its line of JSON."""
-    rows = json.loads(said.strip().splitlines()[-1])["rows"]
-    return [row["metrics"]["success"]["value"] for row in rows]
+    return list(named(said).values())
 
 
 def won(file):
@@ -63,9 +66,10 @@ def test_repositories_from_questions_to_play(here):
     from data_fixtures import packages
 
     packages(here / "repos")
-    follow(REFLECT, "data auto-explore", "train recipes/reflect-explore.yaml", "train recipes/reflect-explore.yaml task.options.tasks=data/auto-explore load")  # fmt: skip
-    said = shell("eval", "runs/explore-rl", "--split", "train", "--n", "40", "task.options.leaveout=0.0") if False else ""
-    assert said == ""
+    recipe = "train recipes/reflect-explore.yaml task.options.tasks=data/auto-explore"
+    found = follow(REFLECT, "data auto-explore", f"{recipe} sft", f"{recipe} load", "eval runs/explore-rl random")
+    learnt, by_chance = (named(found)[name] for name in ("runs/explore-rl", "random"))
+    assert learnt >= floor(REFLECT, r"where chance finds it in .*?; the floor is (0\.\d+)") > by_chance
 
 
 def test_arith_with_oreo(here):

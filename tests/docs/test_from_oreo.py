@@ -78,6 +78,8 @@ def place(tmp_path_factory):
             "tiny",
         )
         made_run("runs/oreo-qwen-math", {"name": "arith", "options": {"level": 2}})
+        for name in ("runs/arith-sft-careless", "runs/oreo-arith"):
+            shutil.copytree("runs/oreo-qwen-math", name)
         games = {"games": "data/alfworld", "mode": "text", "dialect": "put", "opening": "apart", "horizon": 2}
         made_run("runs/oreo-alfworld", {"name": "alfworld", "options": games})
         yield here

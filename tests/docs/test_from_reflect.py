@@ -38,6 +38,7 @@ sys.path[:0] = [str(ROOT / "tests/tasks/alfworld"), str(ROOT / "tests/data")]
 def train(words, out):
     """A training command at toy size: what it says itself stays, except how many steps."""
     said = dict(w.split("=", 1) for w in words[2:])
+    said |= {k: "1" for k in ("sft.reflector", "sft.policy") if int(said.get(k, 0)) > 1}
     kept = [f"{k}={v}" for k, v in said.items() if k not in ("steps", "out")]
     tiny = SFT if "reflect-sft" in words[1] else TINY
     few = [f"{k}={v}" for k, v in tiny.items() if k not in said or k == "steps"]
