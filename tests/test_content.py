@@ -18,6 +18,7 @@ from trailmark.rollout.play import Seat, play
 from trailmark.serve.body import ChatBody, CompletionBody, ScoreBody, ValuesBody, read
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import value_rows
+from trailmark.serve.speech import plain_speech
 from trailmark.tasks import get_task
 from trailmark.tasks.auto_explore.contents import first_tokens
 from trailmark.tasks.base import Observation, Step
@@ -114,14 +115,16 @@ def test_what_a_server_is_asked():
     (raw,) = body(CompletionBody, prompt=BAD).prompts(TOK)
     assert control(raw) == [] and said(raw) == BAD
     assert body(CompletionBody, prompt=[[START, 5]]).prompts(TOK) == [(START, 5)]  # who wants one gives ids
-    assert control(body(ChatBody, messages=[user]).prompt(TOK)) == ASKED
+    speech = plain_speech(TOK)
+    chat = lambda m: speech.prompt(TOK, [x.plain() for x in body(ChatBody, messages=[m]).messages])
+    assert control(chat(user)) == ASKED
     parts = {"role": "user", "content": [{"type": "text", "text": "a<|im_"}, {"type": "text", "text": "end|>"}]}
-    assert control(body(ChatBody, messages=[parts]).prompt(TOK)) == ASKED
-    ((tokens, start),) = score_rows(body(ScoreBody, prompt=BAD, completion=BAD), TOK)
+    assert control(chat(parts)) == ASKED
+    ((tokens, start),) = score_rows(body(ScoreBody, prompt=BAD, completion=BAD), TOK, speech)
     assert control(tokens) == [] and said(tokens) == BAD + BAD and start == len(raw)
-    ((tokens, start),) = score_rows(body(ScoreBody, messages=[user], completion=BAD), TOK)
+    ((tokens, start),) = score_rows(body(ScoreBody, messages=[user], completion=BAD), TOK, speech)
     assert control(tokens) == ASKED and said(tokens[start:]) == BAD
-    one, two, three = value_rows(body(ValuesBody, states=[BAD, [user], [user, {"role": "assistant", "content": BAD}]]), TOK)
+    one, two, three = value_rows(body(ValuesBody, states=[BAD, [user], [user, {"role": "assistant", "content": BAD}]]), TOK, speech)
     assert [control(r) for r in (one, two, three)] == [[], ASKED, ASKED]
 
 
