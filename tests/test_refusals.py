@@ -130,3 +130,25 @@ def test_memory_that_is_free_is_read_from_the_system():
     memory.need(0, "nothing", "")
     with pytest.raises(TooLarge, match="everything would take at least 1,000 PB of memory"):
         memory.need(1e18, "everything", "take less")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quickstart", "--seed"], ["eval", "tiny", "--task", "arith", "--seed"], ["play", "arith", "--seed"],
+        ["data", "gold", "arith", "out.jsonl", "--seed"], ["data", "taxi", "--out", "out", "--seed"],
+        ["worlds", "check", "alfworld", "--seed"],
+    ],
+)  # fmt: skip
+def test_seeds_of_commands(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("-1", str(2**63)):
+        done = CliRunner().invoke(app, [*words, seed])
+        assert done.exit_code == 2 and "--seed" in done.stderr, done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_a_quickstart(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    done = CliRunner().invoke(app, ["quickstart", "--out", str(tmp_path / "file")])
+    assert done.exit_code == 2 and "is a file" in done.stderr and (tmp_path / "file").read_text() == "mine"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trailmark.config import MOST_SEED
 from trailmark.errors import DataError, RunError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def play(
     target: Annotated[list[str] | None, typer.Option(help="auto-explore: the file that answers it.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split; 'train', or 'all' with --repo.")] = None,
     start: Annotated[int, typer.Option(min=1, help="Which start of the split.")] = 1,
-    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which draw of it.")] = 0,
     tokenizer: Annotated[
         str,
         typer.Option(

@@ -10,19 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
+from trailmark.config import MOST_SEED
 from trailmark.errors import RecipeError, RunError, nearest
 
 
 def quickstart(
     method: Annotated[str, typer.Option(help="Which method to play through.")] = "reflect",
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of everything that is drawn.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a quickstart that was interrupted.")] = False,
     quiet: Annotated[bool, typer.Option("--json", help="Print only the JSON line of results.")] = False,
 ) -> None:
     """Play a small run of a whole method on two cores, in minutes, and show what happened."""
     if method not in QUICKSTARTS:
         raise RecipeError(f"there is no quickstart for method '{method}' yet.{nearest(method, QUICKSTARTS)}")
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file: choose another directory with --out DIR.")
     if out.exists() and any(out.iterdir()) and not resume:
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
     QUICKSTARTS[method](out, seed, resume, quiet)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trailmark.config import MOST_SEED
 from trailmark.errors import TrailmarkError, nearest
 
 WORLDS = ("alfworld",)
@@ -24,7 +25,7 @@ def check(
     n: Annotated[int, typer.Option(min=1, help="How many games, spread over the task types.")] = 60,
     walks: Annotated[int, typer.Option(min=0, help="Random walks in each game, beside its walkthrough.")] = 3,
     length: Annotated[int, typer.Option(min=1, help="Commands in a random walk.")] = 30,
-    seed: Annotated[int, typer.Option(help="Which games and walks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which games and walks.")] = 0,
 ) -> None:
     """Play the same commands in ours and in the original, and show every difference.
 

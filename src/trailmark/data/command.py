@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trailmark.config import MOST_SEED
+
 if TYPE_CHECKING:
     from trailmark.data.teacher import Teacher
 
@@ -53,7 +55,7 @@ Deadline = Annotated[
     typer.Option("--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, repetitions included."),
 ]
 Retries = Annotated[int, typer.Option("--retries", min=0, max=1000, help="Repetitions after a refused connection, 429 or 5xx.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of all that is drawn.")]
 Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
 Perturb = Annotated[
     float, typer.Option(min=0, max=1, callback=_finite, help="Share of steps that chance chooses.")
@@ -93,7 +95,7 @@ def gold(
     words: Words = None,
     n: Annotated[int, typer.Option(min=1, max=10 * MANY, help="How many rows.")] = 1000,
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
-    seed: Annotated[int, typer.Option(help="Which draw of it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which draw of it.")] = 0,
 ) -> None:
     """Write a task's own worked answers as prompt and response, to imitate (`method: sft`)."""
     from trailmark.data import gold as answers

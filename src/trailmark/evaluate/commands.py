@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from trailmark.config import MOST_SEED
+
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
 
@@ -54,7 +56,7 @@ def evaluate(
     split: Annotated[str | None, typer.Option(help="Of the task; 'test' unless the run says otherwise.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Starts; all of the split, or as many as the run says.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each start: pass@k, maj@k.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Of starts and draws.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Of starts and draws.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely token.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Keep tokens of this mass.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one turn.")] = None,
@@ -247,6 +249,10 @@ def curves(
     log: Annotated[Path | None, typer.Option(help="Also write the merged log of the first run as JSONL.")] = None,
 ) -> None:
     """Draw curves across runs that continue one another, their steps counted through; optionally merge their logs."""
+    from trailmark.store import Run
+
+    for run in runs:
+        Run.open(run)  # before torch is imported
     from trailmark.evaluate.upkeep import draw_curves, write_merged
 
     typer.echo(draw_curves(runs, out, metrics.split(","), width))
@@ -259,6 +265,10 @@ def prune(
     keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints kept of each.")] = 1,
 ) -> None:
     """Remove old checkpoints; metrics, episodes and evaluations stay."""
+    from trailmark.store import Run
+
+    for run in runs:
+        Run.open(run)  # all of them, before anything is removed
     from trailmark.evaluate.upkeep import prune_run
 
     for run in runs:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from trailmark import __version__, methods
-from trailmark.config import Config, RunConfig, load_recipe, resolve
+from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
 from trailmark.diff import IGNORED
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
@@ -93,7 +93,7 @@ class StudyConfig(Config):
     set: dict[str, Any] = Field({}, description="keys set in every arm")
     arms: dict[str, Arm] = Field({}, description="by name")
     sweep: dict[str, list[Any]] = Field({}, description="dotted key: values; each arm times each combination")
-    seeds: list[int] = Field([0, 1, 2], min_length=1, description="of the runs")
+    seeds: list[Seed] = Field([0, 1, 2], min_length=1, description="of the runs")
     seed_keys: list[str] = Field(["seed", "model.seed"], description="keys of a recipe that a seed sets")
     budget: Budget = Field(description="equal for all arms: steps, updates, tokens or seconds")
     measures: dict[str, Measure] = Field(min_length=1, description="what is measured, by name")

@@ -191,8 +191,11 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
         need_weights(stored_parameters(path), path, dtype.itemsize, device)
     more: dict[str, Any] = {}
     if config.quant != "none":
+        import logging
+
         from transformers import BitsAndBytesConfig
 
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it would tell of a cast at every product
         eight = config.quant == "int8"
         more = {
             "quantization_config": BitsAndBytesConfig(
