@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from trailmark import MOST_SEED
 from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
@@ -14,7 +15,6 @@ __all__ = [
     "ModelConfig", "ModelShape", "OptimConfig", "RunConfig", "SamplingConfig", "dump", "load_recipe", "resolve",
 ]  # fmt: skip
 
-MOST_SEED = 2**63 - 1
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trailmark.config import MOST_SEED
+from trailmark import MOST_SEED
 from trailmark.errors import DataError, RunError
 
 if TYPE_CHECKING:

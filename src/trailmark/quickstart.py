@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.config import MOST_SEED
+from trailmark import MOST_SEED
 from trailmark.errors import RecipeError, RunError, nearest
 
 

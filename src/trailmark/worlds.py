@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trailmark.config import MOST_SEED
+from trailmark import MOST_SEED
 from trailmark.errors import TrailmarkError, nearest
 
 WORLDS = ("alfworld",)

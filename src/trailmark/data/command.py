@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trailmark.config import MOST_SEED
+from trailmark import MOST_SEED
 
 if TYPE_CHECKING:
     from trailmark.data.teacher import Teacher

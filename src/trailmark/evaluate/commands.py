@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.config import MOST_SEED
+from trailmark import MOST_SEED
 
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
