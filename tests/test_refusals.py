@@ -85,6 +85,7 @@ def test_models_engines_and_batches_that_do_not_fit_the_memory(refused, monkeypa
     monkeypatch.setattr(memory, "free_memory", lambda device="cpu": 2_000_000_000)
     refused("model.shape.width=1000000000", says=["model.shape", "are free", "2.0 GB", "--insist"])
     refused("model.shape.layers=100000000", says=["model.shape", "--insist"])
+    refused("model.lora={rank: 100000000}", says=["model.lora.rank 100,000,000", "are free"])
     refused("engine.slots=1000000", says=["engine.slots 1,000,000", "lower engine.slots or engine.max_len"])
     refused("starts=100000000", says=["starts * n", "200,000,000 rows in one step", "410 GB", "lower starts * n"])
     refused("n=100000000", says=["starts * n: 200,000,000 rows in one step"])

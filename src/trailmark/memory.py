@@ -41,7 +41,7 @@ def need(amount: float, what: str, advice: str, device: Any = "cpu") -> None:
         where = "" if str(device) == "cpu" else f" on {device}"
         raise TooLarge(
             f"{what} would take at least {size(amount)} of memory, and {size(free)} are free{where}: {advice}, or insist with "
-            f"--insist ({INSIST}=1)."
+            f"{INSIST}=1 in the environment (train: --insist)."
         )
 
 

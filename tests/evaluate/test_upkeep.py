@@ -70,6 +70,11 @@ def test_pictures_and_logs(folder, tmp_path):
         upkeep.chain(tmp_path)
 
 
+def test_a_picture_of_no_known_kind_is_refused(folder, tmp_path):
+    with pytest.raises(DataError, match="'.zzz' is no kind of picture. Known: .*pdf, .*png"):
+        upkeep.draw_curves([folder / "first"], tmp_path / "x.zzz", ["reward"])
+
+
 def test_a_circle_is_refused(tmp_path):
     for a, b in (("x", "y"), ("y", "x")):
         (tmp_path / a / "checkpoints" / "000001").mkdir(parents=True)

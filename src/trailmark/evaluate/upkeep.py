@@ -102,6 +102,9 @@ def draw_curves(runs: Sequence[str | Path], out: Path, metrics: Sequence[str] = 
     from matplotlib.figure import Figure
 
     logs = {str(run): merged(run) for run in runs}
+    kind, kinds = out.suffix.removeprefix(".").lower() or "png", FigureCanvasAgg.get_supported_filetypes()
+    if kind not in kinds:
+        raise DataError(f"--out {out}: '.{kind}' is no kind of picture. Known: {', '.join(sorted(kinds))}.")
     figure = Figure(figsize=(7, 2.4 * len(metrics)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
@@ -119,7 +122,7 @@ def draw_curves(runs: Sequence[str | Path], out: Path, metrics: Sequence[str] = 
     panels[0].legend(frameon=False, fontsize="small")
     panels[-1].set_xlabel("step, counted through continued runs")
     held = io.BytesIO()
-    figure.savefig(held, format=out.suffix.removeprefix(".") or "png")
+    figure.savefig(held, format=kind)
     out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(out, held.getvalue())
     return out

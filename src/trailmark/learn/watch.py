@@ -7,6 +7,7 @@ What methods that play write into their metrics every step, and what is looked f
     sampler_gap      mean |log-prob when drawn - log-prob under the learner| over the trained tokens (and sampler_gap_max):
                      the engine does not hold the learner's weights, or another law was drawn from
     grad_norm        0 over several steps
+    failed           episodes that could not be played to their end: what is learnt and reported is that of the others
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     if not every:
         return {}
     several = [g for g in rewards.values() if len(g) > 1]
-    out = {"reward_std": float(np.std(every))}
+    # equal rewards of 0.1 have a mean that is a little off, and so a deviation that is not quite 0
+    out = {"reward_std": 0.0 if max(every) == min(every) else float(np.std(every))}
     return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
 
 
@@ -55,13 +57,20 @@ class Watch:
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
         found = {}
-        if metrics.get("reward_std") == 0:
+        same = metrics.get("reward_std") == 0
+        if metrics.get("failed", 0) > 0:
+            found["failed"] = (
+                PATIENCE,
+                f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one), and are in no "
+                "average: what is learnt from are the others. The reasons stand in the episodes (trailmark report, inspect).",
+            )
+        if same:
             found["reward"] = (
                 PATIENCE,
                 f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there is nothing to "
                 "learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start from another model.",
             )
-        elif metrics.get("same_groups", 0.0) >= SAME:
+        if metrics.get("same_groups", 0.0) >= SAME:
             found["groups"] = (
                 PATIENCE,
                 f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: they teach "
@@ -78,4 +87,5 @@ class Watch:
             if name.split("/")[-1] == "grad_norm" and value == 0:
                 found[name] = PATIENCE, f"{name} has been 0 for {PATIENCE} steps: the weights do not change."
         self._since = {key: self._since.get(key, 0) + 1 for key in found}
-        return [text for key, (patience, text) in found.items() if self._since[key] == patience]
+        told = [key for key, (patience, _) in found.items() if self._since[key] == patience]
+        return [found[key][1] for key in told if not (key == "groups" and "reward" in told)]

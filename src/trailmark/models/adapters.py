@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
+from trailmark.memory import need
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,15 @@ def add_lora(model: Any, config: ModelConfig) -> Any:
 
     lora = config.lora
     assert lora is not None
+    names = None if lora.targets == "all-linear" else tuple(lora.targets)
+    sides = [
+        m.in_features + m.out_features
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear)
+        and (m is not model.get_output_embeddings() if names is None else name.split(".")[-1] in names)
+    ]
+    count = lora.rank * sum(sides)
+    need(4 * count, f"model.lora.rank {lora.rank:,}: adapters of {count:,} weights", "lower it", model.device)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)

@@ -40,6 +40,11 @@ SCALED = re.compile(
     re.IGNORECASE,
 )
 THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:\{,\}\d{3})+)")
+BASES = r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|sixteen)"
+BASED = (  # a base that is said behind a number instead of under it: 40\text{ (base nine)}, 40\text{_9}, 40 base 9
+    re.compile(rf"(?<=\d)\s*\\text\s*\{{\s*(?:_|,?\s*(\()?\s*(?:in\s+)?base[\s-]*){BASES}\s*(?(1)\))\s*\}}\s*$", re.IGNORECASE),
+    re.compile(rf"(?<=\d)\s*,?\s*(\()?\s*(?:in\s+base|base|\\text\s*\{{\s*(?:in\s+)?base\s*\}})[\s-]*{BASES}\s*(?(1)\))\s*$", re.IGNORECASE),
+)  # fmt: skip
 
 
 def clean(text: str) -> str:
@@ -61,6 +66,8 @@ def clean(text: str) -> str:
     text = FONTS.sub(r"\\text", text)
     text = re.sub(r"\\text(?![A-Za-z{])\s*", "", text)
     text = re.sub(r"\\text\s*\{\s*i\s*\}", "i", text)  # the imaginary unit in roman
+    for said in BASED:
+        text = said.sub(r"_{\2}", text)
     text = re.sub(r"^\s*\\(?:approx|simeq)(?![A-Za-z])", "", text)
     for _ in range(3):  # a fraction may stand in a fraction
         text = UNBRACED.sub(lambda m: rf"\frac{{{m[1] or m[2] or ''}}}{{{m[3] or m[4] or ''}}}", text)

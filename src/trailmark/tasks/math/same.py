@@ -306,7 +306,7 @@ def _bases(gold: str, answer: str, ask: Ask) -> bool | None:
     if found[0] and found[1]:
         return one is not None and two is not None and one[1] == two[1] and one[0] == two[0]
     if found[0]:
-        return found[0][1].upper() == answer.replace(" ", "").upper()
+        return one is not None and found[0][1].upper() == answer.replace(" ", "").upper()  # a_1 is a name
     number = read_number(gold)
     return two is not None and number is not None and number.value == two[0]
 
