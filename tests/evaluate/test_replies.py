@@ -126,7 +126,7 @@ SHELVES = {"A": "go to shelf 1", "B": "go to shelf 10", "C": "go to shelf 11", "
 @pytest.mark.parametrize(
     ("reply", "label"),
     [
-        ("Action: go to shelf 1", "A"), ("Action: go to shelf 10.", "B"), ("go to shelf 11", "C"), ("Action: go to shelf 2", None),
+        ("Action：B", "B"), ("Action: B<|im_end|>", "B"), ("Action: go to shelf 1</s>\n", "A"), ("Action: go to shelf 1", "A"), ("Action: go to shelf 10.", "B"), ("go to shelf 11", "C"), ("Action: go to shelf 2", None),
         ("Action: go to shelf 100", None), ("I will go to shelf 10.", "B"), ("I could go to shelf 10.", None),
         ("Action: B) go to shelf 1", None), ("Action: b", "B"), ("Action: Go To Shelf 1", "A"), ("I", "I"), ("Action: I", "I"),
         ("cat README.", "2"), ("Action: cat README.md.", "3"), ("cat README.mdx", None), ("cd ..", "4"), ("Action: cd ...", "4"),

@@ -83,7 +83,8 @@ def start(path, *more, env=None):
 
 
 def finish(path):
-    done = start(path, "--resume")
+    begun = (path.parent / path.stem).exists()  # a run that was killed while it imported torch has no folder yet
+    done = start(path, *(["--resume"] if begun else []))
     _, said = done.communicate()
     assert done.returncode == 0, said
 

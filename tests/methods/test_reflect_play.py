@@ -9,6 +9,7 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.methods import reflect_play as how
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Seat, play
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
@@ -177,3 +178,14 @@ def test_random_and_oracle_rows():
     assert {t.action for e in luck for t in e.turns} == set("012345")
     with pytest.raises(TaskError, match="does not know its best action"):
         how.oracle_player(Menu(), 1, TOKENIZER)
+
+
+def test_a_reflection_that_grew_in_the_policy_s_tokens_is_cut_and_the_play_goes_on():
+    """32 broken bytes are 96 bytes as U+FFFD: 32 tokens of a reflector, 96 of the policy."""
+    tokenizer, talk, menu = tiny_tokenizer(), how.Talk(thought=32), "0. up\n1. down\n"
+    for limit in (64, 80, 100, 200):
+        prompt = talk.policy_prompt(tokenizer, "You are at the gate.\n" * 3, "\ufffd" * 32, menu, limit)
+        assert len(encode(tokenizer, prompt)) < limit and prompt.endswith(menu + how.ACTION) and how.ANALYZE in prompt
+    assert "\ufffd" * 32 + menu in prompt  # where there is room, nothing is lost
+    with pytest.raises(TaskError, match="raise engine.max_len"):
+        talk.policy_prompt(tokenizer, "state", "\ufffd" * 32, menu, 30)

@@ -25,6 +25,7 @@ _QUOTES = "\"'`*“”‘’«»\\"
 _DROPPED = str.maketrans("", "", _QUOTES)
 _OPEN, _CLOSE = r"[\s(\[{<#_~]*", r"[)\]}>_~]*"
 _KINDS = ("action", "command|choice|answer|label|option|decision|move")  # the first kind that is found decides
+_ENDS = re.compile(r"(?:<\|[\w ]{1,40}\|>|</s>|<eos>|<end_of_turn>)+\s*\Z")  # control tokens that a server left standing
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 # What may follow a command. Other words might be an argument that makes it another command.
 _AFTER = re.compile(
@@ -75,6 +76,7 @@ class Menu:
     actions: tuple[str, ...]
 
     def read(self, text: str) -> str | None:
+        text = _ENDS.sub("", text.replace("：", ":"))
         text = self._without_menu(_THOUGHT.sub("\n", text)[-_MOST:])
         for said in _marked(text, self.labels):
             return self._phrase(said) or self._prose(said)

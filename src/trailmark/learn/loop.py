@@ -63,6 +63,8 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     if resume and (found := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
         start, best, bad, stopped = found["step"], found["best"], found["without_better"], found["stopped"]
         keep(run, config, best)
+    elif resume:
+        print(f"{run.path} has no checkpoint yet: it starts again at step 1", file=sys.stderr)
     if resume:
         truncate_metrics(run, start)
         truncate_segments(run.episodes_dir, start + 1)

@@ -61,8 +61,12 @@ class Talk:
         return fit(tokenizer, self.instruction + state, ANALYZE, limit - self.thought) + ANALYZE
 
     def policy_prompt(self, tokenizer: Any, state: str, thought: str | None, menu: str, limit: int) -> str:
-        """`thought` None: without the reflector."""
+        """`thought` None: without the reflector. A reflection may be more tokens of the policy than it was of the reflector:
+        where it leaves no room for the state, it loses its end."""
         rest = menu + ACTION if thought is None else ANALYZE + thought + menu + ACTION
+        if thought and len((CUT + rest).encode(errors="replace")) + 3 >= limit:
+            size = lambda n: len(prompt_ids(tokenizer, CUT + ANALYZE + thought[:n] + menu + ACTION))
+            rest = ANALYZE + thought[: _longest(len(thought), lambda n: size(n) + 3 <= limit)] + menu + ACTION
         return fit(tokenizer, (self.instruction if self.reflect else "") + state, rest, limit - 1) + rest
 
 

@@ -102,7 +102,7 @@ WORDS = [
 # Numbers with something under them, and numbers in other scripts, groups and words.
 UNDER = [
     ("40", r"40\text{ base 9}", OTHER), ("40", r"40\text{ (base nine)}", OTHER), ("40", r"40\text{_9}", OTHER), ("40", "40 (base 9)", OTHER), ("40_9", r"40\text{ base } 9", SAME), ("40", "101000 base 2", SAME), ("3", r"3\text{ base hits}", SAME), ("a_1", "a", OTHER), ("b_2", "b", OTHER), ("A_{16}", "A", SAME),
-    ("40", "40_9", OTHER), ("40", "40_{9}", OTHER), ("40", "{40}_{9}", OTHER), ("40", "40_x", OTHER), ("40", r"40_{\text{nine}}", OTHER), ("40", "40_{10}", SAME), ("40", "101000_2", SAME), ("9", r"11_{\text{eight}}", SAME), ("40_9", "40", SAME), ("14_5", "9", OTHER), ("42", "2A_{16}", SAME),
+    ("1,000", "1,000_2", OTHER), ("40", "40_9", OTHER), ("40", "40_{9}", OTHER), ("40", "{40}_{9}", OTHER), ("40", "40_x", OTHER), ("40", r"40_{\text{nine}}", OTHER), ("40", "40_{10}", SAME), ("40", "101000_2", SAME), ("9", r"11_{\text{eight}}", SAME), ("40_9", "40", SAME), ("14_5", "9", OTHER), ("42", "2A_{16}", SAME),
     ("11_8", r"11_{\text{eight}}", SAME), ("1010_2+1", "1011", OTHER), ("x_1", "x", OTHER), ("40", "４０", SAME), ("40", "٤٠", SAME), ("(1,2)", "（１，２）", SAME), ("22", "2²", OTHER), ("4000", "4 000", SAME), ("40", "4 0", OTHER),
     ("12 345 678", "12345678", SAME), ("123", "1,23", OTHER), ("1.23", "1,23", OTHER), ("42", "forty-two", SAME), ("42", "forty", OTHER), ("5000000", "5 million", SAME), ("5", "5 million", OTHER), (r"5.2\text{ million}", "5200000", SAME), ("24", "2 dozen", SAME), ("5 cents", r"\$5", OTHER), ("40", r"\approx 40", SAME),
 ]  # fmt: skip

@@ -214,6 +214,8 @@ def _items(text: str) -> list[str]:
 
 
 def _lists(gold: str, answer: str, ask: Ask) -> bool | None:
+    if any(re.fullmatch(r"\d{1,3}(?:,\d{3})+\s*_.+", text.strip()) for text in (gold, answer)):
+        return None  # one number with something under it, not a list
     one, two = _listed(gold), _listed(answer)
     if one is None and two is None:
         return None
