@@ -19,11 +19,11 @@ import transformers
 from common import commit
 
 from trailmark.config import ModelConfig, ModelShape, load_recipe, resolve
-from trailmark.launch import launch
-from trailmark.learn.checkpoint import listed
 from trailmark.methods import get_config, get_method
 from trailmark.models.load import load_model
-from trailmark.store import read_metrics
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_metrics
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "reflect-sft.yaml"
 

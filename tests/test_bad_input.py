@@ -60,7 +60,7 @@ def shell(tmp_path):
     (tmp_path / "sft.yaml").write_text(SFT.format(out=tmp_path / "run", data=tmp_path / "data.jsonl"))
 
     def run(*words, limit=None):
-        code = "import sys; from trailmark.cli import main; main()"
+        code = "import sys; from trailmark.commands.app import main; main()"
         if limit:
             code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {code}"
         return subprocess.run(
@@ -151,7 +151,7 @@ def test_episodes_that_are_missing_or_cut(shell):
     done = shell("diff", "run", "b")
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr and "000002.jsonl" in done.stdout + done.stderr
     from trailmark.errors import DataError
-    from trailmark.store import read_segment
+    from trailmark.runs.store import read_segment
 
     with pytest.raises(DataError, match=r"000002\.jsonl:4: .*cut off"):
         read_segment(segment)

@@ -12,8 +12,8 @@ from rich.console import Console
 from trailmark import progress
 from trailmark.errors import RecipeError
 from trailmark.progress import Phases, Progress, clock, many, rates, sparkline
-from trailmark.sinks import Sinks, open_sinks
-from trailmark.store import Run
+from trailmark.runs.store import Run
+from trailmark.trackers import Sinks, open_sinks
 
 
 @pytest.fixture

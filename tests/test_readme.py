@@ -13,7 +13,7 @@ def test_a_task_of_your_own(tmp_path):
     readme = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
     (tmp_path / "guess.py").write_text(code)
-    command = "from trailmark.cli import main; main()"
+    command = "from trailmark.commands.app import main; main()"
     words = [
         "train",
         str(ROOT / "recipes/taxi-online.yaml"),

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark import memory
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import ModelShape
 from trailmark.engines.local import LocalEngine
 from trailmark.learn.optim import Optimiser

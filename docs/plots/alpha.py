@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trailmark.learn.forward import View, exact_kl
-from trailmark.learn.pack import lay_out
+from trailmark.models.layout import lay_out
 from trailmark.objectives import SoftBellman, Term
 from trailmark.types import Sample
 

@@ -1,3 +1,3 @@
-from trailmark.cli import main
+from trailmark.commands.app import main
 
 main()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.data.alfworld import AlfworldGuide, situation
 from trailmark.data.decisions import read_decisions
 from trailmark.data.plays import Last

@@ -11,7 +11,7 @@ from data_fixtures import packages, rows, script, teaching, tree, write_tree
 from typer.testing import CliRunner
 
 from trailmark import formats
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.data.auto_explore.explorer import Explorer
 from trailmark.data.auto_explore.make import STAGES
 from trailmark.data.auto_explore.records import Record, read_records
@@ -424,7 +424,7 @@ def test_a_folder_of_someone_else_is_left_as_it_was(tmp_path):
 
 
 def test_two_at_once_are_told_apart(tmp_path):
-    from trailmark.store import Run
+    from trailmark.runs.store import Run
 
     packages(tmp_path)
     (tmp_path / "out").mkdir()
@@ -463,8 +463,8 @@ class Scripted:
 def test_our_own_server_as_teacher(tmp_path, make_lm):
     """`trailmark serve`'s application over a socket: scripted, the same data set as from the other server; with a random tiny
     model every answer is nonsense, which is counted."""
+    from trailmark.commands.serve import serving
     from trailmark.engines.local import LocalEngine
-    from trailmark.serve.command import serving
 
     lm = make_lm("llama", context=60_000)
     with serving(Scripted(lm), "m", api_key="k") as url:

@@ -6,12 +6,12 @@ import pytest
 from data_fixtures import rows, teaching, tree
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.data.decisions import Decision, read_decisions, write_decisions
+from trailmark.data.lessons import Bfs, Lesson, get_teacher
 from trailmark.data.plays import Last
 from trailmark.data.taxi import spoiler
 from trailmark.errors import DataError, RecipeError
-from trailmark.methods.teachers import Bfs, Lesson, get_teacher
 from trailmark.tasks import taxi
 from trailmark.tasks.taxi import Taxi
 

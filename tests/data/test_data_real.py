@@ -8,7 +8,7 @@ import pytest
 from data_fixtures import rows
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.data.auto_explore.explorer import Explorer
 from trailmark.data.auto_explore.records import read_records
 from trailmark.data.decisions import FIVE, read_decisions

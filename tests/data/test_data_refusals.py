@@ -7,7 +7,7 @@ import pytest
 from data_fixtures import packages
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 
 
 def refused(*words):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.evaluate.study import find_study, load_study
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import sys
 import pytest
 from from_pages import ROOT, shell
 
-from trailmark.store import read_segment
+from trailmark.runs.store import read_segment
 
 README, REFLECT, OREO = ((ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

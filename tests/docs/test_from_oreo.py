@@ -11,13 +11,13 @@ import pytest
 from from_pages import ROOT, commands, first_cell, keys_of, load_the_study, serve_up_to_the_port, shell, table, value_at
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
+from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, load_recipe, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.methods import get_method
 from trailmark.models.load import load_model
 from trailmark.rollout.values import load_values
-from trailmark.serve.command import serving
 
 PAGE = (ROOT / "docs/from/oreo.md").read_text()
 SHAPE = {"family": "llama", "layers": 1, "width": 32, "heads": 2, "context": 4096}

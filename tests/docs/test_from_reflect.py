@@ -15,7 +15,7 @@ import pytest
 from from_pages import ROOT, commands, first_cell, keys_of, load_the_study, serve_up_to_the_port, shell, table, value_at
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import load_recipe, resolve
 from trailmark.methods.reflect import Config
 from trailmark.tasks.alfworld import Alfworld

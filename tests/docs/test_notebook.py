@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trailmark.waiting import wait
+from trailmark.run_async import wait
 
 ROOT = Path(__file__).parents[2]
 

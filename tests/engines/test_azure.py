@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.engines.http import EngineStatus, HttpEngine, HttpEngineConfig, http_engine
 from trailmark.engines.wire import address
 from trailmark.rollout.values import HttpValues, Line

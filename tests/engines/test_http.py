@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from trailmark.commands.serve import serving
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.http import (
     EngineGarbage,
@@ -28,7 +29,6 @@ from trailmark.engines.local import LocalEngine
 from trailmark.engines.wire import address
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play, solo
-from trailmark.serve.command import serving
 from trailmark.tasks.taxi import Taxi
 from trailmark.types import Failed, SamplingLaw, Scored
 

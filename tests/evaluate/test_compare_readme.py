@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
-from trailmark.store import read_segment
+from trailmark.commands.app import app
+from trailmark.runs.store import read_segment
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["model.shape={family: llama, layers: 1, width: 32, heads: 2, context: 128}"]

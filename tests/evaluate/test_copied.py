@@ -4,11 +4,11 @@ import json
 
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.evaluate.copied import copy_rate, named
 from trailmark.evaluate.run import summarise
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.store import to_json
+from trailmark.runs.store import to_json
 from trailmark.types import Episode, Scored, Task, Turn
 
 WORDS = tiny_tokenizer()

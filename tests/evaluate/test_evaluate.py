@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError
 from trailmark.evaluate.run import evaluate, summarise
-from trailmark.evaluate.stored import compare, episode_files, evaluated, short_names
+from trailmark.evaluate.stored_episodes import compare, episode_files, evaluated, short_names
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
-from trailmark.store import read_metrics, read_segment, to_json, write_segment
+from trailmark.runs.store import read_metrics, read_segment, to_json, write_segment
 from trailmark.tasks import get_task
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
@@ -243,7 +243,7 @@ def test_bad_input_is_a_sentence(trained, tmp_path):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; sys.argv = ['trailmark', '--help']\nfrom trailmark.cli import main\n"
+        "import sys; sys.argv = ['trailmark', '--help']\nfrom trailmark.commands.app import main\n"
         "try: main()\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'matplotlib', 'pydantic'} & set(sys.modules)))"
     )

@@ -13,12 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.evaluate.run import summarise
-from trailmark.evaluate.stored import compare
+from trailmark.evaluate.stored_episodes import compare
 from trailmark.evaluate.tables import span
 from trailmark.report.tables import evaluation_row
-from trailmark.store import to_json
+from trailmark.runs.store import to_json
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
 

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
+from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
@@ -18,7 +19,6 @@ from trailmark.methods.reflect_play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
-from trailmark.serve.command import serving
 from trailmark.tasks import get_task, taxi
 from trailmark.types import SamplingLaw
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from trailmark.evaluate.measures import Measure, observe
 from trailmark.evaluate.run import stage_rows
-from trailmark.store import to_json
+from trailmark.runs.store import to_json
 from trailmark.types import Episode, Scored, Task
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from trailmark.evaluate.distributions import incomplete_beta, normal_quantile, t_cdf, t_quantile
 from trailmark.evaluate.stats import (
     Interval,
     bootstrap,
@@ -17,7 +18,6 @@ from trailmark.evaluate.stats import (
     welch,
     wilson,
 )
-from trailmark.evaluate.student import incomplete_beta, normal_quantile, t_cdf, t_quantile
 
 
 def covers(found: list[Interval], truth: float) -> float:

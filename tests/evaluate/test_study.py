@@ -12,18 +12,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, parse_claim
 from trailmark.evaluate.pages import page, read_study
 from trailmark.evaluate.study import _flat, load_study, run_study
-from trailmark.store import Run
+from trailmark.runs.store import Run
 
 METHOD = '''
 """Counts. Success is `skill` plus a little that depends on the seed and the step."""
 import json
 from trailmark.config import RunConfig
-from trailmark.store import append_line, read_metrics, to_json, write_segment
+from trailmark.runs.store import append_line, read_metrics, to_json, write_segment
 from trailmark.types import Episode, Scored, Task, Turn
 
 class Config(RunConfig):

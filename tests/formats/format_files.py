@@ -10,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from trailmark import formats
-from trailmark.lines import to_json
 from trailmark.models.tiny import CHATML, tiny_tokenizer
+from trailmark.runs.episode_json import to_json
 
 TINY = tiny_tokenizer()
 FEW = settings(max_examples=40, deadline=None)

@@ -5,9 +5,9 @@ from format_files import TINY, put, take
 from typer.testing import CliRunner
 
 from trailmark import formats
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.store import read_segment
+from trailmark.runs.store import read_segment
 from trailmark.types import Annotation, Episode, Scored, Task, Turn
 
 ITEM = {

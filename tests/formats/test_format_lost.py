@@ -6,7 +6,7 @@ import pytest
 from format_files import TINY
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.errors import DataError
 from trailmark.formats.messages import read_messages
 

@@ -8,7 +8,7 @@ from format_files import TINY, take
 from typer.testing import CliRunner
 
 from trailmark import formats
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.tiny import tiny_tokenizer
 

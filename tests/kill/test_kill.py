@@ -96,7 +96,7 @@ def same(a, b):
 
 def readable(run):
     """A reader of a running or killed run never sees a broken line, nor half a checkpoint."""
-    from trailmark.store import read_episodes, read_metrics
+    from trailmark.runs.store import read_episodes, read_metrics
 
     if (run / "recipe.yaml").exists():
         steps = [row["step"] for row in read_metrics(run)]

@@ -18,15 +18,15 @@ from trailmark.config import (
     OptimConfig,
     RunConfig,
 )
-from trailmark.diff import diff_runs
 from trailmark.errors import LearnError, RunError
-from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update, split
 from trailmark.learn.loop import Plain, train
 from trailmark.learn.optim import Optimiser, rate
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft, Value
-from trailmark.store import Run, read_metrics
+from trailmark.runs import checkpoints
+from trailmark.runs.diff import diff_runs
+from trailmark.runs.store import Run, read_metrics
 from trailmark.types import Sample
 
 SHAPE = ModelShape(layers=1, width=32, heads=2, context=64)
@@ -130,7 +130,7 @@ def test_best_last_and_early_stop(tmp_path):
     }
     run = Run.create(tmp_path / "run", "method: toy\n")
     train(Toy(config(**more), {2: 1.0, 4: 3.0, 6: 2.0, 8: 2.0, 10: 9.0}), config(**more), run)
-    assert [p.name for p in checkpoint.listed(run.checkpoints_dir)] == ["000004", "000006", "000008"]
+    assert [p.name for p in checkpoints.listed(run.checkpoints_dir)] == ["000004", "000006", "000008"]
     assert read_metrics(run.path)[-1]["step"] == 8
     assert train(Toy(config(**more)), config(**more), run, resume=True) == {}  # it is complete, and stays as it is
     assert read_metrics(run.path)[-1]["step"] == 8
@@ -235,7 +235,7 @@ def test_the_m_best_are_kept_and_a_run_may_be_moved(tmp_path):
     run = Run.create(tmp_path / "run", "method: toy\n")
     values = dict(enumerate([0.1, 0.5, 0.7, 0.6, 0.2, 0.3], 1))
     train(Toy(config(**more), values), config(**more), run)
-    assert [p.name for p in checkpoint.listed(run.checkpoints_dir)] == ["000003", "000004", "000006"]
+    assert [p.name for p in checkpoints.listed(run.checkpoints_dir)] == ["000003", "000004", "000006"]
     moved = run.path.rename(tmp_path / "elsewhere")
     assert load_model(ModelConfig(name=str(moved / "checkpoints" / "000006" / "policy"))).adapted
     average = load_model(ModelConfig(name=str(moved / "checkpoints" / "000006" / "policy-ema")))
@@ -277,12 +277,12 @@ def test_resume_goes_back_to_the_checkpoint_before_a_damaged_one_and_says_so(tmp
     whole, parts = Run.create(tmp_path / "a", "method: toy\n"), Run.create(tmp_path / "b", "method: toy\n")
     train(Toy(config()), config(), whole)
     train(Toy(config()), config(), parts)
-    newest = checkpoint.listed(parts.checkpoints_dir)[-1]
+    newest = checkpoints.listed(parts.checkpoints_dir)[-1]
     DAMAGE[damage](newest)
     capsys.readouterr()
     train(Toy(config()), config(), parts, resume=True)
     said = capsys.readouterr().err
-    before = checkpoint.listed(whole.checkpoints_dir)[-2].name
+    before = checkpoints.listed(whole.checkpoints_dir)[-2].name
     assert f"{newest} is damaged" in said and f"goes on from step {int(before)}" in said
     assert diff_runs(whole.path, parts.path) == []  # as if nothing had happened
     assert (parts.path / "damaged" / newest.name).is_dir()  # nothing is thrown away
@@ -291,7 +291,7 @@ def test_resume_goes_back_to_the_checkpoint_before_a_damaged_one_and_says_so(tmp
 def test_resume_with_no_good_checkpoint_left_is_refused_and_touches_nothing(tmp_path):
     run = Run.create(tmp_path / "a", "method: toy\n")
     train(Toy(config()), config(), run)
-    for path in checkpoint.listed(run.checkpoints_dir):
+    for path in checkpoints.listed(run.checkpoints_dir):
         cut(path / "state.json")
     files = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunError, match="is damaged .* no earlier checkpoint can be read"):

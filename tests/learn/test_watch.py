@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.learn.watch import PATIENCE, Watch, sampler_gap, spread
 from trailmark.types import Episode, Failed, Sample, Scored, Task
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import resolve
+from trailmark.data.lessons import File
 from trailmark.errors import RecipeError
-from trailmark.launch import launch
 from trailmark.methods import get_method, reflect
-from trailmark.methods.teachers import File
+from trailmark.runs.launch import launch
 from trailmark.tasks import get_task
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from trailmark import methods
 from trailmark.config import resolve
 from trailmark.errors import RecipeError
 from trailmark.methods.sft import batch_rows
-from trailmark.store import Run, read_episodes, read_metrics
+from trailmark.runs.store import Run, read_episodes, read_metrics
 from trailmark.types import Scored
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}

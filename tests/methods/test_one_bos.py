@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from trailmark import chat, formats
 from trailmark.config import ModelConfig, resolve
+from trailmark.data.lessons import Lesson
 from trailmark.engines.local import LocalEngine
 from trailmark.methods import reflect
 from trailmark.methods.sft import conversation_samples
-from trailmark.methods.teachers import Lesson
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.bos import prompt_ids

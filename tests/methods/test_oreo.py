@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from trailmark import methods
 from trailmark.config import ModelConfig, dump, resolve
-from trailmark.diff import diff_runs
 from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.launch import launch
 from trailmark.learn.forward import Readout
 from trailmark.methods import oreo
 from trailmark.methods.oreo_data import trajectory_samples
 from trailmark.models.load import load_model
-from trailmark.store import Run, read_episodes, read_metrics
+from trailmark.runs.diff import diff_runs
+from trailmark.runs.launch import launch
+from trailmark.runs.store import Run, read_episodes, read_metrics
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
 

@@ -9,9 +9,9 @@ import yaml
 from trailmark.config import load_recipe, resolve
 from trailmark.errors import RecipeError
 from trailmark.evaluate.run import value_of
-from trailmark.launch import launch
 from trailmark.methods import oreo
-from trailmark.store import read_segment
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_segment
 
 RECIPE = {
     "method": "oreo", "data": "scored.jsonl", "out": "run", "steps": 2, "batch": 4, "seed": 3,

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
-from trailmark.diff import diff_runs
+from trailmark.data.lessons import get_teacher
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.launch import launch
-from trailmark.learn import checkpoint
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
-from trailmark.methods.teachers import get_teacher
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
-from trailmark.store import read_metrics, read_segment
+from trailmark.runs import checkpoints
+from trailmark.runs.diff import diff_runs
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_metrics, read_segment
 from trailmark.tasks import get_task
 from trailmark.tasks import taxi as world
 from trailmark.types import Scored
@@ -77,7 +77,7 @@ def test_the_teacher_knows_the_way():
 
 def test_the_reflector_stays_frozen_and_is_the_one_saved(tmp_path):
     run(tmp_path / "run")
-    last = checkpoint.listed(tmp_path / "run" / "checkpoints")[-1]
+    last = checkpoints.listed(tmp_path / "run" / "checkpoints")[-1]
     state = json.loads((last / "state.json").read_text())
     saved = load_model(ModelConfig(name=str(last / "reflector")))
     assert saved.fingerprint() == state["method"]["frozen"] != ""
@@ -117,7 +117,7 @@ def test_killed_between_any_two_stages_it_resumes(tmp_path, reflect):
 
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
-    monkeypatch.setattr("trailmark.quickstart._recipe", lambda file, out, seed, reflecting: {
+    monkeypatch.setattr("trailmark.commands.quickstart._recipe", lambda file, out, seed, reflecting: {
         **SMALL, "out": str(out), "seed": seed, "reflect": reflecting, "steps": 14 if reflecting else 9})  # fmt: skip
     shell = CliRunner()
     done = shell.invoke(app, ["quickstart", "--out", str(tmp_path / "q")])
@@ -149,7 +149,7 @@ def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
     run(tmp_path / "run", **more, engine={"slots": 32, "max_len": 256})
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    last = checkpoint.listed(tmp_path / "run" / "checkpoints")[-1]
+    last = checkpoints.listed(tmp_path / "run" / "checkpoints")[-1]
     assert list(load_model(ModelConfig(name=str(last / "critic"))).heads) == (["value"] if critic == "linear" else [])
     assert any(
         e.turns[1].text != e.turns[1].action for e in read_segment(tmp_path / "run" / "evaluation" / "reflect-rl.jsonl")

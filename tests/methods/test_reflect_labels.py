@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from trailmark.config import resolve
+from trailmark.data.lessons import Lesson
 from trailmark.errors import RecipeError
-from trailmark.launch import launch
-from trailmark.learn.checkpoint import listed
 from trailmark.methods import get_method, reflect
-from trailmark.methods.teachers import Lesson
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.store import read_episodes, read_metrics
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_episodes, read_metrics
 from trailmark.tasks.labels import CHOICES, alphabet
 from trailmark.verify import verify
 

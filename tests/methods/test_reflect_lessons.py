@@ -3,10 +3,10 @@
 import pytest
 
 from trailmark.config import resolve
+from trailmark.data.lessons import Lesson
 from trailmark.methods import reflect
-from trailmark.methods.teachers import Lesson
 from trailmark.rollout.play import play
-from trailmark.store import Run
+from trailmark.runs.store import Run
 
 BASE = {
     "method": "reflect", "steps": 4, "teacher": {"starts": 2}, "sft": {"reflector": 1, "policy": 1, "batch": 4},

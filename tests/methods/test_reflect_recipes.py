@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from trailmark.config import load_recipe, resolve
-from trailmark.launch import launch
+from trailmark.data.lessons import Lesson
 from trailmark.methods import get_method, reflect
-from trailmark.methods.teachers import Lesson
 from trailmark.models.load import describe
-from trailmark.store import read_episodes, read_metrics
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_episodes, read_metrics
 from trailmark.types import Scored
 
 FOLDER = Path(__file__).parents[2] / "recipes"
@@ -129,7 +129,7 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
         "engine": {"slots": 4, "max_len": 1536}, "eval": {"every": 5, "n": 2, "split": "seen"},
     }, reflect.Config)  # fmt: skip
     launch(get_method("reflect"), config)
-    from trailmark.store import read_segment
+    from trailmark.runs.store import read_segment
 
     best = read_segment(tmp_path / "run" / "evaluation" / "oracle.jsonl")
     assert len(best) == 3 and all(isinstance(e.outcome, Scored) and e.outcome.success for e in best)

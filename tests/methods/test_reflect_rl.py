@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, resolve
-from trailmark.launch import launch
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
@@ -17,8 +16,9 @@ from trailmark.models.load import load_model
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Value
 from trailmark.rollout.play import play
+from trailmark.runs.launch import launch
+from trailmark.runs.store import Run, read_episodes, read_metrics
 from trailmark.samples import build_samples
-from trailmark.store import Run, read_episodes, read_metrics
 from trailmark.tasks import get_task
 from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 
@@ -230,7 +230,7 @@ def test_stages_are_played_and_evaluated_one_by_one(tmp_path):
         last
     ) | {k for row in read_metrics(tmp_path / "run") for k in row}
     from trailmark.evaluate.run import stage_rows
-    from trailmark.store import read_segment
+    from trailmark.runs.store import read_segment
 
     rows = {r["name"]: r for r in stage_rows(read_segment(tmp_path / "run/evaluation/oracle.jsonl"), "oracle")}
     assert list(rows) == ["oracle", "oracle, pickup", "oracle, dropoff", "oracle, full"]

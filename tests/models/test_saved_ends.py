@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine

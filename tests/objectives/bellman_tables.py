@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from trailmark.learn.forward import View, exact_kl
-from trailmark.learn.pack import lay_out
+from trailmark.models.layout import lay_out
 from trailmark.objectives import Term
 from trailmark.types import Sample
 

@@ -11,8 +11,8 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.forward import Readout, View
 from trailmark.learn.learner import Learner, Update
-from trailmark.learn.pack import lay_out
 from trailmark.methods.oreo_data import advantages, trajectory_samples
+from trailmark.models.layout import lay_out
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Note, SoftBellman, Term
 from trailmark.tasks.solved import paths, solve_soft, tree

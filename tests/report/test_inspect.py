@@ -4,9 +4,9 @@ import pytest
 from report_runs import add_evaluation, episode, make_run, turn
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.report.terminal import _plain
-from trailmark.store import to_json, write_segment
+from trailmark.runs.store import to_json, write_segment
 from trailmark.types import Annotation
 
 

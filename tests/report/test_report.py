@@ -10,7 +10,7 @@ from report_chrome import BINARY, Chrome
 from report_runs import EVIL, WORDS, add_evaluation, episode, ids, make_run
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import dump
 from trailmark.marked_yaml import parse
 from trailmark.methods import get_method
@@ -22,7 +22,7 @@ from trailmark.report.pieces import Pieces
 from trailmark.report.plots import smooth
 from trailmark.report.read import spread
 from trailmark.report.tables import POINTS, curves
-from trailmark.store import Run, write_segment
+from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, SamplingLaw, Turn
 
 
@@ -447,9 +447,9 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     """The quickstart's own recipe, cut to a few steps: both players, evaluations, a start played by two stages."""
     import trailmark
     from trailmark.config import load_recipe, resolve
-    from trailmark.launch import launch
     from trailmark.methods import reflect
-    from trailmark.store import Run
+    from trailmark.runs.launch import launch
+    from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
     short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 9, "out": str(tmp_path / "run"), "thought": 16}

@@ -12,13 +12,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.searched import best_by_value
 from trailmark.learn.forward import Readout, view
-from trailmark.learn.pack import lay_out
+from trailmark.models.layout import lay_out
 from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play

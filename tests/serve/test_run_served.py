@@ -12,17 +12,17 @@ import torch
 from test_serve_command import ENV, refused
 
 from trailmark import methods
+from trailmark.commands.serve import serving
 from trailmark.config import resolve
 from trailmark.engines.base import Request, run
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError
-from trailmark.launch import launch
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import stop_ids
-from trailmark.serve.command import serving
-from trailmark.serve.home import Home, find_home, longest
+from trailmark.runs.launch import launch
+from trailmark.serve.run_settings import Home, find_home, longest
 from trailmark.serve.speech import Speech, plain_speech, speech_of
 from trailmark.types import SamplingLaw
 
@@ -75,7 +75,7 @@ def test_a_run_of_another_dtype(runs):
 def test_a_model_without_a_run_has_the_length_of_its_context(make_lm, monkeypatch):
     lm = make_lm("llama", context=2048)
     assert longest(lm, 16) == 2048
-    monkeypatch.setattr("trailmark.serve.home.free_memory", lambda device: 2 * 16 * 1024 * 512.0)
+    monkeypatch.setattr("trailmark.serve.run_settings.free_memory", lambda device: 2 * 16 * 1024 * 512.0)
     assert longest(lm, 16) == 1024 and longest(lm, 8) == 2048
     assert longest(lm, 10**9) == 256 and lm.dtype == torch.float32
 

@@ -11,11 +11,11 @@ import httpx
 import openai
 import pytest
 
+from trailmark.commands.serve import serving
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.answers import token_name
-from trailmark.serve.command import serving
 from trailmark.serve.speech import plain_speech
 from trailmark.types import SamplingLaw
 

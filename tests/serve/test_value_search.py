@@ -8,13 +8,13 @@ import httpx
 import openai
 import pytest
 
+from trailmark.commands.serve import serving
 from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.wire import EngineGarbage, EngineStatus
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.search import Plan, search
 from trailmark.rollout.values import HeadValues, HttpValues, Line, LogProb
-from trailmark.serve.command import serving
 from trailmark.serve.speech import plain_speech
 
 SAY = [{"role": "user", "content": "Where to?"}]
@@ -213,7 +213,7 @@ def test_a_server_of_values_is_a_scorer(url, lm, local):
 def test_the_command_loads_the_value_model(lm, tmp_path):
     from typer.testing import CliRunner
 
-    from trailmark.cli import app
+    from trailmark.commands.app import app
 
     done = CliRunner().invoke(app, ["serve", "tiny", "--port", "0", "--value", str(tmp_path)])
     assert done.exit_code == 2 and "holds no value model" in done.stderr

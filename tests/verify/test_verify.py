@@ -18,8 +18,8 @@ from trailmark.engines.local import LocalEngine
 from trailmark.learn import learner, pack
 from trailmark.methods import online, sft
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.runs.store import Run, read_segment, segments, write_segment
 from trailmark.samples import build_samples
-from trailmark.store import Run, read_segment, segments, write_segment
 from trailmark.types import Sample, SamplingLaw, Scored, Turn
 from trailmark.verify import verify
 from trailmark.verify.data import rank_correlation
@@ -153,7 +153,7 @@ def test_a_sound_imitation_passes_what_applies(sound):
 
 
 def test_the_command(sound, copy, tmp_path):
-    from trailmark.cli import app
+    from trailmark.commands.app import app
 
     run = copy("taxi")
     done = CliRunner().invoke(app, ["verify", str(run), "--json", "--limit", "20"])

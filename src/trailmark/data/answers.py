@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.lines import object_from_json
-from trailmark.store import append_line, cannot_write
+from trailmark.runs.episode_json import object_from_json
+from trailmark.runs.store import append_line, cannot_write
 
 
 def request_key(request: Mapping[str, Any]) -> str:

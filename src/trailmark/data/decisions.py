@@ -22,7 +22,7 @@ from typing import Any, Literal
 from trailmark.errors import DataError
 from trailmark.formats.reflect import ACTION, ANALYZE, SftStep
 from trailmark.formats.rows import Row, each
-from trailmark.store import atomic_write
+from trailmark.runs.store import atomic_write
 
 Wanted = Literal["oracle", "behaviour"]
 STEPS = "steps.jsonl"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.data.places import new_file
+from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.store import atomic_write
+from trailmark.runs.store import atomic_write
 from trailmark.tasks.alfworld.source import Alfworld
 from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_trajectories, replies
 

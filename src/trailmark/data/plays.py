@@ -16,9 +16,9 @@ from trailmark.data.decisions import Decision, write_decisions
 from trailmark.data.stages import Counts
 from trailmark.data.teacher import Moment, Teacher, TeacherFailed, at_once
 from trailmark.errors import TaskError
+from trailmark.run_async import wait
 from trailmark.tasks.base import Observation, World
 from trailmark.types import Task
-from trailmark.waiting import wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.data.places import new_file
+from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError
 from trailmark.formats.messages import checked_messages
 from trailmark.formats.rows import Row
-from trailmark.store import atomic_write
+from trailmark.runs.store import atomic_write
 
 
 def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[int, int]:

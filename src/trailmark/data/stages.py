@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.store import Run, atomic_write, cannot_write
+from trailmark.runs.store import Run, atomic_write, cannot_write
 
 OURS = (".lock", "settings.json")  # there before anything is made
 

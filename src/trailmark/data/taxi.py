@@ -8,9 +8,9 @@ like the others.
 
 from __future__ import annotations
 
+from trailmark.data.lessons import Bfs
 from trailmark.data.plays import Last
 from trailmark.data.teacher import Moment
-from trailmark.methods.teachers import Bfs
 from trailmark.tasks import taxi
 from trailmark.tasks.base import Observation
 

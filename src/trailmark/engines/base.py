@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from trailmark.errors import TrailmarkError
+from trailmark.run_async import wait
 from trailmark.types import SamplingLaw, Tokens
-from trailmark.waiting import wait
 
 
 class EngineError(TrailmarkError):

@@ -16,9 +16,9 @@ from typing import Any
 from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
 from trailmark.evaluate.players import Wish, find_model, local_seat
-from trailmark.evaluate.stored import NotEvaluated, evaluated, is_run
+from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.marked_yaml import parse
-from trailmark.store import Run
+from trailmark.runs.store import Run
 from trailmark.types import Episode
 
 ALONE = ("online", "sft", "oreo")  # methods whose policy plays a task alone

@@ -10,8 +10,8 @@ import numpy as np
 
 from trailmark.errors import DataError, RecipeError, nearest
 from trailmark.evaluate.stats import Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
-from trailmark.evaluate.stored import Key
-from trailmark.evaluate.stored import verdict as sign_of
+from trailmark.evaluate.stored_episodes import Key
+from trailmark.evaluate.stored_episodes import verdict as sign_of
 
 
 @dataclass(frozen=True)

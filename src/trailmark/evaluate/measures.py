@@ -14,9 +14,9 @@ from trailmark.config import Config
 from trailmark.errors import DataError, RunError, nearest
 from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, verdict
 from trailmark.evaluate.run import FailedAs
-from trailmark.evaluate.stored import by_start
+from trailmark.evaluate.stored_episodes import by_start
+from trailmark.runs.store import Run, read_metrics, read_segment, segments
 from trailmark.samples import scored
-from trailmark.store import Run, read_metrics, read_segment, segments
 
 if TYPE_CHECKING:
     from trailmark.evaluate.study import Spec

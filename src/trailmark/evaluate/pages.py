@@ -10,7 +10,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.evaluate.tables import span, study_markdown
-from trailmark.store import atomic_write
+from trailmark.runs.store import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
 VERDICTS = {"holds": "#2a9d5c", "reversed": "#c8553d", "unclear": "#b08900", "one seed": "#8d99ae"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.marked_yaml import parse
-from trailmark.store import Run
+from trailmark.runs.store import Run
 from trailmark.types import Episode, SamplingLaw, Task
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def find_model(name: str) -> tuple[str, dict[str, Any]]:
     if not folder.is_dir():
         return name, {}
     if (folder / "recipe.yaml").is_file():
-        from trailmark.learn.checkpoint import listed
+        from trailmark.runs.checkpoints import listed
 
         found = listed(folder / "checkpoints")
         if not found:

@@ -16,9 +16,9 @@ from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
 from trailmark.rollout.values import HttpValues, LogProb, Scorer, load_values
+from trailmark.run_async import wait
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored
-from trailmark.waiting import wait
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish

@@ -28,13 +28,13 @@ from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_
 
 from trailmark import __version__, methods
 from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
-from trailmark.diff import IGNORED
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
-from trailmark.launch import launch
 from trailmark.recipe import load_yaml
-from trailmark.store import atomic_write
+from trailmark.runs.diff import IGNORED
+from trailmark.runs.launch import launch
+from trailmark.runs.store import atomic_write
 
 
 class Arm(Config):

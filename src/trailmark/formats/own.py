@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trailmark.errors import DataError
 from trailmark.formats.turns import Imported
-from trailmark.store import atomic_write, read_segment, to_json
+from trailmark.runs.store import atomic_write, read_segment, to_json
 from trailmark.types import Annotation, Episode
 
 

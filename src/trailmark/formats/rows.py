@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trailmark.errors import DataError
-from trailmark.store import atomic_write
+from trailmark.runs.store import atomic_write
 
 T = TypeVar("T")
 

@@ -24,11 +24,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from trailmark.errors import RunError
-from trailmark.faults import point
+from trailmark.fault_points import point
 from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
 from trailmark.models.lm import LM
-from trailmark.store import cannot_write, sync_folder
+from trailmark.runs.checkpoints import numbered
+from trailmark.runs.store import cannot_write, sync_folder
 
 # what a file that was cut, emptied or edited may raise when it is read
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, RunError)
@@ -148,7 +149,7 @@ def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], 
     """Restore the newest checkpoint that can be read, and hand its method's state to `load`. Damaged ones are moved to the
     run's folder `damaged` and named on standard error. None: there is no checkpoint at all."""
     damaged = []
-    for path in reversed(found := _numbered(folder)):
+    for path in reversed(found := numbered(folder)):
         try:
             state = restore(path, learner)
             load(state["method"])
@@ -174,31 +175,6 @@ def _aside(path: Path) -> Path:
     place = next(p for p in names if not p.exists())
     path.rename(place)
     return place
-
-
-def _numbered(folder: Path) -> list[Path]:
-    return sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
-
-
-def listed(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    return [p for p in _numbered(folder) if (p / "state.json").is_file()]
-
-
-def prune(folder: Path, keep_last: int, best: list[int]) -> None:
-    """Remove all but the newest and the named best ones; each leaves the listing before its files go."""
-    for path in listed(folder)[:-keep_last]:
-        if int(path.name) not in best:
-            gone = path.with_name(f".{path.name}.partial")
-            path.rename(gone)
-            point("checkpoint.pruned")
-            shutil.rmtree(gone)
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left unfinished."""
-    for path in folder.glob(".*.partial"):
-        shutil.rmtree(path)
 
 
 def seed_all(seed: int) -> None:

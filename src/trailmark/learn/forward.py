@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trailmark.errors import LearnError
-from trailmark.learn.pack import Packed
 from trailmark.models.attention import Layout
 from trailmark.models.law import NEVER, entropy, law_logits, untruncated, working
+from trailmark.models.layout import Packed
 from trailmark.models.lm import LM
 from trailmark.objectives.readout import Readout, View
 

@@ -14,7 +14,7 @@ from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.forward import Readout, view
 from trailmark.learn.optim import Optimiser
-from trailmark.learn.pack import Packed, Shape, micro_batches
+from trailmark.models.layout import Packed, Shape, micro_batches
 from trailmark.models.lm import LM
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample

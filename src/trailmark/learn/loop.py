@@ -18,8 +18,9 @@ from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
-from trailmark.sinks import open_sinks
-from trailmark.store import Run, truncate_metrics, truncate_segments
+from trailmark.runs import checkpoints
+from trailmark.runs.store import Run, truncate_metrics, truncate_segments
+from trailmark.trackers import open_sinks
 
 
 class Method(Protocol):
@@ -58,7 +59,7 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     """Run `config.steps` steps, or go on from the newest checkpoint."""
     start, bad, stopped = 0, 0, False
     best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
-    checkpoint.sweep(run.checkpoints_dir)
+    checkpoints.sweep(run.checkpoints_dir)
     checkpoint.seed_all(config.seed)
     if resume and (found := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
         start, best, bad, stopped = found["step"], found["best"], found["without_better"], found["stopped"]
@@ -127,4 +128,4 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
 def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
     """Prune to the newest and the best checkpoints."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
-    checkpoint.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
+    checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)

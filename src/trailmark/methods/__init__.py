@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
-from trailmark.store import Run
+from trailmark.runs.store import Run
 
 METHODS = {name: f"trailmark.methods.{name}" for name in ("sft", "online", "reflect", "oreo", "oreo_rounds")}
 

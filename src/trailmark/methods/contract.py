@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from trailmark.data.lessons import Lesson
 from trailmark.errors import RecipeError, TaskError
 from trailmark.methods.reflect_play import ACTION, ANALYZE, CUT, Talk
-from trailmark.methods.teachers import Lesson
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 

@@ -20,8 +20,8 @@ from trailmark.methods.configs import OnlineRecipe as Config
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
+from trailmark.runs.store import Run, write_segment
 from trailmark.samples import build_samples, scored
-from trailmark.store import Run, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw, Scored

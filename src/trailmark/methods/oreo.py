@@ -46,8 +46,8 @@ from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import parse_plan
 from trailmark.rollout.values import HeadValues
+from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
-from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw

@@ -19,15 +19,15 @@ from typing import Any
 
 from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError, RunError
-from trailmark.launch import launch
-from trailmark.learn.checkpoint import listed
 from trailmark.memory import need_rows
 from trailmark.methods import oreo, oreo_data
 from trailmark.methods.configs import RoundsRecipe as Config
 from trailmark.methods.online import bound_task, summary
 from trailmark.models.load import load_model
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.launch import launch
+from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
 from trailmark.samples import scored
-from trailmark.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 

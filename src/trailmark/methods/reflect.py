@@ -24,13 +24,12 @@ from typing import Any, Literal
 import numpy as np
 
 from trailmark.config import ModelConfig
+from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import ModelError, RecipeError, RunError, TaskError
-from trailmark.learn.checkpoint import listed
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.learn.watch import spread
-from trailmark.lines import from_json, to_json
 from trailmark.memory import need_rows
 from trailmark.methods.configs import ReflectRecipe as Config
 from trailmark.methods.contract import Room, check_lessons, check_menus
@@ -62,19 +61,20 @@ from trailmark.methods.reflect_rl import (
     starts_of,
 )
 from trailmark.methods.sft import batch_rows
-from trailmark.methods.teachers import Lesson, get_teacher
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft, Value
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
+from trailmark.run_async import wait
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.episode_json import from_json, to_json
+from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
-from trailmark.store import Run, read_segment, write_segment
 from trailmark.tasks import get_task
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
-from trailmark.waiting import wait
 
 __all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "keep_evaluation", "players", "protocol",
            "random_player", "run", "two_players"]  # fmt: skip

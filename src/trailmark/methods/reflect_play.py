@@ -19,28 +19,26 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
-from trailmark.lines import to_json
 from trailmark.methods.configs import Head, Shuffle
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
-from trailmark.store import Run, atomic_write
-from trailmark.tasks.labels import CHOICES, alphabet
+from trailmark.run_async import wait
+from trailmark.runs.episode_json import to_json
+from trailmark.runs.store import Run, atomic_write
+from trailmark.tasks.labels import CHOICES, alphabet, menu_labels, relabel
 from trailmark.types import Episode, Task
-from trailmark.waiting import wait
 
 ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
 CUT = "\n[...]\n"
 ROOM = 1024  # of an engine that does not say how much it holds
 Advice = Callable[[str, str], str]
-_LINE = re.compile(r"^((?:Action )?)(\w{1,3})([.:)] )", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -125,16 +123,6 @@ def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
         return tuple(getattr(source, "labels", None) or alphabet(tokenizer))
     first = source.tasks("train", 1, 0)[0]
     return tuple(source.make().reset(first).labels)
-
-
-def menu_labels(menu: str) -> tuple[str, ...]:
-    """The labels of a menu's lines, written "7. go", "7: go" or "Action 7: go"."""
-    return tuple(m[2] for m in _LINE.finditer(menu))
-
-
-def relabel(menu: str, new: Mapping[str, str]) -> str:
-    """The menu with other labels before its actions."""
-    return _LINE.sub(lambda m: m[1] + new.get(m[2], m[2]) + m[3], menu)
 
 
 def new_labels(labels: Sequence[str], shuffle: Shuffle, known: Sequence[str], name: str) -> dict[str, str]:

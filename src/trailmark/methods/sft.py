@@ -19,7 +19,7 @@ from trailmark.memory import need_rows
 from trailmark.methods.configs import SftRecipe as Config
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
-from trailmark.store import Run
+from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
 

@@ -258,6 +258,19 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
         raise ModelError(_why(path, problem)) from problem
 
 
+def tokenizer_by_name(name: str) -> Any:
+    """What `--tokenizer` means: tiny, smollm2, a folder, or a name on the hub."""
+    if name == "tiny":
+        from trailmark.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    if name == "smollm2":
+        from trailmark.models.smollm import smollm2_folder
+
+        name = str(smollm2_folder())
+    return load_tokenizer(name)
+
+
 def _hub_answers(path: str) -> bool:
     """Asked once before the hub's own calls, which try six times each to reach a hub that is not there. Any answer will do:
     what the hub says of this model, it says in the call that follows. A local folder needs no hub."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from trailmark.learn.pack import Shape, lay_out
 from trailmark.models.attention import Layout, Prefill, Slots
+from trailmark.models.layout import Shape, lay_out
 from trailmark.models.lm import LM
 from trailmark.types import Sample
 

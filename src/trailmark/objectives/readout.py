@@ -15,7 +15,7 @@ from trailmark.errors import LearnError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trailmark.learn.pack import Packed
+    from trailmark.models.layout import Packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def write_report(
     """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page); where the page is. `failed` says
     whether failed episodes of an evaluation count as lost."""
     from trailmark.report.page import build, render
-    from trailmark.store import atomic_write, cannot_write
+    from trailmark.runs.store import atomic_write, cannot_write
 
     page = Path(out) if out is not None else Path(run) / "report.html"
     data = build(run, tokenizer, failed)

@@ -20,7 +20,7 @@ from trailmark.report.concerns import concerns
 from trailmark.report.episodes import Texts, credit, starts, view
 from trailmark.report.pieces import run_pieces
 from trailmark.report.tables import curves, evaluation_row
-from trailmark.store import Run
+from trailmark.runs.store import Run
 from trailmark.types import Annotation, Episode
 
 ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # at most on a page; SIZE in characters

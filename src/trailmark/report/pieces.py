@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.report.read import checkpoints
-from trailmark.store import Run
+from trailmark.runs.store import Run
 from trailmark.types import Turn
 
 _WINDOW = 6  # tokens decoded together: enough for a character of several tokens, and for a space that a piece keeps

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.store import cannot_write
+from trailmark.runs.store import cannot_write
 
 TRAIN, EVAL = "#2f6fb3", "#c8501e"
 

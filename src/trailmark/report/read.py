@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.lines import Row, from_json, object_from_json
 from trailmark.marked_yaml import parse
-from trailmark.store import Run, segments
+from trailmark.runs.episode_json import Row, from_json, object_from_json
+from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation
 
 

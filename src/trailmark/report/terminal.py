@@ -18,7 +18,7 @@ from trailmark.errors import DataError, nearest
 from trailmark.report.episodes import credit, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
 from trailmark.report.read import Lines, recipe_of
-from trailmark.store import Run, segments
+from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 FEW = 80  # written tokens of a turn up to which every one has its line

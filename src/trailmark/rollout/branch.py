@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from trailmark.errors import TaskError
 from trailmark.rollout.play import Protocol, Seat, Start, play_all
+from trailmark.run_async import wait
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Parent
-from trailmark.waiting import wait
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
+from trailmark.run_async import wait
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
-from trailmark.waiting import wait
 
 
 @dataclass(frozen=True)

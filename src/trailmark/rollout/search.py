@@ -26,8 +26,8 @@ from typing import Any, Literal
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TrailmarkError
 from trailmark.rollout.values import Line, Scorer
+from trailmark.run_async import wait
 from trailmark.types import Tokens
-from trailmark.waiting import wait
 
 Kind = Literal["beam", "best_of", "actions"]
 State = Literal["kept", "dropped", "double", "finished", "cut"]

@@ -149,7 +149,7 @@ class HeadValues:
     def _trie(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]]) -> list[list[float]]:
         import numpy as np
 
-        from trailmark.learn.pack import micro_batches
+        from trailmark.models.layout import micro_batches
         from trailmark.types import Sample
 
         samples = [Sample(np.array(row), {}, {}) for row in rows]
@@ -230,7 +230,7 @@ def value_folder(name: str) -> Path:
     if not folder.is_dir():
         raise ModelError(f"--value {name}: there is no such run or folder.")
     if (folder / "checkpoints").is_dir():
-        from trailmark.learn.checkpoint import listed
+        from trailmark.runs.checkpoints import listed
 
         found = listed(folder / "checkpoints")
         if not found:

@@ -18,7 +18,7 @@ from typing import Any
 
 from trailmark.engines.local import Written
 from trailmark.serve.body import ChatBody, Sampling
-from trailmark.serve.growing import BROKEN, Growing
+from trailmark.serve.growing_text import BROKEN, Growing
 from trailmark.types import Tokens
 
 

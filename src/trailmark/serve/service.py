@@ -19,7 +19,6 @@ from trailmark.engines.local import Listener, LocalEngine, Written
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.values import HeadValues
 from trailmark.serve.answers import Mark, Names, Reply
-from trailmark.serve.aside import Aside
 from trailmark.serve.body import (
     Body,
     ChatBody,
@@ -35,6 +34,7 @@ from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, search_all, told, value_rows
 from trailmark.serve.speech import Speech, plain_speech
+from trailmark.serve.threads import Aside
 from trailmark.types import Tokens
 
 MOST_BYTES = 8 << 20  # of a body; more is read away, so that the client hears why, up to

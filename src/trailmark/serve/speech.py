@@ -26,7 +26,7 @@ from trailmark.serve.errors import ApiError
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
-    from trailmark.serve.home import Home
+    from trailmark.serve.run_settings import Home
 
 Kind = Literal["template", "text", "plain"]
 ROWS = 64  # prompts that are looked at
@@ -148,7 +148,7 @@ def _stored(run: Path, seat: str, tokenizer: Any) -> Speech | None:
 
 
 def _turns(run: Path, seat: str) -> Any:
-    from trailmark.store import read_segment
+    from trailmark.runs.store import read_segment
 
     for folder in ("episodes", "evaluation"):
         for file in sorted((run / folder).glob("*.jsonl"))[:4]:

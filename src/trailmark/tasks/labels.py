@@ -14,8 +14,9 @@ A tokenizer that learns the label "17" writes every free-standing "17" as that t
 from __future__ import annotations
 
 import random
+import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -146,3 +147,16 @@ def pages(actions: Sequence[str], labels: Sequence[str]) -> tuple[Page, ...]:
 def shuffled(labels: Sequence[str], count: int, draw: random.Random) -> tuple[str, ...]:
     """`count` distinct labels drawn from all of them; all of them in a new order where `count` is more than there are."""
     return tuple(draw.sample(labels, min(count, len(labels))))
+
+
+_LINE = re.compile(r"^((?:Action )?)(\w{1,3})([.:)] )", re.MULTILINE)
+
+
+def menu_labels(menu: str) -> tuple[str, ...]:
+    """The labels of a menu's lines, written "7. go", "7: go" or "Action 7: go"."""
+    return tuple(m[2] for m in _LINE.finditer(menu))
+
+
+def relabel(menu: str, new: Mapping[str, str]) -> str:
+    """The menu with other labels before its actions."""
+    return _LINE.sub(lambda m: m[1] + new.get(m[2], m[2]) + m[3], menu)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
-from trailmark.store import Run, read_segment, segments
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Evidence:
     @cached_property
     def checkpoints(self) -> dict[int, Path]:
         """Step (that is, version) -> folder, oldest first."""
-        from trailmark.learn.checkpoint import listed
+        from trailmark.runs.checkpoints import listed
 
         return {int(p.name): p for p in listed(self.run.checkpoints_dir)}
 

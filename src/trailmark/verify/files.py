@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TrailmarkError
-from trailmark.store import read_metrics
+from trailmark.runs.store import read_metrics
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
 

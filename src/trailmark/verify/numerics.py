@@ -11,7 +11,7 @@ import torch
 from trailmark.config import LearnerConfig
 from trailmark.learn.forward import Readout
 from trailmark.learn.learner import RICHNESS, Learner
-from trailmark.learn.pack import saving
+from trailmark.models.layout import saving
 from trailmark.models.lm import LM
 from trailmark.objectives import Clipped, Objective, Sft, WeightedLogp
 from trailmark.types import Episode, Sample

@@ -7,10 +7,10 @@ from typing import Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.rollout.play import Seat, Start, play_all
+from trailmark.run_async import wait
 from trailmark.types import Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
-from trailmark.waiting import wait
 
 
 class _Silent:

@@ -7,14 +7,14 @@ import pytest
 from small_home import ERRANDS, names, write_download
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
+from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.methods import oreo_data
 from trailmark.models.load import load_model
 from trailmark.rollout.values import load_values
-from trailmark.serve.command import serving
-from trailmark.store import read_segment
+from trailmark.runs.store import read_segment
 from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in
 from trailmark.types import Scored

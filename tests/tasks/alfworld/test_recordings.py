@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.errors import DataError, TaskError
 from trailmark.tasks.alfworld.errand import errand
 from trailmark.tasks.alfworld.games import TYPES, Games

@@ -87,6 +87,6 @@ def read_tokenizer(name: str) -> Any:
     """A tokenizer by its name; None for no name."""
     if not name:
         return None
-    from trailmark.formats.command import tokenizer_by_name
+    from trailmark.models.load import tokenizer_by_name
 
     return tokenizer_by_name(name)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
-from trailmark.store import cannot_write, sync_folder
+from trailmark.runs.store import cannot_write, sync_folder
 from trailmark.tasks.auto_explore.contents import NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import MOST_LEVELS
 

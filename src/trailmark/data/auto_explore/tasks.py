@@ -20,10 +20,10 @@ from trailmark.data.queries import Excerpt, FileKind, plain_text
 from trailmark.data.stages import Counts
 from trailmark.data.teacher import Offline, Teacher, TeacherFailed, at_once
 from trailmark.errors import DataError
+from trailmark.run_async import wait
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import Refused, Snapshot, snapshot
 from trailmark.texts import encode
-from trailmark.waiting import wait
 
 DEEPEST, FEWEST_TOKENS, MOST_TOKENS, DATA_LINES = 2, 50, 2000, 20
 SKIPPED_PARTS = {"out", "test", "tests"}

@@ -20,8 +20,8 @@ from trailmark.data.auto_explore.tasks import renumbered
 from trailmark.data.stages import Counts
 from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, at_once
 from trailmark.errors import DataError
+from trailmark.run_async import wait
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE
-from trailmark.waiting import wait
 
 ABOUT = (
     "You look for the one file of a repository that answers a question. `cd` goes into a folder, `cat` shows the beginning of a "

@@ -25,11 +25,11 @@ from typing import Any
 
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import Row
+from trailmark.run_async import wait
 from trailmark.tasks.alfworld.dialect import Dialect, command_in, observation_in
 from trailmark.tasks.alfworld.games import Games
 from trailmark.tasks.alfworld.source import WELCOME, Alfworld, AlfworldWorld, parse_action
 from trailmark.types import Episode, Failed, Invalid, Player, Scored
-from trailmark.waiting import wait
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 SHOWN = 5  # differences that a report prints

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.lines import object_from_json
+from trailmark.runs.episode_json import object_from_json
 from trailmark.tasks.auto_explore.contents import kind_of
 
 REFERENCE_SPLITS = ("train", "validate", "test")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.store import Run, atomic_write
+from trailmark.runs.store import Run, atomic_write
 
 
 class Sink(Protocol):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.learn.checkpoint import listed, prune
+from trailmark.runs.checkpoints import listed, prune
 from trailmark.marked_yaml import parse
-from trailmark.store import Run, atomic_write, read_metrics
+from trailmark.runs.store import Run, atomic_write, read_metrics
 
 PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")

@@ -13,16 +13,16 @@ import typer
 from typer.core import TyperGroup
 
 from trailmark import __version__
-from trailmark.data.command import data
+from trailmark.commands.convert import convert
+from trailmark.commands.data import data
+from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.play import play
+from trailmark.commands.quickstart import quickstart
+from trailmark.commands.report import inspect, report
+from trailmark.commands.serve import serve
+from trailmark.commands.verify import verify
+from trailmark.commands.worlds import app as worlds
 from trailmark.errors import RunError, TrailmarkError
-from trailmark.evaluate.commands import compare, curves, evaluate, prune, study
-from trailmark.formats.command import convert
-from trailmark.play import play
-from trailmark.quickstart import quickstart
-from trailmark.report.commands import inspect, report
-from trailmark.serve.command import serve
-from trailmark.verify.command import verify
-from trailmark.worlds import app as worlds
 
 
 class _Group(TyperGroup):
@@ -86,8 +86,8 @@ def train(
     """Run the method of a recipe."""
     from trailmark import methods
     from trailmark.config import dump, load_recipe, resolve
-    from trailmark.launch import launch
     from trailmark.memory import INSIST
+    from trailmark.runs.launch import launch
 
     loaded = load_recipe(recipe, overrides or ())
     config = resolve(loaded, methods.get_config(loaded.method))
@@ -111,7 +111,7 @@ def diff(
     every: Annotated[bool, typer.Option("--all", help="Every difference, where there are many of one kind.")] = False,
 ) -> None:
     """Say whether two runs are the same, bit for bit, and where they part. Exit code 0: they are; 1: they are not."""
-    from trailmark.diff import diff_runs, few
+    from trailmark.runs.diff import diff_runs, few
 
     found = diff_runs(a, b)
     typer.echo("\n".join(map(str, found) if every else few(found)) or "identical")

@@ -8,10 +8,10 @@ import socket
 import httpx
 import pytest
 
+from trailmark.commands.serve import serving
 from trailmark.engines.local import LocalEngine
 from trailmark.serve import door, service
-from trailmark.serve.command import serving
-from trailmark.serve.door import Once
+from trailmark.serve.connections import Once
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 import trailmark
 from trailmark import __version__, methods
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
-from trailmark.store import Run, read_metrics
+from trailmark.runs.store import Run, read_metrics
 
 
 class Demo(RunConfig):
@@ -56,7 +56,7 @@ def real(*words: str, cwd=None) -> subprocess.CompletedProcess:
 
 def test_help_is_light():
     code = (
-        "import sys; sys.argv = ['trailmark', '--help']\nfrom trailmark.cli import main\n"
+        "import sys; sys.argv = ['trailmark', '--help']\nfrom trailmark.commands.app import main\n"
         "try: main()\nexcept SystemExit as e: assert not e.code\n"
         "print(sorted({'torch', 'transformers', 'fastapi', 'numpy', 'pydantic'} & set(sys.modules)))"
     )
@@ -157,7 +157,7 @@ def test_a_typo_in_a_recipe_is_told_before_torch_is_imported(tmp_path):
     for method in METHODS:
         (tmp_path / f"{method}.yaml").write_text(f"method: {method}\nout: run\ndata: x.jsonl\nstpes: 3\n")
     code = (
-        "import sys; from typer.testing import CliRunner; from trailmark.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from trailmark.commands.app import app\n"
         "for name in sys.argv[1:]:\n"
         "    done = CliRunner().invoke(app, ['train', name + '.yaml'])\n"
         "    assert done.exit_code == 2 and \"'stpes': is not known. Did you mean 'steps'?\" in done.stderr, done.stderr\n"

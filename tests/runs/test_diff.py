@@ -6,10 +6,10 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from trailmark.cli import app
-from trailmark.diff import diff_recipes, diff_runs, few
+from trailmark.commands.app import app
+from trailmark.runs.diff import diff_recipes, diff_runs, few
 from trailmark.errors import DataError, RunError
-from trailmark.store import Run, write_segment
+from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, Episode, Scored, Task
 
 RECIPE = "method: demo\nname: {name}\nout: {name}\nlearner:\n  optim:\n    lr: 0.1\n"

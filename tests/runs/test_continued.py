@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.errors import DataError, RunBusy, RunError
 from trailmark.evaluate import upkeep
-from trailmark.launch import launch
+from trailmark.runs.launch import launch
 from trailmark.methods import get_method, reflect
-from trailmark.store import Run, read_metrics
+from trailmark.runs.store import Run, read_metrics
 
 SMALL = {
     "method": "reflect", "steps": 6, "teacher": {"starts": 4}, "sft": {"reflector": 1, "policy": 1, "batch": 4},

@@ -15,8 +15,8 @@ import numpy as np
 from trailmark.errors import DataError
 from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
 from trailmark.evaluate.stats import Interval, paired, sign_test
-from trailmark.lines import object_to_json
-from trailmark.store import read_segment, segments
+from trailmark.runs.episode_json import object_to_json
+from trailmark.runs.store import read_segment, segments
 from trailmark.types import Episode
 
 Key = tuple[str, int, int]  # name and seed of the start, seed of the draws

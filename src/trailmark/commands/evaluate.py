@@ -99,13 +99,13 @@ def evaluate(
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
-    from trailmark.store import atomic_write, to_json
+    from trailmark.runs.store import atomic_write, to_json
 
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
         from trailmark.evaluate.copied import hears_words
-        from trailmark.evaluate.stored import episode_files, read_files
+        from trailmark.evaluate.stored_episodes import episode_files, read_files
 
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
@@ -181,7 +181,7 @@ def compare(
     Exit code 1: nothing could be scored, or no start has a number in both, and the reason is printed.
     """
     from trailmark.errors import TrailmarkError
-    from trailmark.evaluate import stored
+    from trailmark.evaluate import stored_episodes as stored
     from trailmark.evaluate.catch_up import all_evaluated
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
@@ -249,11 +249,11 @@ def curves(
     log: Annotated[Path | None, typer.Option(help="Also write the merged log of the first run as JSONL.")] = None,
 ) -> None:
     """Draw curves across runs that continue one another, their steps counted through; optionally merge their logs."""
-    from trailmark.store import Run
+    from trailmark.runs.store import Run
 
     for run in runs:
         Run.open(run)  # before torch is imported
-    from trailmark.evaluate.upkeep import draw_curves, write_merged
+    from trailmark.runs.continued import draw_curves, write_merged
 
     typer.echo(draw_curves(runs, out, metrics.split(","), width))
     if log is not None:
@@ -265,11 +265,11 @@ def prune(
     keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints kept of each.")] = 1,
 ) -> None:
     """Remove old checkpoints; metrics, episodes and evaluations stay."""
-    from trailmark.store import Run
+    from trailmark.runs.store import Run
 
     for run in runs:
         Run.open(run)  # all of them, before anything is removed
-    from trailmark.evaluate.upkeep import prune_run
+    from trailmark.runs.continued import prune_run
 
     for run in runs:
         typer.echo(f"{run}: {prune_run(run, keep) / 2**20:.1f} MB freed")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trailmark.evaluate.commands import FailedAs, Failures
+from trailmark.commands.evaluate import FailedAs, Failures
 
 
 class By(StrEnum):

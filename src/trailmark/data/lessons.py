@@ -109,7 +109,7 @@ class File:
         return tuple(sorted(saved, key=lambda w: (-saved[w], w))[:WORDS])
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
-        from trailmark.data.again import shown_again
+        from trailmark.data.replayed import shown_again
 
         tasks = list(dict.fromkeys(d.task for d in self.decisions))
         taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))

@@ -8,9 +8,9 @@ import platform
 from typing import Any
 
 from trailmark.config import RunConfig, dump
-from trailmark.diff import IGNORED, diff_recipes
+from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.errors import RunError, TrailmarkError
-from trailmark.store import Run, atomic_write
+from trailmark.runs.store import Run, atomic_write
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:

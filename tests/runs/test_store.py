@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from trailmark.config import RunConfig
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.launch import launch
-from trailmark.store import (
+from trailmark.runs.launch import launch
+from trailmark.runs.store import (
     Run,
     append_line,
     atomic_write,
@@ -299,7 +299,7 @@ def test_a_creation_that_died_can_be_repeated(tmp_path):
 def test_two_processes_do_not_train_in_one_directory(tmp_path):
     run = Run.create(tmp_path / "r", "method: x\n")
     Run.open(tmp_path / "r")  # reading needs no lock
-    code = "import sys; from trailmark.store import Run; Run.open(sys.argv[1], lock=True)"
+    code = "import sys; from trailmark.runs.store import Run; Run.open(sys.argv[1], lock=True)"
     other = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True)
     assert f"r is in use by process {os.getpid()}: wait for it or stop it first." in other.stderr
     run.close()
@@ -312,7 +312,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from trailmark.errors import RunError
-from trailmark.store import Run, write_segment
+from trailmark.runs.store import Run, write_segment
 from trailmark.types import Episode, Scored, Task
 make = lambda name: Episode(name, Task("t"), "g", (), {"policy": Scored(0.5)})
 run = Run.open(sys.argv[1], lock=True)
@@ -358,7 +358,7 @@ def test_errors_of_the_disk_are_sentences(tmp_path, monkeypatch):
 
 KILLED = """
 import sys
-from trailmark.store import Run, write_segment
+from trailmark.runs.store import Run, write_segment
 from trailmark.types import Episode, Scored, Task
 run = Run.open(sys.argv[1], lock=True)
 for i in range(1, 4):

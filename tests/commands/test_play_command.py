@@ -5,13 +5,13 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from trailmark.cli import app
+from trailmark.commands.app import app
+from trailmark.commands.play import _asker
 from trailmark.formats import own
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.play import _asker
-from trailmark.sitting import STOPPED, Sitting, episode_of, sit
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
+from trailmark.terminal_play import STOPPED, Sitting, episode_of, sit
 from trailmark.types import Invalid, Player, Scored, Task
 
 
@@ -102,7 +102,7 @@ def test_control_c_saves(tmp_path, monkeypatch):
             return line
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trailmark.play._asker", lambda: ask)
+    monkeypatch.setattr("trailmark.commands.play._asker", lambda: ask)
     done = run(["taxi", "--split", "all", "--out", tmp_path / "e.jsonl"], "")
     assert done.exit_code == 0 and "1 step saved" in done.output
     assert len(own.read(tmp_path / "e.jsonl").episodes) == 1
@@ -116,7 +116,7 @@ def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
         return "south" if not asked.append(1) and len(asked) == 1 else None
 
     asked = []
-    monkeypatch.setattr("trailmark.play._asker", lambda: ask)
+    monkeypatch.setattr("trailmark.commands.play._asker", lambda: ask)
     done = run(["taxi", "--split", "all", "--out", "e.jsonl"], "")
     assert done.exit_code == 0 and "1 step saved to play-taxi-1.jsonl" in done.output
     assert (tmp_path / "e.jsonl").read_text() == "of another play"

@@ -34,15 +34,15 @@ def quickstart(
 def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
-    from trailmark.launch import launch
     from trailmark.methods import get_method
     from trailmark.methods.reflect import Config, evaluate_advice, keep_evaluation, random_player
     from trailmark.models.tiny import tiny_tokenizer
-    from trailmark.store import Run, read_segment
+    from trailmark.runs.launch import launch
+    from trailmark.runs.store import Run, read_segment
     from trailmark.tasks import get_task
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    recipe = Path(__file__).parent / "recipes" / "reflect-taxi.yaml"
+    recipe = Path(__file__).parent.parent / "recipes" / "reflect-taxi.yaml"
     both: dict[str, Run] = {}
     for name, reflecting in (("plain", False), ("reflect", True)):
         say("Reflect-RL: a reflector learns a teacher's words, a policy learns to act on them" if reflecting
@@ -84,7 +84,7 @@ def finish(
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
     from trailmark.report import write_report
-    from trailmark.store import atomic_write
+    from trailmark.runs.store import atomic_write
 
     rows = [summarise(found, name) for name, found in episodes.items()]
     page = write_report(shown)

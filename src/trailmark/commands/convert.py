@@ -26,8 +26,9 @@ def convert(
 ) -> None:
     """Turn a file of episodes or conversations into another format."""
     from trailmark import formats
-    from trailmark.data.places import new_file
+    from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError
+    from trailmark.models.load import tokenizer_by_name
     from trailmark.types import Scored
 
     find(from_), find(to)
@@ -60,18 +61,3 @@ def _extras(episodes: Iterable[Any]) -> Counter[str]:
 
 
 convert.__doc__ = f"{convert.__doc__}\n\n{_LIST}"
-
-
-def tokenizer_by_name(name: str) -> Any:
-    """What `--tokenizer` means: tiny, smollm2, a folder, or a name on the hub."""
-    if name == "tiny":
-        from trailmark.models.tiny import tiny_tokenizer
-
-        return tiny_tokenizer()
-    from trailmark.models.load import load_tokenizer
-
-    if name == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
-
-        name = str(smollm2_folder())
-    return load_tokenizer(name)

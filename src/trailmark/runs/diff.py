@@ -12,7 +12,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.marked_yaml import parse
-from trailmark.store import Run
+from trailmark.runs.store import Run
 
 IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
 _ABSENT = object()

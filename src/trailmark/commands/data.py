@@ -140,7 +140,7 @@ def auto_explore(
     from trailmark.data.auto_explore.make import STAGES, Plan, make
     from trailmark.data.auto_explore.sources import sources_of
     from trailmark.data.auto_explore.split import check_by, check_given
-    from trailmark.data.places import writable
+    from trailmark.data.output_paths import writable
 
     writable(out)
     about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
@@ -166,7 +166,7 @@ def sft(
     """Make the files for fine-tuning from records of repositories: every walk is played again."""
     from trailmark.data.auto_explore.explorer import Explorer, read_tokenizer
     from trailmark.data.auto_explore.make import make_sft
-    from trailmark.data.places import writable
+    from trailmark.data.output_paths import writable
     from trailmark.errors import RunError
 
     if out.exists():
@@ -184,7 +184,7 @@ def records(
 ) -> None:
     """Turn records of repositories into the reference's JSON, or back."""
     from trailmark.data.auto_explore.records import read_records, write_records
-    from trailmark.data.places import new_file
+    from trailmark.data.output_paths import new_file
 
     new_file(target)
     found = read_records(source)
@@ -279,7 +279,7 @@ def experts(
     """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game. games=PATH says
     where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
     from trailmark.data import experts as plays
-    from trailmark.data.places import new_file
+    from trailmark.data.output_paths import new_file
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 
@@ -305,7 +305,7 @@ def rollouts(
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:
     from trailmark.data import plays
-    from trailmark.data.places import writable
+    from trailmark.data.output_paths import writable
     from trailmark.data.stages import Counts, workshop
     from trailmark.progress import Progress
 

@@ -20,7 +20,7 @@ def verify(
 
     Writes RUN/verify.json. Exit code 0: all is well or does not apply; 1: something failed.
     """
-    from trailmark.store import Run, atomic_write
+    from trailmark.runs.store import Run, atomic_write
 
     Run.open(run)  # before torch is imported
     from trailmark.verify import verify as certify

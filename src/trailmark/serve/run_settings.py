@@ -61,7 +61,7 @@ def find_home(model: str) -> Home:
     if not folder.is_dir():
         return Home(model)
     if (folder / "checkpoints").is_dir():
-        from trailmark.learn.checkpoint import listed
+        from trailmark.runs.checkpoints import listed
 
         found = [p / "policy" for p in listed(folder / "checkpoints") if (p / "policy").is_dir()]
         if not found:

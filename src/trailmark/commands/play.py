@@ -17,7 +17,7 @@ from trailmark import MOST_SEED
 from trailmark.errors import DataError, RunError
 
 if TYPE_CHECKING:
-    from trailmark.sitting import Sitting
+    from trailmark.terminal_play import Sitting
 
 
 def _asker() -> Callable[[], str | None]:
@@ -81,9 +81,9 @@ def play(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
     """Play a task in the terminal and save the episode."""
-    from trailmark.formats.command import tokenizer_by_name
-    from trailmark.sitting import Sitting, pick, sit
+    from trailmark.models.load import tokenizer_by_name
     from trailmark.tasks import get_task
+    from trailmark.terminal_play import Sitting, pick, sit
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
@@ -109,8 +109,8 @@ def play(
 
 
 def _save(sitting: Sitting, tokenizer: Any, out: Path) -> None:
-    from trailmark.sitting import ending, episode_of
-    from trailmark.store import atomic_write, to_json
+    from trailmark.runs.store import atomic_write, to_json
+    from trailmark.terminal_play import ending, episode_of
 
     episode = episode_of(sitting, tokenizer)
     atomic_write(out, (to_json(episode) + "\n").encode())

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunBusy, RunError
-from trailmark.faults import point
-from trailmark.lines import Row, from_json, object_from_json, object_to_json, to_json
+from trailmark.fault_points import point
+from trailmark.runs.episode_json import Row, from_json, object_from_json, object_to_json, to_json
 from trailmark.types import Annotation, Episode
 
 __all__ = [

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.serve.growing import BROKEN, Growing
+from trailmark.serve.growing_text import BROKEN, Growing
 
 TOKENIZER = tiny_tokenizer(["stop", " sto", "opst"])
 

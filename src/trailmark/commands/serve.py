@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trailmark.engines.local import LocalEngine
     from trailmark.rollout.values import HeadValues
-    from trailmark.serve.home import Home
+    from trailmark.serve.run_settings import Home
     from trailmark.serve.speech import Speech
 
 TO_HEAR = 5  # seconds in which clients may still read why they got nothing
@@ -65,7 +65,7 @@ def serve(
         from trailmark.engines.local import local_engine
         from trailmark.models.load import load_model
         from trailmark.serve.app import build_app
-        from trailmark.serve.home import find_home, longest, model_config
+        from trailmark.serve.run_settings import find_home, longest, model_config
 
         home = find_home(model)
         lm = load_model(model_config(home.model(device, dtype, revision, tokenizer))).freeze()
@@ -135,7 +135,7 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
     """A uvicorn server that ends with exit code 0 when asked to stop; asked twice, it waits for nobody."""
     import uvicorn
 
-    from trailmark.serve.door import ACCEPTED, IDLE_S, Door, quiet
+    from trailmark.serve.connections import ACCEPTED, IDLE_S, Door, quiet
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

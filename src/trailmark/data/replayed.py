@@ -91,7 +91,7 @@ def _played_again(play: Sequence[Decision], task: Task | None, source: Any) -> t
 
 def _difference(d: Decision, seen: Observation) -> str:
     """Where a lesson and what is shown part, as a sentence; "" where they are the same but for labels."""
-    from trailmark.methods.reflect_play import relabel
+    from trailmark.tasks.labels import relabel
 
     if d.state != seen.state:
         return _parting(d.state, seen.state)
