@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.errors import DataError, RunBusy, RunError
-from trailmark.evaluate import upkeep
-from trailmark.runs.launch import launch
 from trailmark.methods import get_method, reflect
+from trailmark.runs import continued as upkeep
+from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
 
 SMALL = {

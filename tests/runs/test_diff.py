@@ -7,8 +7,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.runs.diff import diff_recipes, diff_runs, few
 from trailmark.errors import DataError, RunError
+from trailmark.runs.diff import diff_recipes, diff_runs, few
 from trailmark.runs.store import Run, write_segment
 from trailmark.types import Annotation, Episode, Scored, Task
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.runs.checkpoints import listed, prune
 from trailmark.marked_yaml import parse
+from trailmark.runs.checkpoints import listed, prune
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told

@@ -8,8 +8,8 @@ import platform
 from typing import Any
 
 from trailmark.config import RunConfig, dump
-from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.errors import RunError, TrailmarkError
+from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.store import Run, atomic_write
 
 

@@ -1,0 +1,1 @@
+"""What is on disk: episodes, annotations, metrics, and the folder that holds a run."""

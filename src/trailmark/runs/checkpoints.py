@@ -1,0 +1,33 @@
+"""The checkpoints of a run as folders on disk: which are whole, which may go. What is in them is `learn/checkpoint.py`'s."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from trailmark.fault_points import point
+
+
+def numbered(folder: Path) -> list[Path]:
+    return sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
+
+
+def listed(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return [p for p in numbered(folder) if (p / "state.json").is_file()]
+
+
+def prune(folder: Path, keep_last: int, best: list[int]) -> None:
+    """Remove all but the newest and the named best ones; each leaves the listing before its files go."""
+    for path in listed(folder)[:-keep_last]:
+        if int(path.name) not in best:
+            gone = path.with_name(f".{path.name}.partial")
+            path.rename(gone)
+            point("checkpoint.pruned")
+            shutil.rmtree(gone)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process left unfinished."""
+    for path in folder.glob(".*.partial"):
+        shutil.rmtree(path)
