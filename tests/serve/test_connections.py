@@ -10,7 +10,8 @@ import pytest
 
 from trailmark.commands.serve import serving
 from trailmark.engines.local import LocalEngine
-from trailmark.serve import door, service
+from trailmark.serve import connections as door
+from trailmark.serve import service
 from trailmark.serve.connections import Once
 
 

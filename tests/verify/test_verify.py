@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from trailmark import methods
 from trailmark.config import dump, resolve
 from trailmark.engines.local import LocalEngine
-from trailmark.learn import learner, pack
+from trailmark.learn import learner
 from trailmark.methods import online, sft
+from trailmark.models import layout as pack
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import Run, read_segment, segments, write_segment
 from trailmark.samples import build_samples
