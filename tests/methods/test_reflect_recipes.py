@@ -126,7 +126,7 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
         "task": {"name": "alfworld", "options": {"games": f"{folder}/alfworld"}}, "teacher": {"starts": 2},
         "rl": {"starts": 3}, "shuffle": "permute", "thought": 48, "final": {"split": "seen", "n": 3, "references": True},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 2048}},
-        "engine": {"slots": 4, "max_len": 1536}, "eval": {"every": 5, "n": 2, "split": "seen"},
+        "engine": {"slots": 4, "max_len": 1920}, "eval": {"every": 5, "n": 2, "split": "seen"},
     }, reflect.Config)  # fmt: skip
     launch(get_method("reflect"), config)
     from trailmark.runs.store import read_segment
@@ -134,4 +134,4 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
     best = read_segment(tmp_path / "run" / "evaluation" / "oracle.jsonl")
     assert len(best) == 3 and all(isinstance(e.outcome, Scored) and e.outcome.success for e in best)
     for e in read_episodes(tmp_path / "run" / "episodes"):
-        assert isinstance(e.outcome, Scored) and all(len(t.prompt) < 1536 for t in e.turns)
+        assert isinstance(e.outcome, Scored) and all(len(t.prompt) < 1920 for t in e.turns)
