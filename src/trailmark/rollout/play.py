@@ -20,9 +20,23 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
+from trailmark.rollout.judged import give_verdicts, judge_of
 from trailmark.run_async import wait
+from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
-from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
+from trailmark.types import (
+    Annotation,
+    Episode,
+    Failed,
+    Invalid,
+    Outcome,
+    Parent,
+    Player,
+    SamplingLaw,
+    Task,
+    Tokens,
+    Turn,
+)
 
 
 @dataclass(frozen=True)
@@ -254,7 +268,10 @@ def solo(
         while not desk.over:
             seen = desk.observation
             labels = seen.labels or None
-            if markov and not chat:
+            if seen.messages:
+                turn = await desk.ask(seat, messages=[*before, *seen.messages], allowed=labels)
+                before = []
+            elif markov and not chat:
                 turn = await desk.ask(seat, text=seen.text + suffix, allowed=labels)
             else:
                 turn = await desk.ask(seat, messages=[*before, {"role": "user", "content": seen.text}], allowed=labels)
@@ -271,25 +288,33 @@ async def play_all(
     protocol: Protocol | None = None,
     at_once: int = 256,
     side: str = "self",
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `first_messages` that are said before its first observation."""
+    may have `first_messages` that are said before its first observation. The plays of a source that is `judged` are shown to
+    `judge` (or the source's own) when all are over; its annotations are added to `notes`."""
+    judge, unjudged = judge_of(source, judge), dict[int, str]()
     table = {s.name: s for s in seats}
     protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "first_messages", ()))
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 
-    async def one(start: Start) -> Episode:
+    async def one(number: int, start: Start) -> Episode:
         async with gate:
             desk: Desk | None = None
             try:
                 world = source.make()
                 desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
+                first = desk.observation.text
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-                if desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome: Outcome | Mapping[str, Outcome] = Invalid("the protocol ended before the world did")
+                if judge is not None and desk.step is not None and desk.over and desk.step.outcome is None:
+                    unjudged[number] = first
+                    outcome: Outcome | Mapping[str, Outcome] = Invalid("not judged yet")
+                elif desk.step is None or not desk.over or desk.step.outcome is None:
+                    outcome = Invalid("the protocol ended before the world did")
                 else:
                     outcome = desk.step.outcome
                 return desk.episode(outcome, side)
@@ -304,10 +329,13 @@ async def play_all(
             return desk.episode(outcome, side)
 
     try:
-        return list(await asyncio.gather(*(one(s) for s in starts)))
+        played = list(await asyncio.gather(*(one(k, s) for k, s in enumerate(starts))))
     finally:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
+    if judge is not None and unjudged:
+        await give_verdicts(played, unjudged, judge, side, notes)
+    return played
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
@@ -326,9 +354,12 @@ def play(
     seed: int = 0,
     prefix: str = "",
     at_once: int = 256,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
 ) -> list[Episode]:
     """`n` episodes of every task; those of one task form a group."""
-    return wait(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
+    starts = start_all(tasks, n, seed, prefix)
+    return wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:

@@ -16,6 +16,7 @@ _TASKS = {
     "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
     "math": "trailmark.tasks.math.source:Math",
+    "prompts": "trailmark.tasks.prompts:Prompts",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }

@@ -220,7 +220,8 @@ class _Checker:
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
-        if s.over and not isinstance(s.outcome, (Scored, Invalid, Failed)):
+        left_open = s.outcome is None and getattr(self.source, "judged", False)  # a judge says it
+        if s.over and not left_open and not isinstance(s.outcome, (Scored, Invalid, Failed)):
             self.problem("outcome", f"The last step {of} has no outcome: it needs Scored, Invalid or Failed.")
         if not s.over and s.outcome is not None:
             self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")
