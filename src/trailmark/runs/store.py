@@ -199,6 +199,24 @@ def _being_written(temp: Path) -> bool:
     return True
 
 
+def hold(path: Path, what: str) -> int:
+    """Lock a file until its number is closed, or the process dies. RunBusy where another process holds it."""
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        pid = os.read(fd, 32).decode("ascii", "replace").strip()
+        os.close(fd)
+        if e.errno not in (errno.EAGAIN, errno.EACCES):
+            raise RunError(f"{what} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
+        raise RunBusy(f"{what} is in use by process {pid or '?'}: wait for it or stop it first.") from None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
 class Run:
     """A run directory. `create` and `open(lock=True)` hold its lock until `close`, the end of `with`, or death."""
 
@@ -277,20 +295,7 @@ class Run:
 
     def lock(self) -> None:
         """Refuse a second process that would train here, and sweep temporary files of one that died."""
-        import fcntl
-
-        fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            pid = os.read(fd, 32).decode("ascii", "replace").strip()
-            os.close(fd)
-            if e.errno not in (errno.EAGAIN, errno.EACCES):
-                raise RunError(f"{self.path} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
-            raise RunBusy(f"{self.path} is in use by process {pid or '?'}: wait for it or stop it first.") from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        self._lock = fd
+        self._lock = hold(self.path / ".lock", str(self.path))
         for temp in self.path.rglob(".*.tmp"):
             if not _being_written(temp):
                 temp.unlink(missing_ok=True)
