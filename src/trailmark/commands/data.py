@@ -320,7 +320,8 @@ def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide:
                     out, starts, guide, who, settings["perturb"], settings["seed"], lambda n: bar.update(n, {})
                 )
 
-        place.make([place.stage("plays", stage, ["steps.jsonl", "oracle", "behaviour"])], ["plays"], typer.echo)
+        outputs = ["steps.jsonl", "oracle", "behaviour", "plays.partial.jsonl"]
+        place.make([place.stage("plays", stage, outputs)], ["plays"], typer.echo)
 
 
 def _task(name: str, options: dict[str, Any]) -> Any:

@@ -70,7 +70,7 @@ class DataFolder:
 
         def earlier(_: Path) -> dict[str, Any] | None:
             """Folders of before have reports alone."""
-            if not report.exists() or not all((self.out / p).exists() for p in outputs):
+            if not report.exists() or not all((self.out / p).exists() for p in outputs if ".partial." not in p):
                 return None
             return Counts.read(read_json(report), report).plain()
 

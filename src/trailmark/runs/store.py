@@ -140,8 +140,11 @@ def truncate_segments(folder: str | Path, first: int) -> None:
 
 def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics") -> None:
     """Append one JSON line by one write. Where it does not fit whole, the file is left as it was."""
-    path = Path(path)
-    data = (object_to_json(row, f"a line of {path.name}") + "\n").encode()
+    append_text(path, object_to_json(row, f"a line of {Path(path).name}") + "\n", name)
+
+
+def append_text(path: str | Path, text: str, name: str) -> None:
+    path, data = Path(path), text.encode()
     point(f"{name}.before")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -155,6 +158,18 @@ def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics")
     except OSError as e:
         raise cannot_write(path, e) from e
     point(f"{name}.after")
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that only grows. A last line that was not finished is cut off."""
+    try:
+        raw = path.read_bytes()
+        end = raw.rfind(b"\n") + 1
+        if end < len(raw):
+            os.truncate(path, end)
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+    return raw[:end].split(b"\n")[:-1]
 
 
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
