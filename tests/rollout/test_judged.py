@@ -1,5 +1,6 @@
 """Worlds that cannot judge themselves: a judge is asked before anybody sees the episode."""
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from trailmark.errors import DataError, JudgeError, TaskError
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.judged import as_played
-from trailmark.rollout.play import Seat, play
+from trailmark.rollout.play import Seat, play, play_all, start_all
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.function import FunctionJudge
 from trailmark.tasks import get_task
@@ -132,6 +133,23 @@ def test_verdicts_of_every_kind_and_one_question_for_all():
     assert [[t.reward for t in e.turns] for e in episodes[1:]] == [[0.5, 0.5]] * 2  # a failure is never a zero
     assert [n.episode for n in notes] == [episodes[0].id]
     assert [t.reward for t in as_played(episodes[0])] == [0.5, 0.5]
+
+
+def test_episodes_are_handed_on_when_they_are_judged():
+    """A long collection is written as it finishes: nobody sees an episode without its verdict, and none is judged twice."""
+
+    class Slow(Marks):
+        async def judge(self, plays):
+            await asyncio.sleep(0.01)
+            return await super().judge(plays)
+
+    judge, seen, notes = Slow(lambda plays: [Verdict(Scored(float(len(p.answer)))) for p in plays]), [], []
+    starts = start_all(Talk().tasks(n=7))
+    seats = [Seat("policy", Counting())]
+    made = asyncio.run(play_all(Talk(), starts, seats, at_once=2, judge=judge, notes=notes, each=seen.append))
+    assert sorted(e.id for e in seen) == [e.id for e in made] and len(made) == 7
+    assert all(isinstance(e.outcome, Scored) for e in seen) and {e.id: e for e in seen} == {e.id: e for e in made}
+    assert sum(judge.asked) == 7 == len(notes) and len(judge.asked) > 1
 
 
 def test_a_judge_that_answers_for_another_episode_or_for_too_few():

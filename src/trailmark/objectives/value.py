@@ -9,8 +9,8 @@ from trailmark.objectives.base import Objective, Term
 
 
 class Value(Objective):
-    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip` the larger of the
-    error and the error of V clipped to old_value +- clip counts (PPO). Stream: returns; old_value with clip."""
+    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip`, the larger of
+    this error and the error of V clipped to old_value +- clip is used (PPO). Stream: returns; old_value with clip."""
 
     kind: Literal["value"] = "value"
     model: str = "critic"

@@ -24,7 +24,7 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 
 
 async def give_verdicts(
-    episodes: list[Episode], prompts: Mapping[int, str], judge: Judge, side: str, notes: list[Annotation] | None = None
+    episodes: dict[int, Episode], prompts: Mapping[int, str], judge: Judge, side: str, notes: list[Annotation] | None = None
 ) -> None:
     """Ask the judge about the episodes whose numbers are in `prompts`, all at once, and put what it says into them."""
     plays = [as_play(episodes[k], prompt) for k, prompt in sorted(prompts.items())]

@@ -290,11 +290,15 @@ async def play_all(
     side: str = "self",
     judge: Judge | None = None,
     notes: list[Annotation] | None = None,
+    each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
     may have `first_messages` that are said before its first observation. The plays of a source that is `judged` are shown to
-    `judge` (or the source's own) when all are over; its annotations are added to `notes`."""
+    `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode when it is over and
+    judged; without it, the judge is asked once, about all."""
     judge, unjudged = judge_of(source, judge), dict[int, str]()
+    played: dict[int, Episode] = {}
+    asking = asyncio.Lock()
     table = {s.name: s for s in seats}
     protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "first_messages", ()))
     gate = asyncio.Semaphore(at_once)
@@ -328,14 +332,26 @@ async def play_all(
                 )
             return desk.episode(outcome, side)
 
+    async def verdicts() -> None:
+        async with asking:  # who comes first asks about all that are over by then
+            if judge is not None and unjudged:
+                now = dict(unjudged)
+                unjudged.clear()
+                await give_verdicts(played, now, judge, side, notes)
+
+    async def told(number: int, start: Start) -> None:
+        played[number] = await one(number, start)
+        if each is not None:
+            await verdicts()
+            each(played[number])
+
     try:
-        played = list(await asyncio.gather(*(one(k, s) for k, s in enumerate(starts))))
+        await asyncio.gather(*(told(k, s) for k, s in enumerate(starts)))
     finally:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
-    if judge is not None and unjudged:
-        await give_verdicts(played, unjudged, judge, side, notes)
-    return played
+    await verdicts()
+    return [played[k] for k in range(len(starts))]
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
