@@ -199,7 +199,8 @@ def test_our_own_server_and_a_local_model_say_the_same(make_lm):
 
 def test_a_local_judge_is_opened_from_its_section(tmp_path):
     section = {"kind": "model", "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 1024}}}
-    judge = open_judge({**section, "max_tokens": 4, "again": 0}, folder=tmp_path)
+    judge = open_judge({**section, "max_tokens": 4, "again": 0})
+    judge.keep(tmp_path / "judge")
     assert judge.name == "tiny"
     assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
     assert (tmp_path / "judge" / "answers.jsonl").read_text().count("\n") == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -10,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark.errors import JudgeError
 from trailmark.types import Annotation, Episode, Outcome, Scored
 
 if TYPE_CHECKING:
-    from trailmark.config import ModelConfig
     from trailmark.score.config import JudgeConfig
 
 
@@ -52,6 +54,26 @@ class Judge(ABC):
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         """One verdict for each play, in their order."""
 
+    def keep(self, folder: str | Path) -> None:
+        """Work for the run in whose `folder` this judge may keep what it needs. A run has one judge from its first step to its
+        last: one that has changed in between is refused."""
+        file = Path(folder) / "judge.json"
+        now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
+        try:
+            before = json.loads(file.read_text("utf-8"))["fingerprint"] if file.exists() else None
+            if before is None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                temp = file.with_name(".judge.json.tmp")
+                temp.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
+                os.replace(temp, file)
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
+        if before not in (None, self.fingerprint):
+            raise JudgeError(
+                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its rewards "
+                f"would not be comparable. Put it back as it was, begin another run with out=DIR, or remove {file} to go on."
+            )
+
     @property
     def stamp(self) -> str:
         """What annotations have as their source."""
@@ -74,21 +96,20 @@ def filled(template: str, play: Play) -> str:
     return re.sub(r"\{(\w+)\}", lambda m: known.get(m.group(1), m.group(0)), template)
 
 
-def open_judge(reward: JudgeConfig | str | Mapping[str, Any], model: ModelConfig | None = None, folder: str | Path | None = None) -> Judge:
-    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. `model` is the model that
-    scores where the section names none. `folder` is where paid answers are kept."""
+def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:
+    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. The only place that makes
+    judges from settings; models are loaded when they are first needed."""
     from trailmark.score import config
 
     settings = config.judge_config(reward)
-    cache = None if folder is None else Path(folder) / "judge" / "answers.jsonl"
     if isinstance(settings, config.FunctionJudgeConfig):
         from trailmark.score.function import open_function
 
-        return open_function(settings, model, cache)
+        return open_function(settings)
     if isinstance(settings, config.ModelJudgeConfig):
         from trailmark.score.judge import ModelJudge
 
-        return ModelJudge(settings, cache=cache)
+        return ModelJudge(settings)
     from trailmark.score.likelihood import LikelihoodJudge
 
-    return LikelihoodJudge(settings, model, cache)
+    return LikelihoodJudge(settings)

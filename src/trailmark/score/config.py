@@ -41,6 +41,7 @@ class ModelJudgeConfig(_JudgeConfig):
     max_tokens: PositiveInt = Field(256, description="most tokens of an answer")
     again: NonNegativeInt = Field(2, description="how often it is asked again when its answer cannot be read")
     at_once: PositiveInt = Field(32, description="questions in flight at once")
+    cache: str | None = Field(None, description="a file of answers to share between runs; none: in the run's folder")
 
     @model_validator(mode="after")
     def _one(self) -> ModelJudgeConfig:
@@ -70,6 +71,7 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     steps: list[tuple[float, float]] = Field(
         [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: from which improvement on, which reward"
     )
+    cache: str | None = Field(None, description="a file of likelihoods to share between runs; none: in the run's folder")
 
 
 JudgeConfig = FunctionJudgeConfig | ModelJudgeConfig | LikelihoodJudgeConfig

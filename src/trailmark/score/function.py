@@ -87,14 +87,14 @@ def _said(problem: BaseException, file: Path) -> str:
     return f"{file}{at} failed with {type(problem).__name__}: {problem}"
 
 
-def open_function(config: FunctionJudgeConfig, model: ModelConfig | None, cache: Path | None) -> Judge:
+def open_function(config: FunctionJudgeConfig) -> Judge:
     """A judge from what lies at `config.path`: a function, or a class of your own that derives from `Judge`."""
     found, file = load_function(config.path)
     if isinstance(found, type):
         if not issubclass(found, Judge):
             raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
         return found()
-    return FunctionJudge(found, file, config.path, config.success, config.model or model, config.at_once, cache)
+    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
 
 
 class FunctionJudge(Judge):
@@ -106,7 +106,6 @@ class FunctionJudge(Judge):
         success: float | None = None,
         model: ModelConfig | None = None,
         at_once: int = 32,
-        cache: Path | None = None,
         scorer: Any = None,
     ):
         """From Python: `FunctionJudge(score)`. `scorer` is given to a function that asks for one; without, it is made from
@@ -115,11 +114,16 @@ class FunctionJudge(Judge):
         self.function, self.file = function, Path(found) if found else Path("<function>")
         self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
         self.source = f"function {self.name}"
-        self.success, self.model, self.at_once, self.cache, self._scorer = success, model, at_once, cache, scorer
+        self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
+        self._folder: Path | None = None
         text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
+
+    def keep(self, folder: str | Path) -> None:
+        super().keep(folder)
+        self._folder = Path(folder)
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         if not plays:
@@ -173,7 +177,7 @@ class FunctionJudge(Judge):
 
             if self.model is None:
                 raise JudgeError(f"{self.name} wants a scorer, and no model is named: set reward.model.")
-            self._scorer = TextScorer(self.model, None if self.cache is None else self.cache.with_name("likelihoods.jsonl"))
+            self._scorer = TextScorer(self.model, self._folder and self._folder / "likelihoods.jsonl")
         return self._scorer
 
 

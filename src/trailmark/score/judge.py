@@ -35,7 +35,7 @@ class ModelJudge(Judge):
     """`engine` is who answers; without, it is opened from the settings when it is first needed."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
-        self.config, self._engine, self.cache = config, engine, Cache(cache)
+        self.config, self._engine, self.cache = config, engine, Cache(cache or config.cache)
         named = config.server.model if config.server else config.model.name if config.model else "judge"
         self.name = named if engine is None else engine.name
         self.source = f"judge {self.name}"
@@ -60,6 +60,11 @@ class ModelJudge(Judge):
                 assert self.config.model is not None
                 self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
         return self._engine
+
+    def keep(self, folder: str | Path) -> None:
+        super().keep(folder)
+        if self.cache.path is None:
+            self.cache = Cache(Path(folder) / "answers.jsonl")
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         gate = asyncio.Semaphore(self.config.at_once)

@@ -191,7 +191,10 @@ class LikelihoodJudge(Judge):
     kept in a file. `model` may be a loaded model, or what to load when the first play is judged."""
 
     def __init__(
-        self, config: LikelihoodJudgeConfig | None = None, model: ModelConfig | LM | None = None, cache: Path | None = None
+        self,
+        config: LikelihoodJudgeConfig | None = None,
+        model: ModelConfig | LM | None = None,
+        cache: str | Path | None = None,
     ):
         self.config = c = config or LikelihoodJudgeConfig()
         reader = c.model or model
@@ -199,9 +202,13 @@ class LikelihoodJudge(Judge):
             raise RecipeError("reward of kind likelihood: no model reads the gold text; set reward.model.")
         self.name = f"likelihood of {c.gold} under {reader.name}"
         self.source = f"likelihood {reader.name}"
-        path = None if cache is None else Path(cache).with_name("likelihoods.jsonl")
-        self.scorer = TextScorer(reader, path)
-        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model"})]))
+        self.scorer = TextScorer(reader, cache or c.cache)
+        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
+
+    def keep(self, folder: str | Path) -> None:
+        super().keep(folder)
+        if self.scorer.path is None:
+            self.scorer.path = Path(folder) / "likelihoods.jsonl"
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         c = self.config

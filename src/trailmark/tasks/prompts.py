@@ -12,22 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TaskError
-from trailmark.score.base import Judge, open_judge
+from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Task
 
 
 class Prompts:
-    """path    a file of JSON lines
-    reward   who judges: `my_file.py:score`, or a section with a `kind` (a recipe's own key `reward` says the same)
-    test     share of the prompts that are kept for split "test", at least one; chosen by the prompts themselves, so the order of the
-             lines does not matter. Where rows say their `split`, they are taken at their word.
-    chat     a prompt that is a text becomes a message of the user
+    """path   a file of JSON lines
+    test   share of the prompts that are kept for split "test", at least one; chosen by the prompts themselves, so the order of the
+           lines does not matter. Where rows say their `split`, they are taken at their word.
+    chat   a prompt that is a text becomes a message of the user
 
     Splits are "train", "test" and "all". `n=None` gives a split in the order of the file; otherwise `n` rows of it are drawn by
     seed, each once (all of them, where there are fewer)."""
@@ -36,11 +34,11 @@ class Prompts:
     markov = True
     judged = True
 
-    def __init__(self, path: str, reward: str | Mapping[str, Any] | None = None, test: float = 0.1, chat: bool = False):
+    def __init__(self, path: str, test: float = 0.1, chat: bool = False):
         if not 0 <= test < 1:
             raise TaskError(f"task 'prompts' needs 0 <= test < 1, not {test}.")
         self.path, self.test, self.chat = Path(path), test, chat
-        self.judge: Judge | None = None if reward is None else open_judge(reward)
+        self.judge: Judge | None = None
         self.rows = read_prompts(self.path)
         self.splits = self._split()
 
