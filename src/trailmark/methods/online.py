@@ -20,11 +20,11 @@ from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run, write_annotations, write_segment
 from trailmark.samples import build_samples, scored
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, SamplingLaw, Scored
+from trailmark.types import Annotation, Episode, SamplingLaw, Scored
 
 
 def bound_task(source: Any, tokenizer: Any) -> None:
@@ -38,6 +38,8 @@ class OnlineMethod(Plain):
         self.config, self.run = config, run
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
+        if (judge := getattr(self.source, "judge", None)) is not None:
+            judge.keep(run.path / "judge")
         policy = load_model(config.model)
         bound_task(self.source, policy.tokenizer)
         self.objective: Objective = get_objective(config.objective)
@@ -62,7 +64,9 @@ class OnlineMethod(Plain):
         c = self.config
         self.engine.publish(step - 1, self.learner.models["policy"])
         tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
-        episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
+        notes: list[Annotation] = []
+        episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:", notes=notes)
+        write_annotations(self.run, step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **spread(good), **dropped}

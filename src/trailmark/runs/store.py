@@ -29,7 +29,7 @@ from trailmark.types import Annotation, Episode
 
 __all__ = [
     "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
-    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
+    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_annotations", "write_segment",
 ]  # fmt: skip
 
 _SEGMENT = re.compile(r"\d+\.jsonl")
@@ -125,6 +125,15 @@ def read_episodes(folder: str | Path) -> Iterator[Episode]:
 def read_annotations(folder: str | Path) -> Iterator[Annotation]:
     for path in segments(folder):
         yield from read_segment(path, Annotation)
+
+
+def write_annotations(run: Run, index: int, notes: Iterable[Annotation]) -> None:
+    """Write the annotations of iteration `index`, each kind into the folder of its name."""
+    kinds: dict[str, list[Annotation]] = {}
+    for note in notes:
+        kinds.setdefault(note.name, []).append(note)
+    for name, mine in kinds.items():
+        write_segment(run.annotations_dir(name), index, mine)
 
 
 def truncate_segments(folder: str | Path, first: int) -> None:
