@@ -42,10 +42,10 @@ def runs(tmp_path_factory):
         launch(method, config)
 
     small = {"starts": 1, "n": 2, "engine": {"slots": 2, "max_len": 77}}
-    arith = {"method": "online", "task": {"name": "arith"}, **small}
+    arith = {"method": "policy_gradient", "task": {"name": "arith"}, **small}
     train("text", **arith, sampling={"max_tokens": 4, "stop": ["####"]}, model={**TINY, "lora": {"rank": 2}})
     talk = {"name": "gym", "options": {"id": "FrozenLake-v1", "markov": False, "max_steps": 2}}
-    train("talk", method="online", task=talk, sampling={"max_tokens": 4}, **{**small, "engine": {"slots": 2}})
+    train("talk", method="policy_gradient", task=talk, sampling={"max_tokens": 4}, **{**small, "engine": {"slots": 2}})
     rows = [{"prompt": f"{k}+1=?\n\n", "response": f"#### {k + 1}"} for k in range(4)]
     (root / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for name, chat in (("lessons", False), ("chats", True)):
@@ -58,7 +58,7 @@ def test_a_run_is_found_from_each_of_its_folders(runs, tmp_path):
     for name in (runs / "text", policy.parent, policy):
         home = find_home(str(name))
         assert (home.folder, home.run) == (str(policy), (runs / "text").resolve())
-        assert home.engine.max_len == 77 and home.stop == ["####"] and home.method == "online"
+        assert home.engine.max_len == 77 and home.stop == ["####"] and home.method == "policy_gradient"
     assert find_home("tiny") == Home("tiny") and find_home(str(tmp_path)) == Home(str(tmp_path))
     (tmp_path / "state.json").write_text("{}")
     (tmp_path / "critic").mkdir()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.marked_yaml import parse
 from trailmark.runs.checkpoints import listed, prune
+from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told
@@ -34,7 +34,7 @@ class Link:
 
 def origin(run: Path) -> tuple[Path, int] | None:
     """The run and step that a run began from; None where it began from no run's checkpoint."""
-    recipe = parse(Run(run).recipe, str(run / "recipe.yaml"))[0]
+    recipe = read_recipe(run)
     said = (recipe.get("load") or {}).get("policy") or (recipe.get("model") or {}).get("name")
     folder = Path(said) if isinstance(said, str) else Path()
     if not said or not folder.is_dir():

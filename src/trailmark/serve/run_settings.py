@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
-from trailmark.errors import ModelError, RecipeError
+from trailmark.errors import ModelError
+from trailmark.runs.older import read_recipe
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
@@ -74,20 +75,8 @@ def find_home(model: str) -> Home:
         folder = folder / "policy"
     for run in folder.resolve().parents[:3]:
         if (run / "recipe.yaml").is_file() and (run / "checkpoints").is_dir():
-            return Home(str(folder), run, _recipe(run / "recipe.yaml"))
+            return Home(str(folder), run, read_recipe(run))
     return Home(str(folder))
-
-
-def _recipe(file: Path) -> dict[str, Any]:
-    from trailmark.marked_yaml import parse
-
-    try:
-        value = parse(file.read_text(encoding="utf-8"), str(file))[0]
-    except (OSError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"{file}: cannot be read ({problem}).") from None
-    if not isinstance(value, dict):
-        raise RecipeError(f"{file}: a recipe is a mapping of keys to values.")
-    return value
 
 
 def model_config(fields: dict[str, Any]) -> ModelConfig:
