@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods import oreo_data
 from trailmark.methods.base import trained_seat
@@ -36,10 +35,11 @@ from trailmark.methods.sft import batch_rows
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
+from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
-from trailmark.rollout.values import HeadValues
 from trailmark.runs.store import read_segment
+from trailmark.score.values import HeadValues
 from trailmark.types import Episode
 
 

@@ -13,13 +13,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from trailmark.methods.configs import Split
 from trailmark.methods.offline import won
-from trailmark.rollout.play import Protocol, Seat, play
+from trailmark.rollout.play import Protocol, Seat, Start, play_all, start_all
+from trailmark.run_async import wait
+from trailmark.runs.collect import Collection
 from trailmark.samples import build_samples
 from trailmark.tasks.base import TaskSource
 from trailmark.texts import encode_with_places
@@ -133,38 +136,36 @@ def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collect(
-    source: TaskSource,
-    tasks: Sequence[Task],
-    seats: Sequence[Seat],
-    n: int = 10,
-    seed: int = 0,
-    prefix: str = "",
+    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], n: int = 10, seed: int = 0, prefix: str = "",
     protocol: Protocol | None = None,
-) -> list[Episode]:
-    """`n` episodes of each task, every one kept, those of a task next to one another."""
-    return play(source, tasks, seats, protocol, n, seed, prefix)
+) -> Path:  # fmt: skip
+    """`n` episodes of each task, every one kept, those of a task next to one another. They are written as they finish."""
+    kept = Collection(path)
+    return kept.finish(_played(kept, source, start_all(tasks, n, seed, prefix), seats, protocol))
 
 
 def collect_balanced(
-    source: TaskSource,
-    tasks: Sequence[Task],
-    seats: Sequence[Seat],
-    rounds: int = 16,
-    want: int = 4,
-    seed: int = 0,
-    prefix: str = "",
-    protocol: Protocol | None = None,
-) -> list[Episode]:
+    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], rounds: int = 16, want: int = 4,
+    seed: int = 0, prefix: str = "", protocol: Protocol | None = None,
+) -> Path:  # fmt: skip
     """Up to `rounds` episodes of each task, one a round, until `want` are right and `want` wrong; then the balanced part."""
+    kept = Collection(path)
     found: dict[str, list[Episode]] = {t.id: [] for t in tasks}
     open_ = list(tasks)
     for number in range(rounds):
         if not open_:
             break
-        for t, e in zip(open_, play(source, open_, seats, protocol, 1, seed, f"{prefix}{number}:"), strict=True):
+        starts = start_all(open_, 1, seed, f"{prefix}{number}:")
+        for t, e in zip(open_, _played(kept, source, starts, seats, protocol), strict=True):
             found[t.id].append(replace(e, group=f"{prefix}{t.id}"))
         open_ = [t for t in open_ if not _enough(found[t.id], want)]
-    return [e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")]
+    return kept.finish([e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")])
+
+
+def _played(
+    kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat], protocol: Protocol | None
+) -> list[Episode]:
+    return kept.play(starts, lambda left, each: wait(play_all(source, left, seats, protocol, each=each)))
 
 
 def _enough(plays: Sequence[Episode], want: int) -> bool:

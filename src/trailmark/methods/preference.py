@@ -19,11 +19,11 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.scored import tie_pairs
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Update
 from trailmark.methods.configs import PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod, successes, won
 from trailmark.methods.sft import batch_rows
+from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
 from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, Sample
