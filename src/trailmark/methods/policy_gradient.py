@@ -20,7 +20,7 @@ from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.store import Run, write_segment
-from trailmark.samples import build_samples, scored
+from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, Scored
@@ -70,6 +70,7 @@ class PolicyGradientMethod(Method):
         samples = build_samples(
             good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens
         )
+        self.run.annotate(step, annotate_turns(samples, good, "policy", "advantage", credit_name(c.credit, c.gamma)))
         fills = {"old": Readout("")} if c.old == "learner" else {}
         if self.ref and getattr(self.objective, "kl", "") != "exact":
             fills["ref"] = Readout("", model=self.ref)
@@ -88,6 +89,14 @@ class PolicyGradientMethod(Method):
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
+
+
+def credit_name(credit: str, gamma: float) -> str:
+    """What annotations of the advantage say about where it came from."""
+    discount = "" if gamma == 1 else f", discounted by {gamma:g}"
+    return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
+        credit, f"return to go{discount}"
+    )
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:

@@ -34,9 +34,9 @@ from trailmark.models.attention import Layout, Slots
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, WeightedLogp
-from trailmark.samples import build_samples
+from trailmark.samples import annotate_turns, build_samples
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Episode, Sample, Scored, Task
+from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 MODES = ("pickup", "dropoff", "full")
 
@@ -260,6 +260,15 @@ def _advantaged(s: Sample, base: float) -> Sample:
     streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
     streams["value_weight"] = streams["weight"]
     return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
+
+
+def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
+    """The advantages that fresh plays are trained with, and the critic's values where there is one."""
+    if config.critic.kind == "none":
+        less = "" if config.baseline == "none" else ", less the mean of the batch"
+        return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
+    notes = annotate_turns(samples, episodes, "policy", "advantage", "return to go, less the critic's value")
+    return [*notes, *annotate_turns(samples, episodes, "policy", "value", f"{config.critic.kind} critic")]
 
 
 def objective(config: RlConfig, fresh: bool) -> Objective:
