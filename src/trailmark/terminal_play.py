@@ -9,7 +9,7 @@ The episode is written as those of models are: the same prompts in tokens, the p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,7 +145,7 @@ def sit(sitting: Sitting, ask: Callable[[], str | None], say: Callable[[str], No
         except TaskError as why:
             say(f"That is not taken: {why}\n")
             continue
-        say(f"(reward {step.reward:g})\n")
+        say(f"(reward {paid(step)})\n")
         show(step.observation, say)
 
 
@@ -153,7 +153,7 @@ def _table_word(word: str, sitting: Sitting, say: Callable[[str], None]) -> None
     if word == "help":
         say(HELP)
     elif word == "history":
-        lines = [f"{i + 1}. {sitting.name_of(i)}: {step.reward:g}" for i, (_, step) in enumerate(sitting.played)]
+        lines = [f"{i + 1}. {sitting.name_of(i)}: {paid(step)}" for i, (_, step) in enumerate(sitting.played)]
         say("\n".join(lines or ["nothing yet"]) + "\n")
     elif not sitting.played:
         say("There is nothing to take back.\n")
@@ -174,6 +174,13 @@ def show(seen: Observation, say: Callable[[str], None]) -> None:
         text += "".join(f"{label}. {action}\n" for label, action in zip(seen.labels, seen.actions or seen.labels))
     text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     say(text if text.endswith("\n") else text + "\n")
+
+
+def paid(step: Step) -> str:
+    """What a step paid; by side where there are several."""
+    if not isinstance(step.reward, Mapping):
+        return f"{step.reward:g}"
+    return ", ".join(f"{side} {reward:g}" for side, reward in step.reward.items())
 
 
 def ending(outcome: Outcome) -> str:

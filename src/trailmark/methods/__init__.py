@@ -82,10 +82,12 @@ def _first_start(task: Any) -> str:
 def check(config: RunConfig) -> list[str]:
     """What `--dry-run` can say about a recipe without network or weights."""
     from trailmark.models.load import describe
+    from trailmark.seats.names import fix_names
 
-    about = describe(config.model)
+    model = config.model if config.model.shape else fix_names(config).model
+    about = describe(model)
     lines = [
-        f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
+        f"model: {model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
     ]
     task = getattr(config, "task", None)
     if task is not None:

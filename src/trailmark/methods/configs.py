@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesModel,
     OptimConfig,
     RunConfig,
     SamplingConfig,
@@ -136,8 +137,12 @@ class ImitationConfig(Config):
 class LoadConfig(Config):
     """Players from earlier runs: a run, a checkpoint or a model folder."""
 
-    policy: str | None = Field(None, description="where the policy begins; none: as model says")
-    reflector: str | None = Field(None, description="the reflector, already taught; none: as model says")
+    policy: Annotated[str | None, NamesModel("policy", stored=True)] = Field(
+        None, description="where the policy begins; none: as model says"
+    )
+    reflector: Annotated[str | None, NamesModel("reflector", stored=True)] = Field(
+        None, description="the reflector, already taught; none: as model says"
+    )
 
 
 class ReflectFinal(Config):
@@ -204,7 +209,9 @@ class KlConfig(Config):
 class OreoCritic(Config):
     """The model of the value. Its head starts at zero unless it is loaded."""
 
-    name: str | None = Field(None, description="folder of a value model (also OpenRLHF's); none: the policy's start")
+    name: Annotated[str | None, NamesModel("critic")] = Field(
+        None, description="a value model: a folder (also OpenRLHF's), a run, a checkpoint; none: the policy's start"
+    )
     lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
     optim: OptimConfig | None = Field(None, description="its optimiser; none: as the policy's")
 
@@ -257,7 +264,9 @@ class OreoRecipe(RunConfig):
     freeze: float = Field(0.0, ge=0, lt=1, description="share of the steps before the policy starts to move")
     critic_only: bool = Field(False, description="train the value only")
     critic: OreoCritic = Field(OreoCritic(), description="the value's model")
-    ref: str | None = Field(None, description="the reference; none: the policy as it starts")
+    ref: Annotated[str | None, NamesModel()] = Field(
+        None, description="the reference: a name as in model.name; none: the policy as it starts"
+    )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")

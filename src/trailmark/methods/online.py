@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.credit import discounted, group_relative, leave_one_out
+from trailmark.credit import group_relative, leave_one_out, turn_returns
 from trailmark.engines.local import local_engine
 from trailmark.errors import TaskError
 from trailmark.learn.forward import Readout
@@ -22,6 +22,7 @@ from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import build_samples, scored
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw, Scored
@@ -100,7 +101,7 @@ class OnlineMethod(Plain):
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:
     """One number per turn of the policy: discounted return to go, or the episode's reward against its group."""
     if credit == "returns":
-        return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], gamma)) for e in episodes}
+        return {e.id: list(turn_returns(e, "policy", gamma)) for e in episodes}
     rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]
     groups = [e.group for e in episodes]
     each = group_relative(rewards, groups) if credit == "group" else leave_one_out(rewards, groups)
@@ -121,4 +122,5 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    config = fix_names(config, run)
     return train(OnlineMethod(config, run), config, run, resume)

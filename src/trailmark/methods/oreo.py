@@ -48,6 +48,7 @@ from trailmark.rollout.search import parse_plan
 from trailmark.rollout.values import HeadValues
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw
@@ -306,7 +307,7 @@ def check(config: Config) -> list[str]:
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
     if not config.files or not all(config.files):
         raise RecipeError("data: name a file of scored trajectories")
-    method = OreoMethod(config, run)
+    method = OreoMethod(fix_names(config, run), run)
     last = train(method, method.config, run, resume)
     method.finish()
     return last

@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.engines.local import local_engine
-from trailmark.errors import RecipeError, RunError
+from trailmark.errors import RecipeError
 from trailmark.memory import need_rows
 from trailmark.methods import oreo, oreo_data
 from trailmark.methods.configs import RoundsRecipe as Config
 from trailmark.methods.online import bound_task, summary
 from trailmark.models.load import load_model
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
 from trailmark.samples import scored
+from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 
@@ -40,6 +41,7 @@ def check(config: Config) -> list[str]:
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
     if config.format != "episodes" or config.files != [""]:
         raise RecipeError("data and format: rounds collect their own episodes; leave both out")
+    config = fix_names(config, run)
     done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
     if resume:
         truncate_metrics(run, done)
@@ -85,7 +87,7 @@ def round_config(config: Config, out: Path, k: int) -> oreo.Config:
     start = config.ref or config.model.name
     critic = config.critic
     if k > 1 and config.critic_from == "previous" and config.objective == "oreo":
-        critic = critic.model_copy(update={"name": str(last_checkpoint(out, k - 1) / "critic")})
+        critic = critic.model_copy(update={"name": locate(str(out / f"round-{k - 1}"), "critic").folder})
     given |= {
         "method": "oreo",
         "name": f"{config.name} round {k}",
@@ -101,11 +103,4 @@ def round_config(config: Config, out: Path, k: int) -> oreo.Config:
 
 def policy_of(config: Config, out: Path, k: int) -> str:
     """The policy that round k starts from."""
-    return config.model.name if k == 1 or not config.training else str(last_checkpoint(out, k - 1) / "policy")
-
-
-def last_checkpoint(out: Path, k: int) -> Path:
-    found = listed(out / f"round-{k}" / "checkpoints")
-    if not found:
-        raise RunError(f"{out}/round-{k} has no checkpoint: it is not finished")
-    return found[-1]
+    return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder

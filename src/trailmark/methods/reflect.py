@@ -26,7 +26,7 @@ import numpy as np
 from trailmark.config import ModelConfig
 from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import ModelError, RecipeError, RunError, TaskError
+from trailmark.errors import RecipeError, RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.learn.watch import spread
@@ -68,10 +68,11 @@ from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
 from trailmark.run_async import wait
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
+from trailmark.seats.locate import locate, newest_checkpoint, stored_model
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
@@ -318,31 +319,8 @@ def seat_model(config: Config, seat: Literal["policy", "reflector"]) -> ModelCon
     """The model section of a player: made (each with a seed of its own), or from an earlier run."""
     folder = getattr(config.load, seat)
     if folder is not None:
-        return stored_model(config.model, seat_folder(folder, seat))
+        return stored_model(config.model, folder)
     return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
-
-
-def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
-    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
-    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
-    return model.model_copy(update={"name": str(folder), "shape": None, **own})
-
-
-def seat_folder(path: str | Path, seat: str) -> Path:
-    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
-    if (folder / "recipe.yaml").is_file():
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        folder = folder / seat
-        if not folder.is_dir():
-            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
-    return folder
 
 
 def talk_of(config: Config, source: Any, tokenizer: Any) -> Talk:
@@ -381,7 +359,7 @@ def players(
     seats = []
     for name in ("policy", "reflector") if config.reflect else ("policy",):
         update = {"lora": None, "device": device or config.model.device}
-        lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
+        lm = load_model(stored_model(config.model, locate(str(checkpoint), name).folder).model_copy(update=update))
         engine = local_engine(lm, config.engine)
         seats.append(_seat(name, engine, config, law))
     bound_task(source, seats[0].engine.tokenizer)
@@ -401,7 +379,7 @@ def protocol(config: Config, source: Any) -> Protocol:
 def evaluate_advice(run: Run, config: Config, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    source, seats, _, _ = players(config, listed(run.checkpoints_dir)[-1])
+    source, seats, _, _ = players(config, newest_checkpoint(run.path))
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
@@ -415,4 +393,5 @@ def evaluate_advice(run: Run, config: Config, seed: int) -> None:
 
 
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    config = fix_names(config, run)
     return train(ReflectMethod(config, run), config, run, resume)

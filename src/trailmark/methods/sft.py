@@ -20,6 +20,7 @@ from trailmark.methods.configs import SftRecipe as Config
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
 from trailmark.runs.store import Run
+from trailmark.seats.names import fix_names
 from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
 
@@ -117,4 +118,5 @@ def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
 
 
 def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
+    config = fix_names(config, run)
     return train(SftMethod(config, run), config, run, resume)

@@ -224,36 +224,17 @@ class HttpValues:
         return [float(v) for v in found]
 
 
-def value_folder(name: str) -> Path:
-    """The folder of a value model: of a run, the critic of its last checkpoint (or its policy, where that has the head)."""
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ModelError(f"--value {name}: there is no such run or folder.")
-    if (folder / "checkpoints").is_dir():
-        from trailmark.runs.checkpoints import listed
-
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"{folder}: this run has no checkpoint yet.")
-        folder = found[-1]
-    if (folder / "heads.safetensors").is_file():
-        return folder
-    for part in ("critic", "value", "policy"):
-        if (folder / part / "heads.safetensors").is_file():
-            return folder / part
-    raise ModelError(f"{folder} holds no value model: no heads.safetensors there or in critic/.")
-
-
-def load_values(name: str, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder, frozen. `tokenizer` is the policy's, whose tokens it will be shown."""
+def load_values(folder: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
+    """The value model in a folder (`seats.locate.locate_value` finds that of a run), frozen. `tokenizer` is the policy's, whose
+    tokens it will be shown."""
     from trailmark.config import ModelConfig
     from trailmark.models.load import load_model
 
     lm = load_model(
-        ModelConfig.model_validate({"name": str(value_folder(name)), "device": device, "dtype": dtype})
+        ModelConfig.model_validate({"name": str(folder), "device": device, "dtype": dtype})
     ).freeze()
     if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ModelError(
-            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+            f"the value model {folder} has another tokenizer than the policy: it would not read what that writes."
         )
     return HeadValues(lm)
