@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
-    from trailmark.rollout.values import HeadValues
+    from trailmark.score.values import HeadValues
     from trailmark.seats.locate import Located
     from trailmark.serve.speech import Speech
 
@@ -64,7 +64,7 @@ def serve(
     with listen(host, port) as listening:
         from trailmark.engines.local import local_engine
         from trailmark.models.load import load_model
-        from trailmark.seats.locate import locate, locate_value
+        from trailmark.seats.locate import locate
         from trailmark.serve.app import build_app
         from trailmark.serve.run_settings import longest, served_model
 
@@ -80,9 +80,9 @@ def serve(
         engine = local_engine(lm, settings)
         values = None
         if value is not None:
-            from trailmark.rollout.values import load_values
+            from trailmark.evaluate.searched import load_values
 
-            values = load_values(locate_value(value), lm.tokenizer, device, dtype or home.dtype)
+            values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
         app = build_app(engine, name or model, api_key, queue, values, speech, home.sampling.stop)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at

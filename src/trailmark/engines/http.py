@@ -1,14 +1,14 @@
 """Any OpenAI-compatible server as an engine: our own (`trailmark serve`), vLLM, SGLang, llama.cpp, a hosted API.
 
-What can be learned from depends on what the server tells:
+What the server returns decides whether its answers can be trained on:
 
     server                     tokens          logp       logq
     trailmark serve            as drawn        yes        yes
     vLLM                       as drawn        yes        under a plain law (then it is logp) or at temperature 0
     others                     text, encoded   none       none
 
-Text that is encoded again need not be the tokens that were drawn, so such a completion has no log-probs and must not be
-trained on; with `exact=True` it is an `EngineError` instead. Whatever goes wrong is an `EngineError`, never an empty answer.
+Text that is encoded again may differ from the tokens that were drawn. So such a completion has no log-probs and must
+not be trained on; with `exact=True` it is an `EngineError`. Every failure is an `EngineError`, never an empty answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
     "About", "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "http_engine",
 ]  # fmt: skip
 
-OWNER = "trailmark"  # what our own server calls itself in /v1/models
+OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 CONTINUES = (OWNER, "vllm", "sglang")  # servers that can go on with a message that is begun
 
 
@@ -43,12 +43,13 @@ class About:
 
 
 class HttpEngine:
-    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what
-    names it; only `chat` works without. `api_key` is sent as a bearer, to Azure as `api-key`.
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a
+    loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
+    `api-key`.
 
-    `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
-    refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
-    the local engine; other servers get a seed made from it."""
+    `chat=True` is for servers that accept messages only: a prompt is then sent as the text of one user message. `exact`
+    refuses answers that could not be trained on. Our own server gets the `key` of a request unchanged, so its draws
+    equal those of the local engine. Other servers get a seed made from it."""
 
     version = 0
 
@@ -88,7 +89,7 @@ class HttpEngine:
         )
         self._about: About | None = About() if at.named else None
         self._asking: asyncio.Task[About] | None = None
-        self._plain = False  # a server that refuses fields which are not OpenAI's
+        self._plain = False  # True once the server has refused a field that is not OpenAI's
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class HttpEngine:
             return await self._chat(said, request)
         ours = await self.ours()
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, **self._fields(request)}
-        if ours:  # a run's server has stop texts of its own: none must be said too
+        if ours:  # the server of a run has its own stop texts: send ours even if there are none
             body |= {"seed": request.seed, "key": request.key, "stop": list(request.stop_strings)}
         answer = await self._post("/v1/completions", body, request.key)
         return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
@@ -115,7 +116,7 @@ class HttpEngine:
             listed = _choices(answer, 1)[0].get("prompt_logprobs")
             if isinstance(listed, list):
                 found = _numbers([_at(e, str(t), "logprob") for e, t in zip(listed[first:], ids[first:])])
-            else:  # the older way to ask
+            else:  # the older form of the request
                 answer = await self.wire.post("/v1/completions", {**ask, "echo": True, "logprobs": 1})
                 listed = _at(_choices(answer, 1)[0], "logprobs", "token_logprobs")
                 found = _numbers(listed[first : len(ids)] if isinstance(listed, list) else None)
@@ -135,9 +136,9 @@ class HttpEngine:
         prefix: str = "",
         search: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """What the server answers to messages, `n` times; it applies its own template. Without a tokenizer here, or token ids
-        from there, a completion is its text alone. With a `prefix` the answer is begun already, and the completions are what
-        follows. With `search`, such as {"best_of": 5}, our own server chooses what it answers by its value model."""
+        """The server's `n` answers to messages. The server applies its own template. Without a tokenizer here, or token
+        ids from the server, a completion is only text. With a `prefix` the answer has begun already, and the completions are
+        what follows. With `search`, such as {"best_of": 5}, our own server chooses its answer by its value model."""
         request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
         more: dict[str, Any] = {} if search is None else {"search": dict(search)}
         if prefix:
@@ -153,7 +154,7 @@ class HttpEngine:
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def about(self) -> About:
-        """What the server says of itself. Asked once, whoever wants to know."""
+        """What the server says of itself. It is asked once, also when several callers want to know."""
         if self._about is None:
             asking = self._asking
             if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
@@ -175,7 +176,7 @@ class HttpEngine:
         try:
             listed = await self.wire.get("/v1/models")
         except (EngineStatus, EngineGarbage):
-            return About()  # it need not have this route
+            return About()  # a server need not have this route
         found = listed.get("data") if isinstance(listed, dict) else None
         rows = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         owners = [str(m.get("owned_by", "")) for m in rows]
@@ -183,7 +184,7 @@ class HttpEngine:
         return About(owner, tuple(m["id"] for m in rows if isinstance(m.get("id"), str)))
 
     def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
-        """Only what differs from the default is sent: a server may know no more than it must."""
+        """Only fields that differ from the default are sent, because a server may know only the required ones."""
         law = request.law
         seed = draw_key(request.seed, request.key, 0)[0] & 0x7FFFFFFF
         out: dict[str, Any] = {
@@ -195,7 +196,7 @@ class HttpEngine:
         out |= {"min_tokens": law.min_tokens} if law.min_tokens else {}
         out |= {"allowed_token_ids": list(law.allowed)} if law.allowed is not None else {}
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        if not chat:  # a conversation ends as the server's template has it
+        if not chat:  # in a conversation the server's template decides where an answer ends
             out |= {"stop_token_ids": list(request.stop_ids)} if set(request.stop_ids) - {eos} else {}
             out |= {"ignore_eos": True} if eos not in request.stop_ids else {}
         return out
@@ -212,7 +213,8 @@ class HttpEngine:
         return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
-        """Some servers refuse `return_token_ids`: then once more without, and so from then on."""
+        """Post a request. Some servers refuse `return_token_ids`: then the request is repeated without it, and it is
+        not sent again."""
         if self._plain:
             body.pop("return_token_ids", None)
         try:
@@ -231,7 +233,7 @@ class HttpEngine:
     def _completion(self, choice: dict[str, Any], request: Request, way: Literal["text", "message"]) -> Completion:
         stop = choice.get("finish_reason")
         if stop not in ("stop", "length"):
-            raise EngineGarbage(f"'{self.name}' did not end its answer but stopped with {stop!r}")
+            raise EngineGarbage(f"'{self.name}' did not finish its answer: it stopped with {stop!r}")
         text = choice.get("text") if way == "text" else _at(choice, "message", "content")
         if not isinstance(text, str):
             raise EngineGarbage(f"'{self.name}' answered without text")
@@ -239,7 +241,7 @@ class HttpEngine:
             return self._encoded(text, stop, request)
         ids = choice["token_ids"]
         if not isinstance(ids, list) or not ids or not all(type(t) is int and t >= 0 for t in ids):
-            raise EngineGarbage(f"'{self.name}' gave token ids that are none: {str(ids)[:80]}")
+            raise EngineGarbage(f"'{self.name}' gave invalid token ids: {str(ids)[:80]}")
         tokens: Tokens = tuple(ids)
         self._allowed(tokens, text, request.law)
         listed: Any = ()
@@ -256,13 +258,14 @@ class HttpEngine:
             raise EngineGarbage(f"'{self.name}' gave {len(tokens)} tokens and {len(logp)} log-probs")
         if self.exact and not (logp and logq):
             raise EngineError(
-                f"'{self.name}' does not tell the log-probs under this sampling law: use temperature 1 without top-k, top-p "
-                "and labels, or `trailmark serve`"
+                f"'{self.name}' does not return log-probs under this sampling law: use temperature 1 without top-k, "
+                "top-p and labels, or `trailmark serve`"
             )
         return Completion(tokens, logp, logq, text if way == "message" else self._said(tokens, stop, request), stop)
 
     def _said(self, tokens: Tokens, stop: str, request: Request) -> str:
-        """The text of exact tokens as the local engine has it: servers leave out special tokens and halves of characters."""
+        """The text of exact tokens as the local engine decodes it. Servers drop special tokens and partial
+        characters."""
         if stop == "stop" and tokens[-1] in request.stop_ids:
             return self.tokenizer.decode(tokens[:-1])
         if stop == "stop" and request.stop_strings:
@@ -271,7 +274,7 @@ class HttpEngine:
 
     def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
         if self.exact:
-            raise EngineError(f"'{self.name}' does not tell its token ids, so what it writes cannot be trained on")
+            raise EngineError(f"'{self.name}' does not return token ids, so its answers cannot be trained on")
         tokens: Tokens = ()
         if self.tokenizer is not None:
             tokens = tuple(encode(self.tokenizer, text))
@@ -282,15 +285,15 @@ class HttpEngine:
 
     def _allowed(self, tokens: Tokens, text: str, law: SamplingLaw) -> None:
         if law.allowed is not None and not (tokens and set(tokens) <= set(law.allowed)):
-            raise EngineGarbage(f"'{self.name}' said {text[:80]!r}, which is not one of the labels it was given")
+            raise EngineGarbage(f"'{self.name}' answered {text[:80]!r}, which is not one of the labels it was given")
 
     def _needs_tokenizer(self) -> None:
         if self.tokenizer is None:
-            raise EngineError(f"engine '{self.name}' has no tokenizer: name one, or ask it by `chat`")
+            raise EngineError(f"engine '{self.name}' has no tokenizer: name one, or use `chat`")
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """A place inside an answer."""
+    """The value at a path inside an answer."""
     for step in path:
         try:
             value = value[step]
@@ -308,7 +311,7 @@ def _choices(answer: Any, n: int) -> list[dict[str, Any]]:
 
 def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list | tuple) or not all(type(v) in (int, float) and v <= 0.01 for v in values):
-        raise EngineGarbage(f"these are no log-probs: {str(values)[:80]}")
+        raise EngineGarbage(f"expected log-probs, found {str(values)[:80]}")
     return [float(v) for v in values]
 
 

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.wire import EngineGarbage, Wire
-from trailmark.errors import TrailmarkError
+from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
-from trailmark.rollout.values import HttpValues, LogProb, Scorer, load_values
 from trailmark.run_async import wait
+from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
 from trailmark.seats.locate import is_address, locate_value
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored
@@ -147,7 +148,7 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
         return LogProb()
     if is_address(value):
         return HttpValues(value)
-    return load_values(locate_value(value), seat.engine.tokenizer, device)
+    return load_values(value, seat.engine.tokenizer, device)
 
 
 def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
@@ -195,3 +196,18 @@ def noted(e: Episode, searcher: Searcher) -> Episode:
     if empty:
         outcomes = {s: Scored(0.0, False) if isinstance(o, Scored | Invalid) else o for s, o in outcomes.items()}
     return dataclasses.replace(e, outcomes=outcomes, info={**e.info, "search": info})
+
+
+def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
+    """The value model of a run or folder, frozen. `tokenizer` is the policy's, whose tokens it will be shown."""
+    from trailmark.config import ModelConfig
+    from trailmark.models.load import load_model
+
+    lm = load_model(
+        ModelConfig.model_validate({"name": str(locate_value(name)), "device": device, "dtype": dtype})
+    ).freeze()
+    if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+        )
+    return HeadValues(lm)

@@ -1,12 +1,12 @@
-"""One attention entry for everything: padded rows, packed rows, trees of shared prefixes, and decoding slots.
+"""One attention function for everything: padded rows, packed rows, trees of shared prefixes, and decoding slots.
 
-A layout gives every token j one integer, `end[j]`, the index where its subtree ends. Token i may look at token j exactly
-when `j <= i < end[j]`. A right- or left-padded row, several rows behind one another, and a trie in depth-first order
-are all such layouts, so nothing downstream knows which one is in use. A sliding window goes by *position* (depth in
-the trie), never by index.
+A layout gives every token j one integer, `end[j]`, the index where its subtree ends. Token i may attend to token j
+exactly if `j <= i < end[j]`. A right- or left-padded row, several packed rows, and a trie in depth-first order are all
+such layouts, so the code that uses a layout does not know its kind. A sliding window counts *positions* (depth in the
+trie), never indices.
 
-The entry is registered with transformers under `NAME`; a model whose attention implementation is `NAME` reads the
-layout from the keyword `tree` and behaves like ordinary SDPA (or eager, with soft-capping) when there is none.
+The function is registered with transformers under `NAME`. A model whose attention implementation is `NAME` reads the
+layout from the keyword `tree`. Without it, the model uses ordinary SDPA (or eager attention with soft-capping).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Layout:
         self._masks: dict[Any, Any] = {}
 
     def mask(self, window: int | None) -> Tensor:
-        """[B, 1, L, L] bool, True where row i may look at column j."""
+        """[B, 1, L, L] bool, True where row i may attend to column j."""
         if window not in self._masks:
             i = torch.arange(self.end.shape[1], device=self.end.device)
             allowed = (i[None, None, :] <= i[None, :, None]) & (i[None, :, None] < self.end[:, None, :])
@@ -46,7 +46,7 @@ class Layout:
         return self._masks[window]
 
     def block_mask(self, window: int | None) -> Any:
-        """The same rule for FlexAttention, without ever forming [L, L]."""
+        """The same mask for FlexAttention, without an [L, L] tensor."""
         key = ("flex", window)
         if key not in self._masks:
             end, pos = self.end, self.pos
@@ -80,7 +80,7 @@ class Layout:
 
 
 class Prefill(Layout):
-    """A layout that keeps every layer's keys and values: what a decoding slot starts from."""
+    """A layout that keeps the keys and values of every layer, so that decoding slots can start from them."""
 
     def __init__(self, end: Tensor, pos: Tensor):
         super().__init__(end, pos)
@@ -98,27 +98,27 @@ class Prefill(Layout):
     ) -> Tensor:
         self.kept[layer] = (k, v)
         if q.is_cuda and softcap is None and (window is None or q.shape[2] <= window):
-            groups = q.shape[1] // k.shape[1]  # whole rows are causal as they stand: no mask, nothing to compile
+            groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
             return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
         return super().attend(layer, q, k, v, scale, window, softcap)
 
 
 class Slots:
-    """Keys and values of `rows` sequences that grow by one token at a time, each at its own length.
+    """Keys and values of `rows` sequences that grow by one token at a time, each with its own length.
 
-    Shapes never change while rows come and go, so what a row computes does not depend on its neighbours.
+    Shapes stay the same while rows come and go, so the numbers of a row do not depend on its neighbours.
     """
 
     def __init__(self, rows: int, capacity: int):
         self.rows, self.capacity = rows, capacity
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.index: Tensor | None = None  # [rows] where this step's token goes
+        self.index: Tensor | None = None  # [rows] the column of this step's token
         self._masks: dict[int | None, Tensor] = {}
 
     def write(self, rows: list[int], kept: dict[int, tuple[Tensor, Tensor]], sources: list[int]) -> None:
-        """Start slots `rows` from rows `sources` of a prefill. What lies behind a prompt's end is never looked at."""
+        """Start slots `rows` from rows `sources` of a prefill. Columns after a prompt's end are never read."""
         if len(rows) == 1:
             to, of = slice(rows[0], rows[0] + 1), slice(sources[0], sources[0] + 1)
         else:
@@ -132,7 +132,7 @@ class Slots:
             self.values[layer][to, :, : v.shape[2]] = v[of]
 
     def at(self, index: Tensor, width: int | None = None) -> Slots:
-        """Set where the next token of every row goes; `width` limits how many columns are looked at."""
+        """Set the column of every row's next token. `width` limits how many columns are read."""
         self.index, self._masks, self.width = index, {}, width or self.capacity
         return self
 
@@ -162,7 +162,7 @@ class Slots:
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-    """A single query a row, [B, H, 1, D]: heads that share keys become rows of one product, so keys are read once."""
+    """One query per row, [B, H, 1, D]. Heads that share keys become rows of one product, so keys are read once."""
     rows, heads, _, size = q.shape
     scores = q.view(rows, k.shape[1], -1, size) @ k.transpose(2, 3) * (size**-0.5 if scale is None else scale)
     weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
@@ -183,8 +183,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, s
 def _flex() -> tuple[Any, Any]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype, window,
-    # grad mode, number of heads) torch falls back to just that, with a warning only.
+    # Uncompiled, a block mask allocates [L, L] and attention allocates its scores. Past its limit of variants
+    # (dtype, window, grad mode, number of heads) torch falls back to exactly that, with only a warning.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
@@ -216,7 +216,7 @@ def attention(
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    kwargs.update(allow_is_causal_skip=False)  # our entry wants to be told, also for plain causal rows
+    kwargs.update(allow_is_causal_skip=False)  # our function needs the mask, also for plain causal rows
     return sdpa_mask(*args, **kwargs)
 
 

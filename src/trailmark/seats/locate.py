@@ -90,7 +90,7 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
     return Located(name, kind, str(folder), seat, checkpoint, run, read_recipe(run) if run else {})
 
 
-def locate_value(name: str, key: str = "--value") -> Path:
+def locate_value(name: str | Path, key: str = "--value") -> Path:
     """The folder of a value model: itself, or of a run or checkpoint its critic (or its policy, where that has the head)."""
     folder = Path(name)
     if not folder.is_dir():

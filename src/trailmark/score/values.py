@@ -8,23 +8,19 @@ learned in states where something is still to be written, and the last of these 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
 
 from trailmark.errors import ModelError
+from trailmark.models.layout import FIXED_ROWS
+from trailmark.score.classes import Over, check_classes, class_numbers, over_steps
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
-
-Over = Literal["last", "min", "mean", "product"]
-Compute = Callable[[Sequence[Tokens], Sequence[tuple[int, ...]]], list[list[float]]]
-ROWS, BUCKET = 4, 32  # shapes of a pass, constant so that no row depends on its neighbours
-PLACES = 65536  # of a pass whose shape is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +50,23 @@ class LogProb:
 
 class HeadValues:
     """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
-    model of steps). A head of several classes gives the probability of its last one. Lines that are asked about at the same time
-    are computed together, in passes of constant height, so that on one CPU thread or a GPU nothing depends on what else is asked.
-    Without `fixed` a GPU computes them as a trie (where the model's attention can), as many places in one pass as fill it; a
-    CPU would look at the whole square of it. `amp`: in bfloat16, as a value that was trained so."""
+    model of steps). A head of several classes gives the probability of `classes`, or of its last one. Lines that are asked about
+    at the same time are computed together. With `fixed` they are in passes of constant shape, so that on one CPU thread or a
+    GPU nothing depends on what else is asked; without, what they share is computed once. `amp`: in bfloat16, as a value that was
+    trained so."""
 
-    def __init__(self, lm: LM, head: str | None = None, over: Over = "last", fixed: bool = True, amp: bool = False):
-        self.lm, self.over, self.amp = lm, over, amp
-        self.free = not fixed and lm.device.type == "cuda"  # of shapes
+    def __init__(
+        self,
+        lm: LM,
+        head: str | None = None,
+        over: Over = "last",
+        fixed: bool = True,
+        amp: bool = False,
+        classes: Sequence[int] | None = None,
+    ):
+        self.lm, self.over, self.fixed, self.amp, self.classes = lm, over, fixed, amp, classes
         self.head = head or ("value" if "value" in lm.heads else next(iter(lm.heads), ""))
-        if self.head not in lm.heads:
-            raise ModelError(
-                f"model '{lm.name}' has no head '{self.head or 'value'}' to read values from (heads: {', '.join(lm.heads) or 'none'})."
-            )
+        check_classes(lm, self.head, classes)
         self._waiting: deque[tuple[Tokens, tuple[int, ...], asyncio.Future]] = deque()
         self._pump_task: asyncio.Task | None = None
 
@@ -76,7 +76,7 @@ class HeadValues:
             last = len(x.prompt) + len(x.tokens) - 1
             ends = {len(x.prompt) + e - 1 for e in x.ends} if self.over != "last" else set()
             asked.append((x.prompt + x.tokens, tuple(sorted(ends | {last}))))
-        return [_over(v, self.over) for v in await self.read(asked)]
+        return [over_steps(v, self.over) for v in await self.read(asked)]
 
     async def values(self, rows: Sequence[Tokens]) -> list[float]:
         """The value of every sequence at its last token."""
@@ -110,11 +110,10 @@ class HeadValues:
         try:
             await asyncio.sleep(0)  # who asks together is answered together
             while self._waiting:
-                if self.free:
-                    part, self._waiting = list(self._waiting), deque()
-                    self._answer(part, self._trie)
-                else:
-                    self._block([self._waiting.popleft() for _ in range(min(ROWS, len(self._waiting)))])
+                part = list(self._waiting) if not self.fixed else [*islice(self._waiting, FIXED_ROWS)]
+                for _ in part:
+                    self._waiting.popleft()
+                self._answer(part)
                 await asyncio.sleep(0)
         except BaseException as problem:
             for *_, future in self._waiting:
@@ -124,19 +123,9 @@ class HeadValues:
             if not isinstance(problem, Exception):
                 raise
 
-    def _block(self, part: Sequence[tuple[Tokens, tuple[int, ...], asyncio.Future]]) -> None:
-        """One pass over a few rows. Each has its own width, rounded up: a row's shape must not depend on its neighbours, so only
-        rows of one width share a pass."""
-        widths: dict[int, list[tuple[Tokens, tuple[int, ...], asyncio.Future]]] = {}
-        multiple = max(BUCKET, self.lm.pad_multiple)
-        for item in part:
-            widths.setdefault(-(-len(item[0]) // multiple) * multiple, []).append(item)
-        for width, group in widths.items():
-            self._answer(group, lambda rows, places, width=width: self._pass(rows, places, width))
-
-    def _answer(self, part: Sequence[tuple[Tokens, tuple[int, ...], asyncio.Future]], compute: Compute) -> None:
+    def _answer(self, part: Sequence[tuple[Tokens, tuple[int, ...], asyncio.Future]]) -> None:
         try:
-            found = compute([row for row, _, _ in part], [places for _, places, _ in part])
+            found = self._compute([row for row, _, _ in part], [places for _, places, _ in part])
         except Exception as problem:
             for *_, future in part:
                 if not future.done():
@@ -146,57 +135,25 @@ class HeadValues:
             if not future.done():
                 future.set_result(values)
 
-    def _trie(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]]) -> list[list[float]]:
+    def _compute(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """The numbers at some places of each row, in one pass or several."""
         import numpy as np
 
-        from trailmark.models.layout import micro_batches
+        from trailmark.models.forward import fill, pack
+        from trailmark.models.readout import Readout
         from trailmark.types import Sample
 
-        samples = [Sample(np.array(row), {}, {}) for row in rows]
-        number = {id(s): k for k, s in enumerate(samples)}
-        out: list[list[float]] = [[]] * len(rows)
-        shape: Any = self.lm.sharing
-        for packed in micro_batches(samples, PLACES, shape, self.lm.pad_multiple):
-            numbers = self._read(packed.ids, packed.end, packed.pos).reshape(-1)[packed.where]
-            first = 0
-            for s in packed.samples:
-                k = number[id(s)]
-                out[k] = numbers[[first + at for at in places[k]]].tolist()
-                first += len(s.tokens)
-        return out
-
-    def _pass(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]], width: int) -> list[list[float]]:
-        import numpy as np
-
-        ids, pos = np.zeros((ROWS, width), np.int64), np.zeros((ROWS, width), np.int64)
-        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
-        for r, row in enumerate(rows):
-            n = len(row)
-            ids[r, :n], pos[r, :n], end[r, :n] = row, np.arange(n), n
-        numbers = self._read(ids, end, pos)
-        return [numbers[r, list(at)].tolist() for r, at in enumerate(places)]
-
-    def _read(self, ids: Any, end: Any, pos: Any) -> Any:
-        """The head's number at every place of a layout."""
-        import torch
-
-        from trailmark.models.attention import Layout
-
-        with torch.inference_mode():
-            self.lm.train(False)
-            a, b, c = (torch.as_tensor(x, device=self.lm.device) for x in (ids, end, pos))
-            with torch.autocast(self.lm.device.type, torch.bfloat16, enabled=self.amp):
-                hidden = self.lm.hidden(a, Layout(b, c), c)
-            head: Any = self.lm.heads[self.head]
-            out = head(hidden.to(head.weight.dtype)).double()
-            numbers = out[..., 0] if out.shape[-1] == 1 else out.softmax(-1)[..., -1]
-            return numbers.cpu()
-
-
-def _over(values: Sequence[float], over: Over) -> float:
-    if over == "last":
-        return values[-1]
-    return min(values) if over == "min" else math.prod(values) if over == "product" else sum(values) / len(values)
+        samples = []
+        for row, at in zip(rows, places):
+            read = np.zeros(len(row), bool)
+            read[list(at)] = True
+            samples.append(Sample(np.array(row, np.int64), {"read": read}))
+        models = {"value": self.lm}
+        packs = pack(models, samples, "fixed" if self.fixed else "auto")
+        head = Readout("head", "head", model="value", head=self.head, at="after", where="read")
+        self.lm.train(False)
+        out = fill(models, samples, packs, [head], self.amp)
+        return [class_numbers(s.streams["head"][list(at)], self.classes).tolist() for s, at in zip(out, places)]
 
 
 class HttpValues:
@@ -222,19 +179,3 @@ class HttpValues:
                 f"{self.wire.base_url} was asked for {len(states)} values and answered {str(said)[:80]}"
             )
         return [float(v) for v in found]
-
-
-def load_values(folder: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model in a folder (`seats.locate.locate_value` finds that of a run), frozen. `tokenizer` is the policy's, whose
-    tokens it will be shown."""
-    from trailmark.config import ModelConfig
-    from trailmark.models.load import load_model
-
-    lm = load_model(
-        ModelConfig.model_validate({"name": str(folder), "device": device, "dtype": dtype})
-    ).freeze()
-    if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"the value model {folder} has another tokenizer than the policy: it would not read what that writes."
-        )
-    return HeadValues(lm)
