@@ -185,10 +185,10 @@ class Desk:
             budget = max_tokens or player.max_tokens
             if allowed is not None:
                 law, budget = dataclasses.replace(law, allowed=label_ids(engine.tokenizer, tuple(allowed))), 1
+            elif self._goes_on and self.start.parent:
+                budget = max(1, budget - self.start.parent.token)
             more = {"prefix": prefix} if prefix else {}
-            (done,) = await engine.chat(
-                told, law, budget, player.stop_strings, self.start.seed, self._key(), **more
-            )
+            (done,) = await engine.chat(told, law, budget, player.stop_strings, self.start.seed, self._key(), **more)
             turn = Turn(player.name, (), done.tokens, done.logp, done.logq, law, forced, stop=done.stop,
                         text=prefix + done.text, version=engine.version)  # fmt: skip
         if messages is not None:

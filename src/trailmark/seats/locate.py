@@ -126,6 +126,13 @@ def stored_model(model: ModelConfig, folder: str | Path) -> ModelConfig:
     return model.model_copy(update={"name": str(folder), "shape": None, **own})
 
 
+def load_tokenizer(name: str, key: str = "--tokenizer") -> Any:
+    """The tokenizer of whatever a name means."""
+    from trailmark.models.load import tokenizer_by_name
+
+    return tokenizer_by_name(locate(name, key=key).folder)
+
+
 def read_recipe(run: Path) -> dict[str, Any]:
     file = run / "recipe.yaml"
     try:

@@ -25,7 +25,7 @@ from trailmark.errors import RecipeError
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
 from trailmark.seats.config import HttpSeat, LocalSeat, ScriptedSeat, Seats
-from trailmark.seats.locate import locate, models_in, stored_model
+from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -122,11 +122,8 @@ def sampling_law(s: SamplingConfig) -> SamplingLaw:
 
 def open_server(seat: HttpSeat, name: str = "policy", seed: int = 0) -> HttpEngine:
     """The engine of a seat behind a server, which must be there and serve the model that the seat names."""
-    key, tokenizer = f"seats.{name}", None
-    if seat.tokenizer is not None:
-        from trailmark.models.load import tokenizer_by_name
-
-        tokenizer = tokenizer_by_name(seat.tokenizer)
+    key = f"seats.{name}"
+    tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
     engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key)
     try:
         wait(engine.must_serve())

@@ -156,7 +156,9 @@ def _turns(run: Path, seat: str) -> Any:
                 episodes = read_segment(file)
             except TrailmarkError:  # half written, or of something else
                 continue
-            yield from (t for e in episodes for t in e.turns if t.seat == seat and t.prompt)
+            for e in episodes:
+                mine = {name for name, p in e.players.items() if p.kind == "trained"} or {seat}
+                yield from (t for t in e.turns if t.seat in mine and t.prompt)
 
 
 def _shown(home: Located, tokenizer: Any) -> Speech:
