@@ -10,7 +10,7 @@ from trailmark.types import Annotation, Episode, Failed, Player, SamplingLaw, Sc
 
 WORDS = tiny_tokenizer()
 EVIL = "</script><img src=x onerror=\"document.body.dataset.owned='yes'\"><b>bold</b> <!-- é中🙂"
-RECIPE = "method: online\nname: made\nout: runs/made\nsteps: {steps}\ncredit: returns\ngamma: 0.5\n"
+RECIPE = "method: policy_gradient\nname: made\nout: runs/made\nsteps: {steps}\ncredit: returns\ngamma: 0.5\n"
 
 
 def ids(text: str) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ def test_concerns_name_what_is_wrong():
     ("method", "key"),
     [
         ("reflect", "thought"),
-        ("online", "sampling.max_tokens"),
+        ("policy_gradient", "sampling.max_tokens"),
         ("oreo_rounds", "collect.sampling.max_tokens"),
         (None, "max_tokens"),  # a recipe that cannot be read
     ],
@@ -453,7 +453,7 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
     short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 9, "out": str(tmp_path / "run"), "thought": 16}
-    launch(reflect, resolve({**raw, **short}, reflect.Config))
+    launch(reflect.ReflectMethod, resolve({**raw, **short}, reflect.ReflectRecipe))
     c = opened(Run.open(tmp_path / "run"), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5
     first = text_of(c, "#where")

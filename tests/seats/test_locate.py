@@ -21,13 +21,13 @@ from trailmark.seats.names import fix_names
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
 ARITH = {
-    "method": "online", "task": {"name": "arith"}, "starts": 2, "n": 2, "steps": 2, "model": TINY, "checkpoint": {"every": 1, "keep_last": 9},
+    "method": "policy_gradient", "task": {"name": "arith"}, "starts": 2, "n": 2, "steps": 2, "model": TINY, "checkpoint": {"every": 1, "keep_last": 9},
     "sampling": {"max_tokens": 3, "stop": ["####"]}, "engine": {"slots": 4, "max_len": 48}, "objective": {"kind": "clipped", "beta": 0.1},
 }  # fmt: skip
 
 
 def train(out, resume=False, **more):
-    method = get_method("online")
+    method = get_method("policy_gradient")
     config = resolve({**ARITH, **more, "out": str(out)}, method.Config)
     launch(method, config, resume)
     return config
@@ -46,7 +46,7 @@ def test_every_kind_of_name(runs, tmp_path, monkeypatch):
     for name, kind in (("first", "run"), ("first/", "run"), (str(newest), "checkpoint"), (f"{newest}/policy", "folder")):
         found = locate(name)
         assert (found.kind, found.folder, found.checkpoint, found.run) == (kind, f"{newest}/policy", newest, run)
-        assert (found.method, found.engine.max_len, found.sampling.stop, found.dtype) == ("online", 48, ["####"], "float32")
+        assert (found.method, found.engine.max_len, found.sampling.stop, found.dtype) == ("policy_gradient", 48, ["####"], "float32")
     assert locate("first/checkpoints/000001").folder == "first/checkpoints/000001/policy"
     for name, kind in (("tiny", "made"), ("smollm2", "made"), ("org/model", "hub"), ("http://h:1", "server")):
         found = locate(name)
@@ -68,7 +68,7 @@ def test_what_is_not_there_is_named(runs, tmp_path):
 
     assert refused(runs / "first", "critic", "critic.name") == f"critic.name: {newest} holds no critic, but: policy. Name one of these folders."
     assert "name the run, or one of them" in refused(newest.parent)
-    young = Run.create(tmp_path / "young", "method: online\n")
+    young = Run.create(tmp_path / "young", "method: policy_gradient\n")
     assert refused(young.path).startswith(f"{young.path} has no checkpoint yet")
     (young.checkpoints_dir / "000003").mkdir()
     assert "no complete checkpoint: 000003 lacks its state.json" in refused(young.path)
@@ -118,7 +118,7 @@ def test_train_takes_a_run_and_remembers_which_checkpoint_it_was(runs, monkeypat
         """recipe.yaml: key 'model.name': "grows" and "first/checkpoints/000002/policy\""""
     ]
     assert [(link.run.name, link.until) for link in chain("second")] == [("grows", 2), ("second", None)]
-    config = resolve({**ARITH, "model": {"name": "grows"}, "out": "second", "steps": 3}, get_method("online").Config)
+    config = resolve({**ARITH, "model": {"name": "grows"}, "out": "second", "steps": 3}, get_method("policy_gradient").Config)
     assert fix_names(config, Run("second"), write=False).model.name == "grows/checkpoints/000002/policy"
     assert fix_names(config).model.name == "grows/checkpoints/000003/policy" and "name: grows" in dump(config)
     shutil.rmtree("grows/checkpoints/000002")
@@ -129,7 +129,7 @@ def test_train_takes_a_run_and_remembers_which_checkpoint_it_was(runs, monkeypat
 
 def test_the_command_says_what_a_name_lacks(runs, tmp_path):
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(dump(resolve({**ARITH, "out": str(tmp_path / "out")}, get_method("online").Config)))
+    recipe.write_text(dump(resolve({**ARITH, "out": str(tmp_path / "out")}, get_method("policy_gradient").Config)))
 
     def told(*words, code=2):
         done = CliRunner().invoke(app, ["train", str(recipe), *words])
@@ -137,7 +137,7 @@ def test_the_command_says_what_a_name_lacks(runs, tmp_path):
         return done.output
 
     assert "model.name: http://127.0.0.1:9 is a server" in told("model={name: 'http://127.0.0.1:9'}")
-    Run.create(tmp_path / "empty", "method: online\n").close()
+    Run.create(tmp_path / "empty", "method: policy_gradient\n").close()
     for words in ([], ["--dry-run"]):
         assert f"model.name: {tmp_path}/empty has no checkpoint yet" in told(f"model={{name: {tmp_path}/empty}}", *words)
     dry = told(f"model={{name: {runs}/first}}", "--dry-run", code=0)

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
-from trailmark.evaluate.players import Wish, local_seat
+from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
-from trailmark.seats.locate import locate, read_recipe
+from trailmark.runs.older import read_recipe
+from trailmark.seats.locate import locate
 from trailmark.types import Episode
-
-ALONE = ("online", "sft", "oreo")  # methods whose policy plays a task alone
 
 
 def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple[list[Episode], Path]]:
@@ -33,8 +32,8 @@ def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple
             continue
     missing = [path for path in runs if path not in found]
     if missing:
-        like = next((path for path in found if is_run(path) and read_recipe(path).get("method") in ALONE), None)
-        if within is not None or like is None or any(read_recipe(path).get("method") not in ALONE for path in missing):
+        like = next((path for path in found if is_run(path) and plays_alone(read_recipe(path))), None)
+        if within is not None or like is None or any(not plays_alone(read_recipe(path)) for path in missing):
             raise DataError(_advice(missing[0], runs))
         for path in missing:
             found[path] = _play_like(path, like, found[like][0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
+from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, SamplingLaw, Task
 
 if TYPE_CHECKING:
+    from trailmark.methods.base import Method
     from trailmark.rollout.play import Seat
 
 
@@ -44,6 +46,26 @@ class Wish:
     beside: str | None = None  # the MODEL whose run says task, split and starts for one that lies in no run
 
 
+def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:
+    """The method of a run's recipe, and its config; with `task` in place of the recipe's."""
+    from trailmark.methods import get_method
+
+    method = get_method(str(recipe["method"]))
+    return method, resolve({**recipe, **({} if task is None else {"task": task})}, method.Config)
+
+
+def plays_alone(recipe: Mapping[str, Any], source: Any = None) -> bool:
+    """Whether one model of a run plays its task alone. `source` is the task, where it is there already."""
+    from trailmark.tasks import get_task
+
+    method, config = method_of(recipe)
+    if len(method.seats_of(config)) != 1:
+        return False
+    if (task := getattr(config, "task", None)) is None:
+        return True
+    return method.protocol(config, source or get_task(task.name, **task.options)) is None
+
+
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits beside it, and
     rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the address of a server, "random" or
@@ -52,8 +74,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
 
     found = locate(name)
     folder, recipe = found.folder, found.recipe
-    trained_by = recipe.get("method")
-    alone = trained_by in (None, "online", "sft", "oreo") or wish.task is not None or wish.chat
+    alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe)
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
@@ -79,7 +100,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
-    starts = partial(staged, like if wish.task is None else {}, source, split, n, seed)
+    starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.methods.reflect_play import oracle_player, random_player
         from trailmark.models.tiny import tiny_tokenizer
@@ -130,13 +151,12 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
 def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
     """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
     from trailmark.engines.local import local_engine
-    from trailmark.methods.online import bound_task
     from trailmark.models.load import load_model
     from trailmark.rollout.play import Seat
 
     fields = {"name": found.folder, "device": wish.device, "dtype": found.dtype}
     local = local_engine(load_model(ModelConfig.model_validate(fields)), found.engine)
-    bound_task(source, local.tokenizer)
+    bind(source, local.tokenizer)
     return Seat("policy", local, law_of(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
 
 
@@ -151,34 +171,26 @@ def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
     return answer_search(seat, parse_plan(wish.search, step_ends=ends, budget=wish.budget), wish.value)
 
 
-def staged(recipe: dict[str, Any], source: Any, split: str, n: int | None, seed: int) -> list[Task]:
-    """The starts that a run's own evaluation plays: `n` of each stage of its curriculum, or of the whole world."""
-    from trailmark.methods.reflect_rl import CurriculumConfig, make_stages, starts_of
-
-    stages = make_stages(resolve(recipe.get("curriculum") or {}, CurriculumConfig), source)
-    return starts_of(stages, source, split, n, seed)
+def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | None, seed: int) -> Sequence[Task]:
+    """The starts that a run's own evaluation plays; of no run, those of the world."""
+    if not recipe:
+        return draw_tasks(source, split, n, seed)
+    method, config = method_of(recipe)
+    return method.starts(config, source, split, n, seed)
 
 
 def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     """A run whose method seats several players: all of them from one checkpoint, stage by stage, as the run itself evaluates."""
-    from trailmark import methods
     from trailmark.evaluate.run import evaluate
-    from trailmark.methods.reflect_rl import starts_of
     from trailmark.tasks import task_options
 
-    method = methods.get_method(recipe["method"])
-    if not hasattr(method, "players"):
-        raise TrailmarkError(
-            f"{name} was trained by '{recipe['method']}', whose seats eval cannot fill: recompute its own evaluation with "
-            "--episodes RUN, or name a --task to play alone."
-        )
     options = (recipe["task"].get("options") or {}) | task_options(wish.options)
-    config = resolve({**recipe, "task": {**recipe["task"], "options": options}}, method.Config)
+    method, config = method_of(recipe, {**recipe["task"], "options": options})
     law = SamplingLaw(1.0 if wish.temperature is None else wish.temperature, wish.top_p or 1.0)
-    source, seats, protocol, stages = method.players(config, Path(folder).parent, law, wish.device)
+    source, seats, protocol = method.players(config, Path(folder).parent, law, wish.device)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
-    tasks = starts_of(stages, source, split, n, seed)
+    tasks = method.starts(config, source, split, n, seed)
     report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
              "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats],

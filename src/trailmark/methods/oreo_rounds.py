@@ -1,7 +1,7 @@
 """OREO in rounds: play, learn from what was played, play with what was learnt.
 
 A round collects episodes with the policy as it stands (`episodes/00000k.jsonl`) and trains on them in a run of its own
-(`round-k/`, method oreo, any of its objectives). Three choices are left open by the paper, and are made here in words:
+(`round-k/`, method oreo, or method preference where `objective` names one of its objectives). Three choices are left open by the paper, and are made here in words:
 
     anchor  the reference of a round: the `previous` policy (the default: beta is then spent anew each round, so after k
             rounds of enough data the policy is where one round with beta / k would be), or the one at the `start`
@@ -14,15 +14,20 @@ done stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError
+from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods import oreo, oreo_data
-from trailmark.methods.configs import RoundsRecipe as Config
-from trailmark.methods.online import bound_task, summary
+from trailmark.methods import oreo_data
+from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.configs import OfflineFinal, OfflineRecipe, OreoRecipe, PreferenceRecipe, RoundsRecipe
+from trailmark.methods.offline import OfflineMethod
+from trailmark.methods.oreo import OreoMethod
+from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
@@ -30,34 +35,49 @@ from trailmark.samples import scored
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
-from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.base import bind, draw_tasks
 
 
-def check(config: Config) -> list[str]:
-    each = config.collect.starts * config.collect.n
-    return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
+class OreoRoundsMethod(Method):
+    """Each of its rounds is a run of its own, so this class has no updates and takes the whole run in its hands."""
+
+    Config = RoundsRecipe
+
+    @classmethod
+    def check(cls, config: RoundsRecipe) -> list[str]:
+        each = config.collect.starts * config.collect.n
+        return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
+
+    @classmethod
+    def seats_of(cls, config: RoundsRecipe) -> Mapping[str, Any]:
+        return {config.seat: config.model}
+
+    @classmethod
+    def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        if config.format != "episodes" or config.files != [""]:
+            raise RecipeError("data and format: rounds collect their own episodes; leave both out")
+        config = fix_names(config, run)
+        done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
+        if resume:
+            truncate_metrics(run, done)
+        last: dict[str, float] = {}
+        for k in range(done + 1, config.steps + 1):
+            last = {f"collect/{n}": v for n, v in gather(config, run, k).items()}
+            if config.training:
+                inner = round_config(config, run.path, k)
+                launch(learner_of(config), inner, resume=True)
+                last |= {n: v for n, v in read_metrics(Path(inner.out))[-1].items() if n != "step"}
+            run.log(k, last)
+            run.sync()
+        return last
 
 
-def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
-    if config.format != "episodes" or config.files != [""]:
-        raise RecipeError("data and format: rounds collect their own episodes; leave both out")
-    config = fix_names(config, run)
-    done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
-    if resume:
-        truncate_metrics(run, done)
-    last: dict[str, float] = {}
-    for k in range(done + 1, config.steps + 1):
-        last = {f"collect/{n}": v for n, v in gather(config, run, k).items()}
-        if config.training:
-            inner = round_config(config, run.path, k)
-            launch(oreo, inner, resume=True)
-            last |= {n: v for n, v in read_metrics(Path(inner.out))[-1].items() if n != "step"}
-        run.log(k, last)
-        run.sync()
-    return last
+def learner_of(config: RoundsRecipe) -> type[OfflineMethod]:
+    """The method of a round."""
+    return OreoMethod if config.objective == "oreo" else PreferenceMethod
 
 
-def gather(config: Config, run: Run, k: int) -> dict[str, float]:
+def gather(config: RoundsRecipe, run: Run, k: int) -> dict[str, float]:
     """The episodes of round k, played unless they are there already; what they are like."""
     path, c = run.episodes_dir / f"{k:06d}.jsonl", config.collect
     if not path.exists():
@@ -68,8 +88,8 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
             lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
         engine = local_engine(lm, config.engine)
         engine.publish(k - 1, lm)
-        bound_task(source, lm.tokenizer)
-        seats = [oreo.player(engine, config.seat, c.sampling)]
+        bind(source, lm.tokenizer)
+        seats = [trained_seat(engine, config.seat, c.sampling)]
         tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
         if c.balanced is None:
             oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
@@ -79,27 +99,29 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
     return {**summary(good), **dropped}
 
 
-def round_config(config: Config, out: Path, k: int) -> oreo.Config:
+def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     """The recipe of round k."""
-    given: dict[str, Any] = {n: getattr(config, n) for n in oreo.Config.model_fields}
+    config_of = OreoRecipe if config.objective == "oreo" else PreferenceRecipe
+    given: dict[str, Any] = {n: getattr(config, n) for n in config_of.model_fields}
     files = range(1 if config.learn_from == "all" else k, k + 1)
     start = config.ref or config.model.name
-    critic = config.critic
-    if k > 1 and config.critic_from == "previous" and config.objective == "oreo":
-        critic = critic.model_copy(update={"name": locate(str(out / f"round-{k - 1}"), "critic").folder})
     given |= {
-        "method": "oreo",
+        "method": "oreo" if config.objective == "oreo" else "preference",
         "name": f"{config.name} round {k}",
         "out": str(out / f"round-{k}"),
         "data": [str(out / "episodes" / f"{i:06d}.jsonl") for i in files],
         "steps": config.training,
         "model": config.model.model_copy(update={"name": policy_of(config, out, k)}),
-        "critic": critic,
         "ref": (start if k > 1 else config.ref) if config.anchor == "start" else (config.ref if k == 1 else None),
     }
-    return oreo.Config(**given)
+    if config.objective != "oreo":
+        given["final"] = OfflineFinal(start=config.final.start)
+    elif k > 1 and config.critic_from == "previous":
+        before = locate(str(out / f"round-{k - 1}"), "critic").folder
+        given["critic"] = config.critic.model_copy(update={"name": before})
+    return config_of(**given)
 
 
-def policy_of(config: Config, out: Path, k: int) -> str:
+def policy_of(config: RoundsRecipe, out: Path, k: int) -> str:
     """The policy that round k starts from."""
     return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.marked_yaml import parse
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
+from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 MODELS = "models.json"  # of a run: the folders that the names of models in its recipe meant
@@ -35,7 +35,7 @@ class Link:
 
 def origin(run: Path) -> tuple[Path, int] | None:
     """The run and step that a run began from; None where it began from no run's checkpoint."""
-    recipe = parse(Run(run).recipe, str(run / "recipe.yaml"))[0]
+    recipe = read_recipe(run)
     named = {"load.policy": (recipe.get("load") or {}).get("policy"), "model.name": (recipe.get("model") or {}).get("name")}
     key, said = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
     meant = read_models(run).get(key)

@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trailmark.config import RunConfig, dump
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.config import RunConfig, dump, resolve
+from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.runs.diff import IGNORED, diff_recipes
+from trailmark.runs.older import translate
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
-    """What the method's `run` returns. With `resume`, a run that died before its first line starts anew."""
+    """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
-    with continue_run(config.out, text) if resume else Run.create(config.out, text) as run:
+    with continue_run(config, text) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
-            return method.run(config, run, resume)
+            return method.train(config, run, resume)
         except TrailmarkError:
             run.discard_if_empty()  # a mistake found before the first step leaves no run behind
             raise
@@ -69,10 +70,20 @@ def _version(name: str) -> str:
         return ""
 
 
-def continue_run(out: str, text: str) -> Run:
-    """The run in `out`, locked, if the recipe is still the one it was started with; its `steps` may be changed."""
+def continue_run(config: RunConfig, text: str) -> Run:
+    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words; its `steps` may be
+    changed."""
+
+    def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
+        today = translate(recipe)
+        try:
+            return resolve(today, type(config)).model_dump(mode="json")
+        except RecipeError:  # of another method, or of a version that had other keys: it is compared as it stands
+            return today
+
+    out = config.out
     run = Run.open(out, lock=True)
-    if changed := diff_recipes(run.recipe, text, ignored=(*IGNORED, "steps")):
+    if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps"), whole):
         run.close()
         raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
     if run.recipe != text:

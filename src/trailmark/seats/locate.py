@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
-from trailmark.errors import ModelError, RecipeError
-from trailmark.marked_yaml import parse
+from trailmark.errors import ModelError
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
+from trailmark.runs.older import read_recipe
 
 MADE = ("tiny", "smollm2")
 VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value, the likeliest first
@@ -131,17 +131,6 @@ def load_tokenizer(name: str, key: str = "--tokenizer") -> Any:
     from trailmark.models.load import tokenizer_by_name
 
     return tokenizer_by_name(locate(name, key=key).folder)
-
-
-def read_recipe(run: Path) -> dict[str, Any]:
-    file = run / "recipe.yaml"
-    try:
-        value = parse(file.read_text(encoding="utf-8"), str(file))[0]
-    except (OSError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"{file}: cannot be read ({problem}).") from None
-    if not isinstance(value, dict):
-        raise RecipeError(f"{file}: a recipe is a mapping of keys to values.")
-    return value
 
 
 def _is_model(folder: Path) -> bool:

@@ -163,15 +163,15 @@ def _turns(run: Path, seat: str) -> Any:
 
 def _shown(home: Located, tokenizer: Any) -> Speech:
     """From what the run's task shows at its first starts."""
-    from trailmark.methods.online import bound_task
     from trailmark.tasks import get_task
+    from trailmark.tasks.base import bind
 
     task = home.recipe.get("task")
     if not isinstance(task, dict) or "name" not in task:
         return _unknown(tokenizer, "its run does not say how it was prompted")
     try:
         source = get_task(task["name"], **(task.get("options") or {}))
-        bound_task(source, tokenizer)
+        bind(source, tokenizer)
         if not source.markov:
             return plain_speech(tokenizer)
         starts = source.tasks("train", 8, 0)

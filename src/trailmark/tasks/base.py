@@ -78,6 +78,12 @@ class TaskSource(Protocol):
     def make(self) -> World: ...
 
 
+def bind(source: Any, tokenizer: Any) -> None:
+    """Tell a world the policy's tokenizer, where it asks for it: it names actions by labels of one token, or counts tokens."""
+    if hasattr(source, "bind"):
+        source.bind(tokenizer)
+
+
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
     """A task that cannot say its starts is the user's to mend, and is named."""
     try:

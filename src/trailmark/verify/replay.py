@@ -82,9 +82,9 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     """Play the stored turns at a desk with the run's protocol: each prompt must be the stored one, token by token. A method
     says its protocol by `protocol(config, source)`; where one seat plays alone it is the usual one."""
-    own = getattr(ev.method, "protocol", None)
     tokenizer = ev.weights.any().tokenizer
     alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1]
+    own = ev.method.protocol(ev.config, ev.source)
     if own is None and len(alone) < len(episodes):
         found.notes.append(
             "prompts of plays with several seats were not compared: the method does not say its protocol"
@@ -93,11 +93,10 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        protocol = own(ev.config, ev.source) if own is not None else None  # None: the usual one, as the run itself played
         served = {t.seat for t in e.turns if not t.prompt}  # a chat server's turns do not know what it was shown
         seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
-        (again,) = wait(play_all(ev.source, [start], seats, protocol))
+        (again,) = wait(play_all(ev.source, [start], seats, own))
         if isinstance(again.outcome, Failed):
             found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
     return len(chosen)

@@ -1,10 +1,9 @@
-"""Online reinforcement learning on any task, with the credit and the objective of your choice: REINFORCE, RLOO, GRPO and
+"""Policy gradients on any task, with the credit and the objective of your choice: REINFORCE, RLOO, GRPO and
 relatives. The plain method that the five papers' methods are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,35 +11,30 @@ from trailmark.credit import group_relative, leave_one_out, turn_returns
 from trailmark.engines.local import local_engine
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
-from trailmark.learn.loop import Plain, train
-from trailmark.learn.watch import sampler_gap, spread
+from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.configs import OnlineRecipe as Config
+from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import build_samples, scored
-from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
-from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, SamplingLaw, Scored
+from trailmark.tasks.base import bind, draw_tasks
+from trailmark.types import Episode, Scored
 
 
-def bound_task(source: Any, tokenizer: Any) -> None:
-    """A world that names actions by labels of one token, or counts tokens, asks for the policy's tokenizer by `bind`."""
-    if hasattr(source, "bind"):
-        source.bind(tokenizer)
+class PolicyGradientMethod(Method):
+    Config = PolicyGradientRecipe
 
-
-class OnlineMethod(Plain):
-    def __init__(self, config: Config, run: Run):
-        self.config, self.run = config, run
+    def __init__(self, config: PolicyGradientRecipe, run: Run):
+        super().__init__(config, run)
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         policy = load_model(config.model)
-        bound_task(self.source, policy.tokenizer)
+        bind(self.source, policy.tokenizer)
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -55,9 +49,7 @@ class OnlineMethod(Plain):
         self._metrics: dict[str, float] = {}
 
     def seat(self) -> Seat:
-        s = self.config.sampling
-        law = SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
-        return Seat("policy", self.engine, law, s.max_tokens, tuple(s.stop), "trained")
+        return trained_seat(self.engine, "policy", self.config.sampling)
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
@@ -106,21 +98,3 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[s
     groups = [e.group for e in episodes]
     each = group_relative(rewards, groups) if credit == "group" else leave_one_out(rewards, groups)
     return {e.id: [float(a)] * sum(t.seat == "policy" for t in e.turns) for e, a in zip(episodes, each)}
-
-
-def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    if not episodes:
-        return {}
-    outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
-    wins = [o.success for o in outcomes if o.success is not None]
-    out: dict[str, float] = {
-        "reward": float(np.mean([o.reward for o in outcomes])),
-        "turns": float(np.mean([len(e.turns) for e in episodes])),
-        "written_tokens": sum(len(t.tokens) for e in episodes for t in e.turns),
-    }
-    return {**out, "success": float(np.mean(wins))} if wins else out
-
-
-def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
-    config = fix_names(config, run)
-    return train(OnlineMethod(config, run), config, run, resume)

@@ -1,0 +1,98 @@
+"""What a method is: a class with a `Config`, the updates of each step, and answers about its runs.
+
+`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a run that exists, so none
+of them knows a method by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trailmark.config import RunConfig, SamplingConfig
+from trailmark.errors import RecipeError
+from trailmark.learn.loop import Training, train
+from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.store import Run
+from trailmark.seats.names import fix_names
+from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.types import Sample, SamplingLaw, Task
+
+
+class Method(Training):
+    """Derive from this, set `Config`, and define `updates`. `self.config` and `self.run` are set by `__init__`."""
+
+    Config: ClassVar[type[RunConfig]] = RunConfig
+    imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
+
+    def __init__(self, config: Any, run: Run):
+        self.config, self.run = config, run
+
+    # -- before a run ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, config: Any) -> list[str]:
+        """Lines that `--dry-run` adds to the recipe."""
+        data = getattr(config, "data", None)
+        if not isinstance(data, str) or not data:
+            return []
+        from trailmark.formats.messages import count_rows
+
+        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
+
+    @classmethod
+    def stages(cls, config: Any, run: Run) -> list[Any]:
+        """What is made before training. Default: nothing."""
+        return []
+
+    # -- about a run ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def seats_of(cls, config: Any) -> Mapping[str, Any]:
+        """Who sits where: the model of each seat. Default: one seat, `policy`, with the model that is trained."""
+        return {"policy": config.model}
+
+    @classmethod
+    def protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
+        """Who speaks when. None: one seat plays alone."""
+        return None
+
+    @classmethod
+    def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
+        """The starts that an evaluation plays."""
+        return draw_tasks(source, split, n, seed)
+
+    @classmethod
+    def players(
+        cls, config: Any, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
+    ) -> tuple[TaskSource, list[Seat], Protocol]:
+        """The world, the seats of a checkpoint and who speaks when, of a method that has a `protocol`."""
+        raise RecipeError(
+            f"method '{config.method}' does not say how the seats of a checkpoint are filled: recompute its own evaluation "
+            "with --episodes RUN, or name a --task that the policy plays alone."
+        )
+
+    @classmethod
+    def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
+        """The samples of each row of the file that a run imitates."""
+        return []
+
+    # -- a run ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
+        """Train from the first step, or go on. Gives the metrics of the last step."""
+        method = cls(fix_names(config, run), run)
+        last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
+        method.finish(method.config.steps)
+        return last
+
+
+def sampling_law(s: SamplingConfig) -> SamplingLaw:
+    return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
+
+
+def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:
+    """The seat of the model that is trained."""
+    return Seat(name, engine, sampling_law(s), s.max_tokens, tuple(s.stop), "trained")
