@@ -237,7 +237,8 @@ def test_where_every_turn_acts_the_credit_is_the_discounted_return_to_the_last_b
     rng = np.random.default_rng(0)
     for _ in range(50):
         rewards = rng.normal(size=rng.integers(1, 9)).tolist()
-        turns = tuple(Turn("policy", (1,), (2,), action="a", reward=r) for r in rewards)
+        action = rng.choice(["a", None])  # a file may name no actions at all
+        turns = tuple(Turn("policy", (1,), (2,), action=action, reward=r) for r in rewards)
         e = Episode("e", Task("t"), "t", turns, {"self": Scored(0.0)})
         ahead, want = 0.0, []
         for r in reversed(rewards):

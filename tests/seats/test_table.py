@@ -13,7 +13,7 @@ from trailmark.errors import RecipeError
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
-from trailmark.seats.config import HttpSeat, LocalSeat, PersonSeat, ScriptedSeat, SeatConfig, check_seats, seats_section
+from trailmark.seats.config import HttpSeat, LocalSeat, PersonSeat, ScriptedSeat, SeatConfig, check_seats, filled, seats_section
 from trailmark.seats.table import Table, load_function, stored_seats
 from trailmark.types import Scored
 
@@ -88,6 +88,7 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
         adviser={**TRAINED, "sampling": {"max_tokens": 3}, "engine": {"slots": 4, "max_len": 256}},
     )
     check_seats(given)
+    given = filled(given, None, None)
     table = Table(given, {"adviser": lm}, seed=1)
     assert [(s.name, s.kind, s.max_tokens, s.law.temperature) for s in table.seats] == [
         ("adviser", "trained", 3, 1.0), ("actor", "remote", 5, 0.5),
@@ -147,9 +148,9 @@ def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
     given = {"adviser": LocalSeat(trained=True), "reflector": LocalSeat(model=section),
              "other": LocalSeat(model=section), "actor": HttpSeat(address=url, model="tiny")}  # fmt: skip
     made = stored_seats(given, checkpoint, section, "cpu")
-    assert made["adviser"].model.name == str(checkpoint / "policy") and not made["adviser"].trained
+    assert made["adviser"].model.name == str(checkpoint / "policy")
     assert made["reflector"].model.name == str(checkpoint / "reflector")
     assert (made["reflector"].model.dtype, made["reflector"].model.lora, made["reflector"].model.shape) == ("float64", None, None)
     assert made["other"] == given["other"] and made["actor"] == given["actor"]
     two = Table({"a": made["adviser"], "b": made["adviser"]})
-    assert two.engines["a"].lm is two.engines["b"].lm and [s.kind for s in two.seats] == ["frozen", "frozen"]
+    assert two.engines["a"].lm is two.engines["b"].lm and [s.kind for s in two.seats] == ["trained", "trained"]

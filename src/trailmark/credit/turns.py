@@ -8,7 +8,8 @@ An adviser speaks, an actor acts, the world pays. Both turns led to the action, 
     return    1 + 2g      1 + 2g      2           2            (g: the discount, once for each action of the side)
 
 A side may also be paid for an action of another side; that counts as earned by its own last action before. What it is paid before its
-first action, and turns behind its last action, belong to no action: they count nothing.
+first action, and turns behind its last action, belong to no action: they count nothing. In an episode that names no actions at all, as
+files may have it, every turn is one.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ def _actions(episode: Episode, seat: str) -> tuple[list[float], list[int | None]
     rewards: list[float] = []
     led_to: list[int | None] = []
     waiting: list[int] = []  # turns of the seat that have not led to an action yet
+    named = any(turn.action is not None for turn in episode.turns)
     for turn in episode.turns:
         mine = side_of(episode, turn.seat) == side
         if turn.seat == seat and turn.tokens:
             waiting.append(len(led_to))
             led_to.append(None)
-        if turn.action is None:
+        if named and turn.action is None:
             continue
         if mine:
             for i in waiting:

@@ -12,7 +12,7 @@ from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
 from trailmark.tasks.base import bind, draw_tasks
-from trailmark.types import Episode, SamplingLaw, Task
+from trailmark.types import Episode, Task
 
 if TYPE_CHECKING:
     from trailmark.methods.base import Method
@@ -80,7 +80,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
         )
     if not alone:
-        return play_seats(name, folder, recipe, wish)
+        return play_seats(found, wish)
     like = recipe or (locate(wish.beside).recipe if wish.beside else {})
     own = like.get("task") or {}
     if wish.task is None and "name" not in own:
@@ -136,15 +136,12 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
 
 
-def law_of(sampling: SamplingConfig) -> SamplingLaw:
-    return SamplingLaw(sampling.temperature, sampling.top_p, sampling.top_k, min_tokens=sampling.min_tokens)
-
-
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     """A model behind an address."""
     from trailmark.evaluate.prompted import UNNAMED, server_seat
+    from trailmark.seats.table import sampling_law
 
-    where, law = wish.served or UNNAMED, law_of(sampling)
+    where, law = wish.served or UNNAMED, sampling_law(sampling)
     return server_seat(url, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
 
 
@@ -153,11 +150,12 @@ def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any
     from trailmark.engines.local import local_engine
     from trailmark.models.load import load_model
     from trailmark.rollout.play import Seat
+    from trailmark.seats.table import sampling_law
 
     fields = {"name": found.folder, "device": wish.device, "dtype": found.dtype}
     local = local_engine(load_model(ModelConfig.model_validate(fields)), found.engine)
     bind(source, local.tokenizer)
-    return Seat("policy", local, law_of(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
+    return Seat("policy", local, sampling_law(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
 
 
 def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
@@ -179,20 +177,33 @@ def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | Non
     return method.starts(config, source, split, n, seed)
 
 
-def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """A run whose method seats several players: all of them from one checkpoint, stage by stage, as the run itself evaluates."""
+def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
+    """A run whose method seats several players: all of them from one checkpoint, as the run itself evaluates."""
     from trailmark.evaluate.run import evaluate
-    from trailmark.tasks import task_options
+    from trailmark.seats.table import Table, stored_seats
+    from trailmark.tasks import get_task, task_options
 
-    options = (recipe["task"].get("options") or {}) | task_options(wish.options)
-    method, config = method_of(recipe, {**recipe["task"], "options": options})
-    law = SamplingLaw(1.0 if wish.temperature is None else wish.temperature, wish.top_p or 1.0)
-    source, seats, protocol = method.players(config, Path(folder).parent, law, wish.device)
+    task = found.section("task")
+    options = (task.get("options") or {}) | task_options(wish.options)
+    method, config = method_of(found.recipe, {**task, "options": options})
+    source = get_task(config.task.name, **options)
+    stored = stored_seats(method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device)
+    table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
+    table.bind(source)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
-    tasks = method.starts(config, source, split, n, seed)
-    report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
-    about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats],
-             "tokenizer": seats[0].engine.tokenizer}  # fmt: skip
+    tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
+    report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
+    about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
+             "tokenizer": table.tokenizer}  # fmt: skip
     return report.episodes, about
+
+
+def redrawn(seat: Any, wish: Wish) -> Any:
+    """A seat in this process as a wish has it drawn."""
+    said = {"temperature": wish.temperature, "top_p": wish.top_p}
+    more = {k: v for k, v in said.items() if v is not None}
+    if seat.kind != "local" or not more:
+        return seat
+    return seat.model_copy(update={"sampling": seat.sampling.model_copy(update=more)})

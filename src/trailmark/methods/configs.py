@@ -22,6 +22,7 @@ from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
+from trailmark.seats.config import SeatConfig, seats_section
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
@@ -41,6 +42,7 @@ class PolicyGradientRecipe(RunConfig):
     n: PositiveInt = Field(8, description="episodes of each task: one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    seats: dict[str, SeatConfig] = seats_section()
     credit: Literal["returns", "group", "leave_one_out"] = Field("group", description="who earned the reward")
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="how tokens, turns and episodes are averaged")

@@ -14,7 +14,6 @@ done stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from trailmark.models.load import load_model
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
@@ -49,8 +49,8 @@ class OreoRoundsMethod(Method):
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
-    def seats_of(cls, config: RoundsRecipe) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:

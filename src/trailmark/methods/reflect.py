@@ -18,12 +18,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import RecipeError, RunError, TaskError
@@ -70,7 +69,9 @@ from trailmark.run_async import wait
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
-from trailmark.seats.locate import locate, newest_checkpoint, stored_model
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import newest_checkpoint, stored_model
+from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
@@ -287,36 +288,36 @@ class ReflectMethod(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def seats_of(cls, config: ReflectRecipe) -> Mapping[str, ModelConfig]:
-        return {name: seat_model(config, name) for name in players_of(config)}
+    def seats_of(cls, config: ReflectRecipe) -> dict[str, AnyKind]:
+        """The reflector is frozen in play, and lies in every checkpoint."""
+        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
+        if config.reflect:
+            thinks = SamplingConfig(max_tokens=config.thought)
+            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
+        return filled(seats, None, config.engine)
 
     @classmethod
     def protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
-        """As in training. The labels are those of the tokenizer at the desk."""
+        """The labels are those of the tokenizer at the desk."""
 
-        async def replay(desk: Desk) -> None:
+        async def as_in_training(desk: Desk) -> None:
             await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
-        return replay
+        return as_in_training
+
+    @classmethod
+    def evaluation_protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
+        """Every decision hears the reflector."""
+
+        async def hears_all(desk: Desk) -> None:
+            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return hears_all
 
     @classmethod
     def starts(cls, config: ReflectRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
         """`n` starts of each stage of the curriculum."""
         return starts_of(make_stages(config.curriculum, source), source, split, n, seed)
-
-    @classmethod
-    def players(
-        cls, config: ReflectRecipe, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-    ) -> tuple[TaskSource, list[Seat], Protocol]:
-        """As an evaluation of the run seats them: every decision hears the reflector."""
-        source = get_task(config.task.name, **config.task.options)
-        seats = []
-        for name in players_of(config):
-            update = {"lora": None, "device": device or config.model.device}
-            lm = load_model(stored_model(config.model, locate(str(checkpoint), name).folder).model_copy(update=update))
-            seats.append(_seat(name, local_engine(lm, config.engine), config, law))
-        bind(source, seats[0].engine.tokenizer)
-        return source, seats, deaf_to_chance(talk_of(config, source, seats[0].engine.tokenizer))
 
 
 # --- pieces that evaluation and replay share with the run ----------------------------------------------------------
@@ -393,7 +394,10 @@ def _seat(name: str, engine: LocalEngine, config: ReflectRecipe, law: SamplingLa
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    source, seats, _ = ReflectMethod.players(config, newest_checkpoint(run.path))
+    source = get_task(config.task.name, **config.task.options)
+    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    table.bind(source)
+    seats = table.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})

@@ -295,13 +295,21 @@ class Desk:
             s.task,
             s.group,
             tuple(self.turns),
-            outcome if isinstance(outcome, Mapping) else dict.fromkeys([s or side for s in self.sides], outcome),
+            self._by_side(outcome, side),
             bool(self.step and self.step.terminated),
             bool(self.step and self.step.truncated),
             players,
             s.parent,
             s.seed,
         )
+
+
+    def _by_side(self, outcome: Outcome | Mapping[str, Outcome], side: str) -> Mapping[str, Outcome]:
+        """The side of the first seat comes first: its outcome is the episode's."""
+        sides = [s or side for s in self.sides]
+        if not isinstance(outcome, Mapping):
+            return dict.fromkeys(sides, outcome)
+        return {s: outcome[s] for s in dict.fromkeys([*sides, *outcome]) if s in outcome}
 
 
 Protocol = Callable[[Desk], Awaitable[None]]

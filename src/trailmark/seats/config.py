@@ -22,7 +22,7 @@ from trailmark.errors import RecipeError
 class AnySeat(Config):
     """What every kind of seat has."""
 
-    sampling: SamplingConfig = Field(SamplingConfig(), description="how its tokens are drawn")
+    sampling: SamplingConfig | None = Field(None, description="how its tokens are drawn; none: as the recipe's `sampling`")
     side: str = Field("", description="whose rewards and outcome are its own, in a world of several sides")
 
 
@@ -32,7 +32,7 @@ class LocalSeat(AnySeat):
     kind: Literal["local"] = Field("local", description="a model in this process")
     trained: bool = Field(False, description="this is the model that is trained, as the recipe's `model` has it")
     model: ModelConfig | None = Field(None, description="of a seat that is not trained: which model")
-    engine: EngineConfig = Field(EngineConfig(), description="how it writes")
+    engine: EngineConfig | None = Field(None, description="how it writes; none: as the recipe's `engine`")
 
 
 class HttpSeat(AnySeat, ServerConfig):
@@ -63,8 +63,9 @@ class PersonSeat(AnySeat):
     kind: Literal["person"] = Field("person", description="a person at the terminal")
 
 
-SeatConfig = Annotated[LocalSeat | HttpSeat | ScriptedSeat | PersonSeat, Field(discriminator="kind")]
-Seats = Mapping[str, LocalSeat | HttpSeat | ScriptedSeat | PersonSeat]
+AnyKind = LocalSeat | HttpSeat | ScriptedSeat | PersonSeat
+SeatConfig = Annotated[AnyKind, Field(discriminator="kind")]
+Seats = Mapping[str, AnyKind]
 
 
 def check_seats(seats: Seats, trains: int = 1) -> None:
@@ -91,6 +92,28 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
         raise RecipeError(f"seats: {' and '.join(learns)} are trained, and this method trains {what}: set trained: false for the others.")
     if seats and not learns:
         raise RecipeError(f"seats: none of {', '.join(seats)} is trained: set seats.{next(iter(seats))}.trained: true.")
+
+
+def filled(seats: Seats, sampling: SamplingConfig | None, engine: EngineConfig | None) -> dict[str, AnyKind]:
+    """The seats with what a recipe says for all of them, where they say nothing themselves."""
+    out: dict[str, AnyKind] = {}
+    for name, seat in seats.items():
+        more: dict[str, Any] = {} if seat.sampling else {"sampling": sampling or SamplingConfig()}
+        if isinstance(seat, LocalSeat) and seat.engine is None:
+            more["engine"] = engine or EngineConfig()
+        out[name] = seat.model_copy(update=more)
+    return out
+
+
+def described(seats: Seats) -> list[str]:
+    """A line for each seat, for people."""
+    kinds = {
+        LocalSeat: lambda s: "the model that is trained" if s.trained else f"{s.model.name}, frozen",
+        HttpSeat: lambda s: f"{s.model} at {s.address} ({s.speaks})",
+        ScriptedSeat: lambda s: s.function,
+        PersonSeat: lambda s: "a person",
+    }
+    return [f"seat {name}: {kinds[type(seat)](seat)}" for name, seat in seats.items()]
 
 
 def trained_seats(seats: Seats) -> list[str]:

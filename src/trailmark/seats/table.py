@@ -1,6 +1,6 @@
 """The seats of a recipe, opened: an engine for each, and the weights that are trained published to theirs.
 
-    table = Table(seats, trained={"adviser": lm}, seed=config.seed)
+    table = Table(seats, {"adviser": lm}, seed=config.seed)
     table.bind(source)                      # a world that asks for a tokenizer gets one
     table.publish(step)                     # the trained engines write with the weights as they are now
     play(source, tasks, table.seats, protocol)
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.config import ModelConfig, SamplingConfig
+from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import HttpEngine, http_engine
 from trailmark.engines.local import LocalEngine, local_engine
@@ -24,8 +24,9 @@ from trailmark.engines.wire import EngineRefused
 from trailmark.errors import RecipeError
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
-from trailmark.seats.config import HttpSeat, LocalSeat, ScriptedSeat, Seats
+from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
+from trailmark.tasks.base import bind
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ Terminal = tuple[Callable[[], str | None], Callable[[str], None]]  # how a perso
 
 
 class Table:
-    """`trained` holds the model of every trained seat. `seats` are the seats in the order of the recipe, a trained one first: it is the
-    one that acts where neither world nor protocol says who."""
+    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order of the recipe, the
+    trained one first: it is the one that acts where neither world nor protocol says who, and its side's outcome is the episode's."""
 
     def __init__(
-        self, seats: Seats, trained: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
+        self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
     ):
-        self.configs, self.trained, self.terminal = dict(seats), dict(trained or {}), terminal
+        self.configs, self.models = dict(seats), dict(models or {})
         self._loaded: dict[str, LM] = {}
         self.engines: dict[str, Any] = {}
         for name, seat in self.configs.items():
@@ -51,13 +52,14 @@ class Table:
             if isinstance(seat, HttpSeat):
                 self.engines[name] = open_server(seat, name, seed)
             elif isinstance(seat, ScriptedSeat):
-                self.engines[name] = ScriptedEngine(load_function(seat.function, f"seats.{name}.function"), self.tokenizer, seat.function)
+                function = load_function(seat.function, f"seats.{name}.function")
+                self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
                     raise RecipeError(f"seats.{name}: a person can sit at the table of `trailmark play`, not here.")
                 self.engines[name] = PersonEngine(self.tokenizer, *terminal)
-        names = sorted(self.configs, key=lambda n: n not in self.trained)
-        self.seats = [self.seat(n) for n in names]
+        trained = trained_seats(self.configs)
+        self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
 
     @property
     def tokenizer(self) -> Any:
@@ -71,47 +73,48 @@ class Table:
 
     def seat(self, name: str, sampling: SamplingConfig | None = None) -> Seat:
         """One seat, drawing as its config says, or otherwise."""
-        config, s = self.configs[name], sampling or self.configs[name].sampling
-        kind = "trained" if name in self.trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
+        config = self.configs[name]
+        s = sampling or config.sampling or SamplingConfig()
+        trained = isinstance(config, LocalSeat) and config.trained
+        kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
         return Seat(name, self.engines[name], sampling_law(s), s.max_tokens, tuple(s.stop), kind, speaks, config.side)  # type: ignore[arg-type]
 
     def bind(self, source: Any, seat: str | None = None) -> None:
         """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of `seat`, or of the
         trained seat."""
-        if hasattr(source, "bind"):
-            name = seat or next(iter(self.trained), None)
-            source.bind(self.engines[name].tokenizer if name else self.tokenizer)
+        name = seat or next(iter(trained_seats(self.configs)), None)
+        bind(source, self.engines[name].tokenizer if name else self.tokenizer)
 
     def publish(self, version: int) -> None:
-        for name, lm in self.trained.items():
+        """The engines of the method's own models write with the weights as they are now."""
+        for name, lm in self.models.items():
             self.engines[name].publish(version, lm)
 
     def _local(self, name: str, seat: LocalSeat) -> LocalEngine:
         from trailmark.models.load import load_model
 
-        if seat.trained:
-            if name not in self.trained:
-                raise RecipeError(f"seats.{name}: this seat is trained, and the method gave it no model.")
-            return local_engine(self.trained[name], seat.engine)
+        settings = seat.engine or EngineConfig()
+        if name in self.models:
+            return local_engine(self.models[name], settings)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
         if key not in self._loaded:  # two seats with one model share its weights
             self._loaded[key] = load_model(seat.model).freeze()
-        return local_engine(self._loaded[key], seat.engine)
+        return local_engine(self._loaded[key], settings)
 
 
-def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, Any]:
-    """The seats of a run with the weights of one of its checkpoints: what was trained is frozen now, and a model that lies in the
-    checkpoint under the name of its seat is that one. `model` is the recipe's section."""
+def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
+    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies there under the name
+    of its seat. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
             folder = held.get(name) or Path(locate(str(checkpoint), "policy" if "policy" in held else name).folder)
             update = {"lora": None, "device": device or model.device}
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
-            seat = seat.model_copy(update={"model": stored, "trained": False})
+            seat = seat.model_copy(update={"model": stored})
         out[name] = seat
     return out
 
