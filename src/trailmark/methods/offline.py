@@ -27,6 +27,7 @@ from trailmark.objectives import Objective
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import chains, scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, Scored
@@ -104,8 +105,8 @@ class OfflineMethod(Method):
             self.run.keep_evaluation("start", self.play(local_engine(load_model(c.model), c.engine)))
 
     @classmethod
-    def seats_of(cls, config: Any) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def check(cls, config: Any) -> list[str]:

@@ -14,12 +14,11 @@ done stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trailmark.engines.local import local_engine
-from trailmark.errors import RecipeError, RunError
+from trailmark.errors import RecipeError
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
@@ -29,10 +28,12 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 
@@ -48,13 +49,14 @@ class OreoRoundsMethod(Method):
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
-    def seats_of(cls, config: RoundsRecipe) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if config.format != "episodes" or config.files != [""]:
             raise RecipeError("data and format: rounds collect their own episodes; leave both out")
+        config = fix_names(config, run)
         done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
         if resume:
             truncate_metrics(run, done)
@@ -115,18 +117,11 @@ def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     if config.objective != "oreo":
         given["final"] = OfflineFinal(start=config.final.start)
     elif k > 1 and config.critic_from == "previous":
-        before = str(last_checkpoint(out, k - 1) / "critic")
+        before = locate(str(out / f"round-{k - 1}"), "critic").folder
         given["critic"] = config.critic.model_copy(update={"name": before})
     return config_of(**given)
 
 
 def policy_of(config: RoundsRecipe, out: Path, k: int) -> str:
     """The policy that round k starts from."""
-    return config.model.name if k == 1 or not config.training else str(last_checkpoint(out, k - 1) / "policy")
-
-
-def last_checkpoint(out: Path, k: int) -> Path:
-    found = listed(out / f"round-{k}" / "checkpoints")
-    if not found:
-        raise RunError(f"{out}/round-{k} has no checkpoint: it is not finished")
-    return found[-1]
+    return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trailmark.credit.turns import side_of
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.run_async import wait
@@ -57,9 +58,10 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
                 return told
             step = world.step(turn.action)
             told += 1
-            if float(step.reward) != turn.reward:
+            reward, others = step.paid(side_of(e, turn.seat))
+            if (reward, others) != (turn.reward, dict(turn.rewards)):
                 found.defect("a replayed reward differs from the stored one (edited?)",
-                             f"{where}, turn {i}: stored {turn.reward:g}, now {float(step.reward):g}")  # fmt: skip
+                             f"{where}, turn {i}: stored {turn.reward:g}, now {reward:g}")  # fmt: skip
     except Exception as problem:  # a world may raise anything
         found.defect("the world cannot be replayed", f"{where}: {type(problem).__name__}: {problem}")
         return told
@@ -67,7 +69,7 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
         found.defect("the stored play ends before the world does", where)
     else:
         got = step.outcome
-        now = dict(got) if isinstance(got, dict) else {next(iter(e.outcomes)): got}
+        now = dict(got) if isinstance(got, dict) else dict.fromkeys(e.outcomes, got)
         if now != dict(e.outcomes):
             found.defect(
                 "a replayed outcome differs from the stored one (edited?)", f"{where}: stored {e.outcome}, now {got}"
@@ -91,7 +93,8 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        seats = [Seat(name, engine) for name in names]
+        served = {t.seat for t in e.turns if not t.prompt}  # a chat server's turns do not know what it was shown
+        seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
         (again,) = wait(play_all(ev.source, [start], seats, own))
         if isinstance(again.outcome, Failed):
