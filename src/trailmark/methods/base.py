@@ -14,6 +14,7 @@ from trailmark.config import RunConfig, SamplingConfig
 from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
 from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.stages import Stage, begun_from, run_stages
 from trailmark.runs.store import Run
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Sample, SamplingLaw, Task
@@ -23,6 +24,7 @@ class Method(Training):
     """Derive from this, set `Config`, and define `updates`. `self.config` and `self.run` are set by `__init__`."""
 
     Config: ClassVar[type[RunConfig]] = RunConfig
+    staged: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that only its stages read
     imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -41,8 +43,8 @@ class Method(Training):
         return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
 
     @classmethod
-    def stages(cls, config: Any, run: Run) -> list[Any]:
-        """What is made before training. Default: nothing."""
+    def stages(cls, config: Any, run: Run) -> list[Stage]:
+        """What is made before training, in RUN/stages. Default: nothing."""
         return []
 
     # -- about a run ----------------------------------------------------------------------------------------------
@@ -81,7 +83,10 @@ class Method(Training):
 
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
-        """Train from the first step, or go on. Gives the metrics of the last step."""
+        """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
+        if stages := cls.stages(config, run):
+            run_stages(run.path / "stages", stages)
+            begun_from(run.path, stages)
         method = cls(config, run)
         last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
         method.finish(method.config.steps)
