@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -33,7 +34,8 @@ class Layout:
         if end.shape != pos.shape or end.ndim != 2:
             raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
         self.end, self.pos = end, pos
-        self._masks: dict[Any, Any] = {}
+        self._masks: dict[int | None, Tensor] = {}
+        self._blocks: dict[int | None, Any] = {}
 
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, L, L] bool, True where row i may look at column j."""
@@ -45,10 +47,14 @@ class Layout:
             self._masks[window] = allowed[:, None]
         return self._masks[window]
 
+    @property
+    def flexible(self) -> bool:
+        """Whether FlexAttention computes this layout."""
+        return self.end.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0
+
     def block_mask(self, window: int | None) -> Any:
         """The same rule for FlexAttention, without ever forming [L, L]."""
-        key = ("flex", window)
-        if key not in self._masks:
+        if window not in self._blocks:
             end, pos = self.end, self.pos
 
             def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -57,10 +63,10 @@ class Layout:
 
             rows, length = end.shape
             with torch.no_grad():
-                self._masks[key] = _flex()[1](
+                self._blocks[window] = _flex()[1](
                     rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK
                 )
-        return self._masks[key]
+        return self._blocks[window]
 
     def attend(
         self,
@@ -72,10 +78,8 @@ class Layout:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0 and softcap is None:
-            return _flex()[0](
-                q, k, v, block_mask=self.block_mask(window), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+        if self.flexible:
+            return flexed(q, k, v, self.block_mask(window), scale, softcap)
         return _dense(q, k, v, self.mask(window), scale, softcap)
 
 
@@ -179,10 +183,28 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, s
     return scores.softmax(-1) @ v
 
 
+def flexed(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, softcap: float | None) -> Tensor:
+    """FlexAttention with keys and values repeated to every query head: the backward pass of a few shared heads has too few blocks
+    to fill a card. Inside a layer that is compiled as a whole it is part of that graph."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    capped = None if softcap is None else _softcap(softcap)
+    if torch.compiler.is_compiling():
+        return flex_attention(q, k, v, score_mod=capped, block_mask=mask, scale=scale)
+    return _flex()[0](q, k, v, score_mod=capped, block_mask=mask, scale=scale)
+
+
+@functools.cache
+def _softcap(cap: float) -> Any:
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
+
+
 @functools.cache
 def _flex() -> tuple[Any, Any]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
     # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype, window,
     # grad mode, number of heads) torch falls back to just that, with a warning only.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
@@ -205,7 +227,9 @@ def attention(
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
-        layer: int = module.layer_idx  # type: ignore[assignment]
+        # A layer's number is read only by what keeps keys and values: in a compiled layer it would be a constant, and each layer
+        # a graph of its own.
+        layer: int = -1 if type(tree) is Layout else module.layer_idx  # type: ignore[assignment]
         out = tree.attend(layer, query, key, value, scaling, sliding_window, softcap)
     elif attention_mask is not None:
         out = _dense(query, key, value, attention_mask, scaling, softcap)

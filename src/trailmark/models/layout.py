@@ -207,6 +207,9 @@ def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.nda
 
 
 def _up(n: int, multiple: int) -> int:
+    """`n` rounded up; where a `multiple` is wanted, to one of eight lengths between two powers of two, so that lengths repeat."""
+    if multiple > 1:
+        multiple = max(multiple, (1 << (n - 1).bit_length()) // 16) if n > 1 else multiple
     return -(-n // multiple) * multiple
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trailmark.errors import ModelError
 from trailmark.models.attention import FLEX_BLOCK, NAME, Layout, Slots
+from trailmark.models.compiled import CompiledLayers
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class LM:
     notes: tuple[str, ...] = ()
     base_print: str = ""  # fingerprint of the folder that an adapter is laid over; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from kept keys and values; None: not looked at yet
+    compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 
     def __post_init__(self) -> None:
         base = self.base
@@ -72,9 +74,12 @@ class LM:
 
     def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
         """[B, L] ids -> [B, L, width], each place seeing what the layout allows."""
-        return self.base.base_model(
+        forward = lambda: self.base.base_model(
             input_ids=ids, position_ids=pos, attention_mask=self._dummy, tree=layout, use_cache=False
         ).last_hidden_state
+        if self.device.type != "cuda":
+            return forward()
+        return self.compiled.run(self.base, layout, forward)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer on any [..., width], with the scalings that some families put behind it."""
