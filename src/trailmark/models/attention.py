@@ -118,8 +118,6 @@ class Slots:
         self.rows, self.capacity = rows, capacity
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.index: Tensor | None = None  # [rows] where this step's token goes
-        self._masks: dict[int | None, Tensor] = {}
 
     def write(self, rows: list[int], kept: dict[int, tuple[Tensor, Tensor]], sources: list[int]) -> None:
         """Start slots `rows` from rows `sources` of a prefill. What lies behind a prompt's end is never looked at."""
@@ -135,10 +133,17 @@ class Slots:
             self.keys[layer][to, :, : k.shape[2]] = k[of]
             self.values[layer][to, :, : v.shape[2]] = v[of]
 
-    def at(self, index: Tensor, width: int | None = None) -> Slots:
-        """Set where the next token of every row goes; `width` limits how many columns are looked at."""
-        self.index, self._masks, self.width = index, {}, width or self.capacity
-        return self
+    def at(self, index: Tensor, width: int | None = None) -> Decoding:
+        """One step: the next token of every row goes to `index`; `width` limits how many columns are looked at."""
+        return Decoding(self, index, width or self.capacity)
+
+
+class Decoding:
+    """One token of every row of some slots."""
+
+    def __init__(self, slots: Slots, index: Tensor, width: int):
+        self.slots, self.index, self.width = slots, index, width
+        self._masks: dict[int | None, Tensor] = {}
 
     def attend(
         self,
@@ -150,16 +155,15 @@ class Slots:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        assert self.index is not None
-        rows = torch.arange(self.rows, device=q.device)
-        keys, values = self.keys[layer], self.values[layer]
+        rows = torch.arange(self.slots.rows, device=q.device)
+        keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]
             if window is not None:
-                allowed &= self.index[:, None] - j < window
+                allowed = allowed & (self.index[:, None] - j < window)
             self._masks[window] = allowed[:, None, None, :]
         attend = _one_token if q.is_cuda and softcap is None else _dense
         return attend(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
@@ -218,7 +222,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tree: Layout | Slots | None = None,
+    tree: Layout | Decoding | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,

@@ -43,18 +43,25 @@ class CompiledLayers:
             layout.block_mask(window)  # built here: a compiled layer only reads it
         try:
             return forward()
-        except _FAILURES as problem:
+        except FAILURES as problem:
             print(f"this torch cannot compile {type(base).__name__} ({type(problem).__name__}): it runs uncompiled",
                   file=sys.stderr)  # fmt: skip
             self.wanted = False
             self._switch(base, False)
             return forward()
 
-    def _use(self, base: Any, layout: Any) -> bool:
+    def worth(self, base: Any) -> bool:
+        """Whether this model is compiled at all."""
         if self.wanted is None:
             said = os.environ.get("TRAILMARK_COMPILE", "")
             self.wanted = said == "1" or (said != "0" and sum(p.numel() for p in base.parameters()) >= LEAST)
-        if not self.wanted or type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
+        return self.wanted
+
+    def off(self, base: Any) -> None:
+        self._switch(base, False)
+
+    def _use(self, base: Any, layout: Any) -> bool:
+        if not self.worth(base) or type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
             return False
         key = (layout.end.shape[1], torch.is_grad_enabled())
         if key not in self.lengths and len(self.lengths) >= MOST:
@@ -105,7 +112,14 @@ def _failures() -> tuple[type[BaseException], ...]:
     return tuple(f for f in found if f is not None)
 
 
-_FAILURES = _failures()
+FAILURES = _failures()
+
+
+def whole(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of constant shapes, compiled."""
+    _set_up()
+    return torch.compile(step, dynamic=False)
+
 
 # --- the readout ---------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trailmark.errors import ModelError
-from trailmark.models.attention import FLEX_BLOCK, NAME, Layout, Slots
+from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
 from trailmark.models.compiled import CompiledLayers
 
 
@@ -72,14 +72,17 @@ class LM:
     def pad_multiple(self) -> int:
         return FLEX_BLOCK if self.device.type == "cuda" else 1
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         """[B, L] ids -> [B, L, width], each place seeing what the layout allows."""
-        forward = lambda: self.base.base_model(
+        if self.device.type != "cuda":
+            return self.body(ids, layout, pos)
+        return self.compiled.run(self.base, layout, lambda: self.body(ids, layout, pos))
+
+    def body(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
+        """`hidden` as plain code, for whoever compiles a whole step of his own."""
+        return self.base.base_model(
             input_ids=ids, position_ids=pos, attention_mask=self._dummy, tree=layout, use_cache=False
         ).last_hidden_state
-        if self.device.type != "cuda":
-            return forward()
-        return self.compiled.run(self.base, layout, forward)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer on any [..., width], with the scalings that some families put behind it."""
