@@ -8,7 +8,6 @@ so being a step ahead changes no token: what a slot draws after its sample has e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,13 +20,13 @@ from trailmark.models.law import gumbel, working
 from trailmark.models.lm import LM
 
 
-def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor) -> Tensor:
+def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tensor) -> Tensor:
     """[N, V] logits -> [N, 3]: a token drawn at temperature `heat` (0: the most likely one), its log-prob under the model and
-    under the law. One pass over the vocabulary for each, so that a compiler can make few kernels of it."""
+    under the law. `ids` are the tokens 0 to V - 1 as a tensor: counted inside, a compiler would count them in 32 bits."""
     own = working(logits)
     warm = heat > 0
     under = own / torch.where(warm, heat, torch.ones_like(heat)).to(own.dtype)[:, None]
-    noise = gumbel(keys, written, torch.arange(logits.shape[1], device=logits.device), own.dtype)
+    noise = gumbel(keys, written, ids, own.dtype)
     token = torch.where(warm[:, None], under + noise, under).argmax(-1, keepdim=True)
     logp = own.gather(1, token) - own.logsumexp(-1, keepdim=True)
     logq = under.gather(1, token) - under.logsumexp(-1, keepdim=True)
@@ -45,6 +44,7 @@ class Ahead:
         self.index, self.last, self.written = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.keys = torch.zeros(rows, 2, dtype=torch.int64, device=device)
         self.heat = torch.ones(rows, dtype=torch.float32, device=device)
+        self.ids = torch.arange(lm.vocab, device=device)
         self.logits: Tensor | None = None  # of the newest step
         self.found: Tensor | None = None
         self._play: Callable[[], None] | None = None
@@ -90,7 +90,7 @@ class Ahead:
     def _step(self) -> tuple[Tensor, Tensor]:
         hidden = self.lm.body(self.last[:, None], self.cache.at(self.index), self.index[:, None])
         logits = self.lm.logits(hidden[:, 0])
-        found = draw(logits, self.keys, self.written, self.heat)
+        found = draw(logits, self.keys, self.written, self.heat, self.ids)
         self.last.copy_(found[:, 0])
         self.written.add_(1)
         self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run on for a step
@@ -108,7 +108,7 @@ class Ahead:
         kept = [x.clone() for x in (self.index, self.last, self.written)]
         step: Callable[[], tuple[Tensor, Tensor]] = self._step
         if self.lm.compiled.worth(self.lm.base):
-            step = self._try(compiled.whole(self._step))
+            step = compiled.whole(self._step, "a decoding step")
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -121,11 +121,3 @@ class Ahead:
         for mine, before in zip((self.index, self.last, self.written), kept):
             mine.copy_(before)
         return graph.replay
-
-    def _try(self, step: Callable[[], tuple[Tensor, Tensor]]) -> Callable[[], tuple[Tensor, Tensor]]:
-        try:
-            step()
-            return step
-        except compiled.FAILURES as problem:
-            print(f"this torch cannot compile a decoding step ({type(problem).__name__}): it runs uncompiled", file=sys.stderr)
-            return self._step

@@ -507,7 +507,7 @@ class LocalEngine:
             state = [idle if x is None else (*x.keys, len(x.tokens), x.request.law.temperature) for x in lives]
             keys = torch.as_tensor([x[:2] for x in state], device=logits.device)
             written, heat = (torch.as_tensor([x[k] for x in state], device=logits.device) for k in (2, 3))
-            drawn = self._drawer(logits, keys, written, heat.float()).cpu()
+            drawn = self._drawer(logits, keys, written, heat.float(), self._ahead.ids).cpu()
             for live, (t, p, q) in zip(lives, drawn.tolist()):
                 if live is not None and simple(live.request.law):
                     live.tokens.append(int(t))
@@ -525,7 +525,7 @@ class LocalEngine:
         """`draw`, compiled where the model is; as the recorded step draws."""
         if self._compiled_draw is None:
             big = self.lm.device.type == "cuda" and self.lm.compiled.worth(self.lm.base)
-            self._compiled_draw = compiled.whole(draw) if big else draw
+            self._compiled_draw = compiled.whole(draw, "the drawing of tokens") if big else draw
         return self._compiled_draw(*args)
 
     def _draw_by_law(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:

@@ -115,10 +115,21 @@ def _failures() -> tuple[type[BaseException], ...]:
 FAILURES = _failures()
 
 
-def whole(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of constant shapes, compiled."""
+def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A step of constant shapes, compiled; plain where this torch cannot, and then a line says so."""
     _set_up()
-    return torch.compile(step, dynamic=False)
+    made = torch.compile(step, dynamic=False)
+
+    def call(*args: Any) -> Any:
+        nonlocal made
+        try:
+            return made(*args)
+        except FAILURES as problem:
+            print(f"this torch cannot compile {name} ({type(problem).__name__}): it runs uncompiled", file=sys.stderr)
+            made = step
+            return step(*args)
+
+    return call
 
 
 # --- the readout ---------------------------------------------------------------------------------------------------
@@ -139,8 +150,7 @@ def _numbers(logits: Tensor, target: Tensor, heat: Tensor, entropies: bool) -> t
 
 @functools.cache
 def _compiled_numbers() -> Any:
-    _set_up()
-    return torch.compile(_numbers, dynamic=False)
+    return whole(_numbers, "the readout of log-probs")
 
 
 def readout(lm: Any, states: Tensor, target: Tensor, heat: Tensor, entropies: bool) -> tuple[Tensor, ...]:
