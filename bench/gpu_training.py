@@ -23,9 +23,9 @@ import torch
 import transformers
 
 from trailmark.config import LearnerConfig
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.objectives import Clipped
 from trailmark.samples import build_samples

@@ -222,7 +222,7 @@ def test_nothing_to_train_is_refused():
         sequences(TOK, [user("a")], template=CHATML)
     with pytest.raises(DataError, match="needs a message before the assistant's first"):
         sequences(TOK, [bot("a")], template=CHATML)
-    with pytest.raises(DataError, match="no token stands before"):
+    with pytest.raises(DataError, match="there is no token before"):
         sequences(TOK, [user(""), bot("a")], template=None)
 
 
@@ -378,7 +378,7 @@ def test_a_text_stripped_by_the_engine_still_continues():
 def test_wrote_needs_a_prompt():
     c = Conversation(TOK, template=CHATML)
     c.add(user("a"))
-    with pytest.raises(DataError, match=r"wrote\(\) without a prompt"):
+    with pytest.raises(DataError, match=r"wrote\(\) was called without prompt"):
         c.wrote([1], "x")
 
 

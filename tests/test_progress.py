@@ -13,7 +13,7 @@ from trailmark import progress
 from trailmark.errors import RecipeError
 from trailmark.progress import Phases, Progress, clock, many, rates, sparkline
 from trailmark.runs.store import Run
-from trailmark.trackers import Sinks, open_sinks
+from trailmark.trackers import Trackers, open_trackers
 
 
 @pytest.fixture
@@ -114,12 +114,12 @@ def run(tmp_path):
 
 def test_unknown_and_missing_trackers_are_sentences(run, monkeypatch):
     with pytest.raises(RecipeError, match=r"no tracker 'tensorbord'. Did you mean 'tensorboard'\?"):
-        open_sinks(["tensorbord"], run)
+        open_trackers(["tensorbord"], run)
     for name, module in (("tensorboard", "torch.utils.tensorboard"), ("trackio", "trackio"), ("wandb", "wandb")):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
         with pytest.raises(RecipeError, match=rf"'{name}' is not installed .*pip install 'trailmark\[trackers\]'"):
-            open_sinks([name], run)
-    assert open_sinks([], run).open == {}
+            open_trackers([name], run)
+    assert open_trackers([], run).open == {}
 
 
 def fake(log):
@@ -133,9 +133,9 @@ def test_trackers_hear_every_step(run, monkeypatch):
     for name in ("trackio", "wandb"):
         log: list = []
         monkeypatch.setitem(sys.modules, name, fake(log))
-        sinks = open_sinks([name], run, {"name": "demo", "steps": 2}, resumed_at=0)
-        sinks.log(1, {"reward": 0.5, "note": "text"})
-        sinks.close()
+        trackers = open_trackers([name], run, {"name": "demo", "steps": 2}, resumed_at=0)
+        trackers.log(1, {"reward": 0.5, "note": "text"})
+        trackers.close()
         assert (
             log[0][0] == "init" and log[0][1]["name"] == "demo" and log[0][1]["config"] == {"name": "demo", "steps": 2}
         )
@@ -146,22 +146,22 @@ def test_a_dashboard_that_is_away_does_not_stop_the_run(capsys):
     heard = []
     broken = SimpleNamespace(log=lambda *_: 1 / 0, close=lambda: heard.append("broken closed"))
     good = SimpleNamespace(log=lambda s, m: heard.append((s, m)), close=lambda: heard.append("closed"))
-    sinks = Sinks({"wandb": broken, "tensorboard": good})
-    sinks.log(1, {"x": 1})
-    sinks.log(2, {"x": 2})
-    sinks.close()
+    trackers = Trackers({"wandb": broken, "tensorboard": good})
+    trackers.log(1, {"x": 1})
+    trackers.log(2, {"x": 2})
+    trackers.close()
     assert heard == [(1, {"x": 1}), (2, {"x": 2}), "closed"]
-    assert capsys.readouterr().err == "tracker 'wandb' is left out from here on: ZeroDivisionError: division by zero\n"
+    assert capsys.readouterr().err == "tracker 'wandb' failed and is not used any more: ZeroDivisionError: division by zero\n"
 
 
 def test_tensorboard_files_hold_the_numbers(run):
     pytest.importorskip("tensorboard", reason="the extra 'trackers' is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    sinks = open_sinks(["tensorboard"], run)
+    trackers = open_trackers(["tensorboard"], run)
     for step in (1, 2):
-        sinks.log(step, json.loads(f'{{"reward": {step}.5}}'))
-    sinks.close()
+        trackers.log(step, json.loads(f'{{"reward": {step}.5}}'))
+    trackers.close()
     found = EventAccumulator(str(run.path / "tensorboard"))
     found.Reload()
     assert [(e.step, e.value) for e in found.Scalars("reward")] == [(1, 1.5), (2, 2.5)]

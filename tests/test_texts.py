@@ -212,7 +212,7 @@ def test_a_text_that_cannot_be_written_is_refused():
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.add_special_tokens([AddedToken("!", special=True), AddedToken("<unk>", special=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="!")
-    with pytest.raises(DataError, match="cannot write '!' as plain text: take it out"):
+    with pytest.raises(DataError, match="cannot write '!' as plain text: remove it"):
         encode(tokenizer, "a !")
 
 

@@ -1,25 +1,26 @@
 """Messages -> tokens and spans, for any chat template.
 
-What a sampler sees is the law here. For the assistant message i:
+Training must see what a sampler sees. For the assistant message i:
 
     prompt_i  = template(messages[:i], add_generation_prompt=True)     what the model is given
     written_i = what template(messages[:i+1]) has after prompt_i, up to and including the end-of-turn token
 
-`prompt_i` is encoded as inference encodes it, `written_i` after it, and what follows after that: no token reaches over
-a border, and training prompts are those of `Conversation` token by token. The span of message i is `written_i`: the end
-of turn is inside, the newline that some templates put behind it is not, because no sampler ever writes it. Spans come
-from where texts begin and end, never from token values. If a template writes no end-of-turn token it is the eos.
+`prompt_i`, `written_i` and the text after them are encoded one after another, as inference does. So no token crosses a
+border, and training prompts equal those of `Conversation` token by token. The span of message i is `written_i`. It
+includes the end-of-turn token. It leaves out the newline that some templates put after it, because no sampler writes
+that newline. Spans come from where texts begin and end, never from token values. If a template writes no end-of-turn
+token, the eos is used.
 
-A template *extends* when prompt_j begins with prompt_i + written_i for i < j. Templates that rewrite history (dropping
-old thoughts, say) do not; then `sequences` and `Conversation` start a new sequence.
+A template *extends* if prompt_j begins with prompt_i + written_i for i < j. Templates that rewrite history (for
+example, that drop old thoughts) do not extend. Then `sequences` and `Conversation` start a new sequence.
 
-The only BOS is the one the template writes; if it writes none there is none, as at inference (put `{{ bos_token }}`
-into it if the model wants one). Everywhere `template` is "own" (the tokenizer's), a Jinja text, or None for plain text:
-contents joined without headers, eos after each assistant message, BOS in front if the tokenizer adds one. Further
-keywords (`tools`, `enable_thinking`, ...) go to the template.
+The only BOS is the one that the template writes. If it writes none there is none, as at inference; put `{{ bos_token
+}}` into the template if the model needs one. `template` is always "own" (the tokenizer's), a Jinja text, or None for
+plain text: contents joined without headers, an eos after each assistant message, a BOS in front if the tokenizer adds
+one. Further keywords (`tools`, `enable_thinking`, ...) go to the template.
 
-Only the template writes control tokens. What a message says is content (`texts.py`): a `<|im_end|>` in it is ten characters.
-Below, prompts and written parts are *guarded* texts; `Rendered.text` is what they say.
+Only the template writes control tokens. A message is content (`texts.py`): a `<|im_end|>` in it is ten characters.
+Below, prompts and written parts are *guarded* texts; `Rendered.text` is the plain text.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Span:
 class Rendered:
     tokens: Tokens
     spans: tuple[Span, ...]
-    text: Marked  # with the template's control tokens marked: encoded again it has the same ones
+    text: Marked  # the template's control tokens are marked, so encoding it again gives the same tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """`at` is the first message (of the assistant, or to come) whose prompt does not begin with all before it."""
+    """`at`: the first assistant message, past or next, whose prompt does not begin with everything before it."""
 
     ok: bool
     at: int | None = None
@@ -112,7 +113,8 @@ class _Template:
             raise DataError(f"the chat template refuses the messages ({roles}): {e}") from e
 
     def frame(self, before: Messages) -> tuple[str, str, str, str]:
-        """Around an assistant's content: all before it, all behind it, of that what precedes the end, the end."""
+        """Four texts around an assistant's content: what comes before, what comes after, the part of that before the
+        end-of-turn token, and the end-of-turn token."""
         head, found, tail = self.text([*before, {"role": "assistant", "content": PROBE}]).rpartition(PROBE)
         if not found:
             raise ModelError("the chat template does not show what the assistant says")
@@ -132,33 +134,37 @@ class _Template:
         if shown.startswith(prompt) and shown.endswith(tail):
             body = shown[len(prompt) : len(shown) - len(tail)]
         elif prompt.startswith(head) and isinstance(content, str) and content.startswith(opened):
-            body = self.controls.guard(content.removeprefix(opened))  # the prompt opens a thought that the template drops from the record
+            # The prompt opens a thought that the template drops from the record.
+            body = self.controls.guard(content.removeprefix(opened))
         else:
+            shown_prompt = str(self.controls.shown(prompt[-40:]))
             raise DataError(
-                f"message {i}: the chat template prompts with {str(self.controls.shown(prompt[-40:]))!r}, but does not show the "
-                "assistant's message behind that: what would the model have written?"
+                f"message {i}: the chat template prompts with {shown_prompt!r}, but does not show the assistant's "
+                "message after it: what would the model have written?"
             )
         return _Turn(i, prompt, prompt + body + lead + end, end)
 
     def encode(self, text: str, after: str = "") -> list[int]:
-        """The tokens of `text` behind `after`, a special token. Alone, some tokenizers would put a space in front."""
+        """The tokens of `text` after the special token `after`. Without it, some tokenizers would add a space in
+        front."""
         ids = self.controls.encode(*self.controls.lay(after + text))[0]
         return ids[len(self.encode(after)) :] if after else ids
 
     def lay(self, text: str, turns: Sequence[_Turn]) -> Rendered:
-        """`text` with a span for each of `turns`, whose full texts are prefixes of it, each of the next prompt."""
+        """`text` with a span for each of `turns`. Each turn's full text is a prefix of `text` and of the next
+        prompt."""
         tokens: list[int] = []
         spans, at, after = [], 0, ""
         for t in turns:
             given = self.encode(text[at : len(t.prompt)], after)
             both = self.encode(text[at : len(t.full)], after)
             written = both[len(given) :]
-            if both[: len(given)] != given:  # a token would reach over the border: no sampler can have written it
+            if both[: len(given)] != given:  # a token would cross the border: no sampler can have written it
                 written = self.encode(text[len(t.prompt) : len(t.full)], t.end)
             tokens += given + written
             spans.append(Span(t.message, "assistant", len(tokens) - len(written), len(tokens)))
             if len(tokens) == len(written):
-                raise DataError(f"message {t.message}: no token stands before the assistant's first one")
+                raise DataError(f"message {t.message}: there is no token before the assistant's first one")
             at, after = len(t.full), t.end
         return Rendered((*tokens, *self.encode(text[at:], after)), tuple(spans), self.controls.shown(text))
 
@@ -166,8 +172,8 @@ class _Template:
 def render(
     tokenizer: Tokenizer, messages: Messages, generation_prompt: bool = False, *, template: Jinja = "own", **options
 ) -> Rendered:
-    """The conversation as the template shows it now, with spans for the assistant messages that stand here as they were
-    written, behind the context in which they were written. One that the template has rewritten has none."""
+    """The conversation as the template shows it now. An assistant message has a span if it stands here as it was
+    written, after the context in which it was written. A message that the template rewrote has no span."""
     t = _Template(tokenizer, template, options)
     text, kept = t.text(messages, generation_prompt), []
     for turn in t.turns(messages):
@@ -177,7 +183,7 @@ def render(
 
 
 def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> Extension:
-    """Whether each prompt of this conversation begins with all that the model has seen and written before it."""
+    """Whether each prompt of this conversation begins with everything that the model has seen and written before."""
     turns = (t := _Template(tokenizer, template, options)).turns(messages)
     prompts = [(turn.message, turn.prompt) for turn in turns[1:]]
     if turns and turns[-1].message < len(messages) - 1:
@@ -195,8 +201,8 @@ def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own"
 
 
 def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> list[Rendered]:
-    """The conversation as sequences to train on, as few as are right: every assistant message has one span, behind the
-    exact context that inference shows. One sequence where the template extends. Each ends with its last span."""
+    """The conversation as training sequences, as few as possible. Every assistant message has one span, after the exact
+    context that inference shows. If the template extends there is one sequence. Each ends with its last span."""
     t = _Template(tokenizer, template, options)
     chains: list[list[_Turn]] = []
     for turn in t.turns(messages):
@@ -205,14 +211,16 @@ def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "ow
             chains.append(chain := [])
         chain.append(turn)
     if not chains:
-        raise DataError("no message of the assistant: nothing would be trained")
+        raise DataError("there is no message of the assistant: nothing would be trained")
     return [t.lay(chain[-1].full, chain) for chain in chains]
 
 
 def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:
-    """A prompt from a file that has it as a model sees it, template and all. Its first BOS is one; and where all of it is a
-    message of the user, or of the system and the user, and then the assistant's header, in the form of the tokenizer's template
-    or of ChatML, these headers are control tokens. Anything else in it is content."""
+    """Mark the control tokens of a prompt that a file holds as the model sees it, with the template's text.
+
+    A BOS at the start is one. If the whole prompt is a user message, or a system and a user message, followed by the
+    assistant's header, then these headers are control tokens too. They may have the form of the tokenizer's template or
+    of ChatML. Everything else in the prompt is content."""
     bos = tokenizer.bos_token or ""
     start = mark(bos) if bos and prompt.startswith(bos) else Marked("")
     for frame in _frames(tokenizer):
@@ -226,7 +234,8 @@ def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:
 
 
 def _inside(frame: Sequence[str], text: str) -> list[str] | None:
-    """What stands between the pieces of a frame that holds all of `text`; a piece in the middle is the first that is found."""
+    """The contents between the pieces of a frame, or None if `text` does not fit. Inner pieces match where first
+    found."""
     first, *middle, last = frame
     if not text.startswith(first) or not text.endswith(last) or len(text) < len(first) + len(last):
         return None
@@ -240,7 +249,7 @@ def _inside(frame: Sequence[str], text: str) -> list[str] | None:
 
 
 def _frames(tokenizer: Tokenizer) -> list[list[str]]:
-    """What the template writes around one message and around two, and ChatML."""
+    """What the tokenizer's template and ChatML write around one message and around two."""
     held = _FRAMES.get(tokenizer)
     if held is None or held[0] != str(tokenizer.chat_template):
         user, frames = {"role": "user", "content": PROBE}, []
@@ -257,7 +266,7 @@ _FRAMES: weakref.WeakKeyDictionary[Any, tuple[str, list[list[str]]]] = weakref.W
 
 
 def end_of_turn(tokenizer: Tokenizer, *, template: Jinja = "own", **options: Any) -> int:
-    """The id of the token that ends the assistant's turn: what a sampler must stop at."""
+    """The id of the token that ends the assistant's turn. A sampler must stop at it."""
     t = _Template(tokenizer, template, options)
     return t.tokenizer.convert_tokens_to_ids(t.frame([{"role": "user", "content": "?"}])[-1])
 
@@ -274,18 +283,18 @@ class Conversation:
         self._template = _Template(tokenizer, template, options)
         self.messages: list[Message] = []
         self.tokens: Tokens = ()
-        self._seen: list[str] = []  # `tokens` as text, with the end of turn: as decoded, and as told
-        self._owed, self._end = "", ""  # what a turn cut short lacks of its end; the end-of-turn token
+        self._seen: list[str] = []  # `tokens` as text, with the end of turn: as decoded, and as `wrote` was told
+        self._owed, self._end = "", ""  # the part of the end that a cut turn lacks; the end-of-turn token
         self._asked: tuple[str, Tokens, bool] | None = None
 
     def add(self, *messages: Message) -> None:
-        """Messages of anyone but this model."""
+        """Add messages of others than this model."""
         self.messages += messages
         self._asked = None
 
     def prompt(self) -> tuple[Tokens, bool]:
-        """The tokens from the end of the last turn to the next generation prompt, and True; or, at the start and where
-        the template has rewritten what was seen, the whole prompt and False. Asking twice changes nothing."""
+        """The tokens from the end of the last turn to the next generation prompt, and True. At the start, and where the
+        template has rewritten what was seen: the whole prompt, and False. Asking twice changes nothing."""
         t, text = self._template, self._template.text(self.messages, prompt=True)
         seen = next((s for s in self._seen if text.startswith(s)), None)
         new = t.encode(text) if seen is None else t.encode(self._owed) + t.encode(text[len(seen) :], self._end)
@@ -293,16 +302,16 @@ class Conversation:
         return tuple(new), seen is not None
 
     def wrote(self, tokens: Sequence[int], text: str | None = None) -> None:
-        """Record the turn just written. `text` is what the history is to say, with or without the end of turn (None:
-        what the tokens say); if it differs by more than white space, the next prompt starts anew. Tokens forced on the
-        model come first in both. A turn that was cut gets its end of turn from the next prompt."""
+        """Record the turn just written. `text` is what the history should say, with or without the end of turn; None
+        means the text of the tokens. If it differs by more than white space, the next prompt starts anew. Tokens forced
+        on the model come first in both. If the turn was cut, the next prompt adds its end of turn."""
         if self._asked is None:
-            raise DataError("wrote() without a prompt(): nobody knows what these tokens answer")
+            raise DataError("wrote() was called without prompt(): it is unknown what these tokens answer")
         t, (prompt, new, continues) = self._template, self._asked
         head, _, lead, end = t.frame(self.messages)
         end_id = t.tokenizer.convert_tokens_to_ids(end)
         ended = len(tokens) > 0 and tokens[-1] == end_id
-        # Decoded behind a special token, because at the start of a text some tokenizers drop a space.
+        # Decoded after a special token, because some tokenizers drop a space at the start of a text.
         raw = t.tokenizer.decode([end_id, *tokens], clean_up_tokenization_spaces=False).removeprefix(end)
         if ended:
             raw = raw.removesuffix(end).removesuffix(lead)
@@ -310,7 +319,7 @@ class Conversation:
         if ended and told.split() != raw.split():
             told = told.removesuffix(end)
         told = told.removesuffix(lead) if ended else told
-        # The record holds what the prompt opened (a thought), and not what the template puts before contents (a space).
+        # The record holds what the prompt opened (a thought), but not what the template puts before contents (a space).
         opened = prompt.removeprefix(head) if prompt.startswith(head) else ""
         space = head.removeprefix(prompt) if head.startswith(prompt) else ""
         shown = [(space if x.startswith(space) else "", opened + x.removeprefix(space)) for x in (raw, told)]

@@ -1,4 +1,5 @@
-"""Named places where a test may kill the process: `TRAILMARK_KILL_AT=segment.synced#2` dies there the second time."""
+"""Named points where a test may kill the process: `TRAILMARK_KILL_AT=segment.synced#2` kills it there the second
+time."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ _reached: Counter[str] = Counter()
 
 
 def point(name: str) -> None:
-    """Die here by SIGKILL when TRAILMARK_KILL_AT is `name`, or `name#k` and this is the k-th time; else do nothing."""
+    """Kill the process with SIGKILL if TRAILMARK_KILL_AT is `name`, or is `name#k` and this is the k-th call."""
     target = os.environ.get("TRAILMARK_KILL_AT")
     if target:
         _reached[name] += 1

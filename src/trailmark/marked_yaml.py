@@ -1,4 +1,4 @@
-"""YAML whose every key remembers where it stands. Safe: no objects, no explosions of anchors, no key twice."""
+"""YAML that remembers the place of every key. It is safe: no objects, no exploding anchors, no key twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOAT = r"[-+]?(?:(?:0|[1-9][0-9_]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a key stands (`file:line` or `override '…'`) and how its value is spelled there."""
+    """The place of a key (`file:line` or `override '…'`) and how its value is spelled there."""
 
     where: str
     spelled: str = ""
@@ -34,13 +34,13 @@ class _Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """No anchors, and quotes around whatever would not be read back as the same text."""
+    """A dumper without anchors that quotes every text which would otherwise be read back as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
-        odd = re.search("[\x85\u2028\u2029]", data)  # line breaks to YAML, which folds them
+        odd = re.search("[\x85\u2028\u2029]", data)  # YAML takes these for line breaks and folds them
         return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if odd else None)
 
 
@@ -51,18 +51,18 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, rule) for tag, rule in rules if tag.rpartition(":")[2] in ("null", "bool", "timestamp", "merge")]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _cls in (_Loader, Dumper):  # the dumper keeps the old rules too, for other readers of YAML 1.1
+for _cls in (_Loader, Dumper):  # the dumper keeps the old rules too, because other programs read YAML 1.1
     _cls.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(f"(?:{_INT})$"), list("-+0123456789"))
     _cls.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(rf"(?:{_FLOAT}|[-+]?\.(?:inf|nan))$", re.I), list("-+.0123456789")
     )
 
 
-_UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and halves of a character (bytes that are not UTF-8)
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates (from bytes that are not UTF-8)
 
 
 def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark]]:
-    """The value of a YAML text and a mark for each key in it. All problems are told at once."""
+    """The value of a YAML text and a mark for each of its keys. One error lists all problems."""
     marks: dict[Keys, Mark] = {}
     problems: list[str] = []
     count = 0
@@ -86,12 +86,14 @@ def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark
             problems.append(f"{at}{key}: found the date {node.value}; put it in quotes if text is meant.")
         elif isinstance(node, yaml.ScalarNode) and kind in _KINDS:
             if kind == "str" and (bad := _UNUSABLE.search(node.value)):
-                problems.append(f"{at}{key}: the text has the character {bad.group()!r}, which no file or path can hold.")
+                problems.append(
+                    f"{at}{key}: the text has the character {bad.group()!r}, which no file or path can hold."
+                )
                 return None
             try:
                 return loader.construct_object(node)
             except (ValueError, KeyError, yaml.YAMLError):  # an explicit tag, such as !!int x
-                problems.append(f"{at}{key}: '{node.value}' is no {kind}.")
+                problems.append(f"{at}{key}: '{node.value}' is not a valid {kind}.")
         else:
             problems.append(f"{at}{key}: the YAML tag {node.tag} is not allowed here.")
         return None
@@ -109,7 +111,7 @@ def parse(text: str, name: str, line: bool = True) -> tuple[Any, dict[Keys, Mark
                 problems.append(f"{at}: the key {key!r} has a character that no file can hold.")
             elif key in out:
                 first = marks[(*path, key)].where
-                problems.append(f"{at}: key '{dotted((*path, key))}' stands twice (first at {first}).")
+                problems.append(f"{at}: key '{dotted((*path, key))}' appears twice (first at {first}).")
             else:
                 marks[(*path, key)] = Mark(at, spelled(value_node))
                 out[key] = build(value_node, (*path, key))

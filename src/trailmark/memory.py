@@ -1,8 +1,8 @@
-"""How much memory is free, and a refusal of what cannot fit before it is allocated.
+"""How much memory is free, and a refusal of work that cannot fit before it allocates anything.
 
-A kernel that runs out of memory kills a process without a word. The estimates here count what surely is needed (weights,
-optimiser state, kept keys and values, rows of a batch) and nothing else, so what they refuse could not have run.
-TRAILMARK_INSIST=1, or `train --insist`, tries all the same.
+A system that runs out of memory kills a process without a message. The estimates here count only what is surely needed
+(weights, optimiser state, cached keys and values, rows of a batch), so work that they refuse could not have run.
+TRAILMARK_INSIST=1, or `train --insist`, tries it all the same.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ LAYER = 30_000  # bytes of the objects of one transformer block, without its wei
 
 
 class TooLarge(TrailmarkError):
-    """What was asked for does not fit the memory that is free."""
+    """The work does not fit into the free memory."""
 
 
 def free_memory(device: Any = "cpu") -> int | None:
-    """Bytes that can still be had on a device; None where the system does not say."""
+    """Free bytes on a device; None if the system does not say."""
     if str(device).startswith("cuda"):
         import torch
 
@@ -33,25 +33,25 @@ def free_memory(device: Any = "cpu") -> int | None:
 
 
 def need(amount: float, what: str, advice: str, device: Any = "cpu") -> None:
-    """Refuse `what` if it takes more bytes than are free. `advice` says which key to lower."""
+    """Refuse `what` if it needs more bytes than are free. `advice` says which key to lower."""
     if os.environ.get(INSIST):
         return
     free = free_memory(device)
     if free is not None and amount > free:
         where = "" if str(device) == "cpu" else f" on {device}"
         raise TooLarge(
-            f"{what} would take at least {size(amount)} of memory, and {size(free)} are free{where}: {advice}, or insist with "
-            f"{INSIST}=1 in the environment (train: --insist)."
+            f"{what} would take at least {size(amount)} of memory, and {size(free)} are free{where}: {advice}, "
+            f"or insist with {INSIST}=1 in the environment (train: --insist)."
         )
 
 
 def need_rows(rows: int, key: str) -> None:
-    """Refuse a batch whose rows alone do not fit."""
+    """Refuse a batch whose rows alone do not fit into memory."""
     need(rows * ROW, f"{key}: {rows:,} rows in one step", f"lower {key}")
 
 
 def size(amount: float) -> str:
-    """950 MB, 1.5 GB, 20 TB."""
+    """A number of bytes for people: 950 MB, 1.5 GB, 20 TB."""
     for unit, letter in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if amount >= unit:
             return f"{amount / unit:,.0f} {letter}" if amount >= 10 * unit else f"{amount / unit:.1f} {letter}"
@@ -75,14 +75,14 @@ def _available() -> int | None:
         return int(rows["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError, IndexError):
         pass
-    try:  # not Linux: all there is, which refuses only what could never fit
+    try:  # not Linux: the total memory, which refuses only what could never fit
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return None
 
 
 def _in_container() -> int | None:
-    """What a control group leaves, where one limits this process. Files that the kernel keeps in memory can be dropped."""
+    """The memory that a control group leaves to this process, or None. The kernel's file cache counts as free."""
     root = Path("/sys/fs/cgroup")
     for most, used, stat in (
         ("memory.max", "memory.current", "memory.stat"),
@@ -92,6 +92,6 @@ def _in_container() -> int | None:
             left = int((root / most).read_text()) - int((root / used).read_text())
             rows = dict(line.split() for line in (root / stat).read_text().splitlines())
             return max(0, left + int(rows["inactive_file"]) + int(rows["active_file"]))
-        except (OSError, ValueError, KeyError):  # no such group, or "max": no limit
+        except (OSError, ValueError, KeyError):  # there is no such group, or it says "max": no limit
             continue
     return None

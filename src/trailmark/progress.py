@@ -1,7 +1,7 @@
-"""Progress of long work: a live view when a person watches, plain lines when nobody does.
+"""Progress of long work: a live view on a terminal, plain lines elsewhere.
 
-`Phases` measures a step: how long each phase took and how many tokens went through it. What it measures goes to
-timings.jsonl and to the view as tokens per second, phase by phase.
+`Phases` measures how long each phase of a step took and how many tokens it handled. The numbers go to timings.jsonl
+and, as tokens per second of each phase, to the view.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Phases:
             self.add(name, time.perf_counter() - began, tokens)
 
     def through(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """The items, with the time it takes to make them counted for `name`; what is done with them is not."""
+        """Yield the items. The time to make them counts for `name`; the time to use them does not."""
         source = iter(items)
         while True:
             began = time.perf_counter()
@@ -66,7 +66,7 @@ def rates(timings: Mapping[str, float]) -> dict[str, float]:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Values as bars from the least to the largest; equal ones lie in the middle."""
+    """Values as bars from the smallest to the largest. Equal values are drawn at half height."""
     shown = [v for v in values if v == v and abs(v) != float("inf")]
     if not shown:
         return ""
@@ -77,7 +77,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """4 s, 1:05, 2:00:07."""
+    """A duration: 4 s, 1:05, 2:00:07."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -86,7 +86,7 @@ def clock(seconds: float) -> str:
 
 
 def many(x: float) -> str:
-    """950, 1.2k, 34k, 1.5M."""
+    """A count: 950, 1.2k, 34k, 1.5M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if x >= 0.9995 * size:
             return f"{x / size:.1f}{letter}" if x < 9.95 * size else f"{x / size:.0f}{letter}"
@@ -94,11 +94,11 @@ def many(x: float) -> str:
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """The mean, in which a value above three medians counts as three: a first step that loads and compiles, or one that waits
-    for a disk, says little about the others."""
+    """The mean, in which a value above three medians counts as three medians. A step that loads, compiles or waits for
+    a disk says little about the others."""
     ordered = sorted(seconds)
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    if len(ordered) == 2:  # of the first two steps the first is the odd one
+    if len(ordered) == 2:  # the first of the first two steps is the slow one
         middle = ordered[0]
     return sum(min(s, 3 * middle) for s in ordered) / len(ordered)
 
@@ -110,12 +110,13 @@ class Progress:
         self.evaluated: tuple[int, dict[str, float]] | None = None
         self.history: dict[str, deque[float]] = {}
         self._began = self._said = time.monotonic()
-        self._last = self._began, done  # when the last step ended, and which it was
-        self._pace: dict[bool, deque[float]] = {kind: deque(maxlen=HISTORY) for kind in (False, True)}  # evaluated? seconds
-        self._tested, self._gap = done, 0  # the last step with an evaluation, and how far it was from the one before
+        self._last = self._began, done  # the time and the number of the last step
+        # Seconds of the recent steps, without (False) and with (True) an evaluation.
+        self._pace: dict[bool, deque[float]] = {kind: deque(maxlen=HISTORY) for kind in (False, True)}
+        self._tested, self._gap = done, 0  # the last step with an evaluation, and its distance to the one before
         self._first = True
         self._live: Any = None
-        self._lock = threading.RLock()  # the view is drawn by a thread of its own
+        self._lock = threading.RLock()  # another thread draws the view
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -131,7 +132,7 @@ class Progress:
         return self
 
     def update(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float] | None = None) -> None:
-        """The numbers of a step: keep them, and show them (to nobody: a line now and then)."""
+        """Keep and show the numbers of a step. Without a terminal, print a line now and then."""
         with self._lock:
             self._keep(step, metrics, timings)
         now = time.monotonic()
@@ -140,7 +141,7 @@ class Progress:
             print(self.line(), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
-        """One line that stays, above the view where there is one."""
+        """Print one line that stays, above the view if there is one."""
         if self._live is None:
             print(f"warning: {text}", file=sys.stderr, flush=True)
         else:
@@ -164,8 +165,8 @@ class Progress:
             self._gap, self._tested = max(1, step - self._tested), step
 
     def left(self) -> float | None:
-        """Seconds to the end. Steps with an evaluation take longer and come rarely, so the two kinds are counted apart: a mean over
-        the last steps would jump whenever an evaluation enters or leaves it."""
+        """Seconds to the end. Steps with an evaluation take longer and are rare, so the two kinds are counted apart.
+        One mean over the last steps would jump whenever an evaluation enters or leaves it."""
         remaining = self.total - self.step
         plain, tested = self._pace[False], self._pace[True]
         if remaining <= 0 or not (plain or tested):
@@ -173,13 +174,13 @@ class Progress:
         usual = typical(plain or tested)
         if not tested:
             return usual * remaining
-        # The last step of all is evaluated too, whatever the interval is.
+        # The very last step is evaluated too, whatever the interval is.
         gap = self._gap or self.total
         times = min(remaining, max(1, -(-(self.total - self._tested) // gap)))
         return usual * (remaining - times) + typical(tested) * times
 
     def line(self) -> str:
-        """One plain line."""
+        """The progress as one plain line."""
         keys = _shown(self.metrics)
         words = [f"{self.name} {self.step}/{self.total}", *(f"{k} {self.metrics[k]:.4g}" for k in keys[:7])]
         words += [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
@@ -189,7 +190,7 @@ class Progress:
         return "  ".join(words)
 
     def view(self) -> Any:
-        """What a person sees: how far, the numbers with their recent past, speed, the last evaluation."""
+        """The view on a terminal: steps done, numbers with their recent past, speed, the last evaluation."""
         with self._lock:
             return self._draw()
 
@@ -235,6 +236,6 @@ def _last(key: str) -> str:
 
 
 def _shown(names: Iterable[str]) -> list[str]:
-    """The names a person wants to see, training before evaluation, in the order of SHOWN."""
+    """The names to show, training before evaluation, in the order of SHOWN."""
     known = [n for n in names if _last(n) in SHOWN]
     return sorted(known, key=lambda n: (n.startswith("eval/"), SHOWN.index(_last(n))))

@@ -1,7 +1,7 @@
-"""From ordinary code into asynchronous code, wherever the ordinary code runs.
+"""Call asynchronous code from ordinary code, also in a notebook.
 
-`asyncio.run` refuses to work inside a running loop, and a notebook's cells run inside one. There the work gets a thread with a loop
-of its own, and the cell waits for it.
+`asyncio.run` refuses to work inside a running loop, and a notebook's cells run inside one. There the work gets a thread
+with its own loop, and the cell waits for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A person's play: what was typed, what the world answered, and the episode that becomes of it.
+"""A person plays a world in the terminal, and the play becomes an episode.
 
-What is typed is an action: a label of the menu, the text behind it, or, where nothing is listed, any text. A few words are for
-the table and not for the world: history, undo, help, quit (with a colon in front where the world has such a word itself).
+The person types an action: a label of the menu, its text, or any text if the world lists no actions. A few words are
+commands to Trailmark: history, undo, help, quit. If the world has such a word itself, the command needs a colon in
+front.
 
-The episode is written as those of models are: the same prompts in tokens, the person's answers as what was written.
+The episode is stored like a model's: the same prompts as tokens, with the person's answers as the written tokens.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from trailmark.texts import encode
 from trailmark.types import Episode, Invalid, Outcome, Scored, Task
 
 HELP = """\
-Type an action: a label of the menu, or its text. Words for the table (with ':' in front where the world knows them too):
-  history   the actions so far and what they paid
-  undo      take back the last action
+Type an action: a label of the menu, or its text. Commands (put ':' in front if the world has the same word):
+  history   the actions so far and their rewards
+  undo      undo the last action
   help      this text
-  quit      end here; what was played is saved (as do Ctrl-D and Ctrl-C)
+  quit      stop and save the play (Ctrl-D and Ctrl-C do the same)
 """
 STOPPED = "the player stopped before the world did"
 
 
 @dataclass
-class Sitting:
-    """A play in progress: what was typed and what the world answered."""
+class PersonPlay:
+    """A play in progress: the typed actions and the world's answers."""
 
     source: TaskSource
     task: Task
@@ -51,7 +52,7 @@ class Sitting:
         return bool(self.played) and self.played[-1][1].over
 
     def act(self, typed: str) -> Step:
-        """A typed label, or the text behind one, or whatever was typed."""
+        """Take a step. `typed` is a label, the text of a label, or any text."""
         seen = self.seen
         action = typed
         if typed not in seen.labels and typed in seen.actions:
@@ -61,29 +62,29 @@ class Sitting:
         return step
 
     def undo(self) -> None:
-        """Play all but the last action again. Worlds are deterministic; one that is not is found out."""
+        """Start again and replay all actions but the last. A world that then answers differently is an error."""
         kept = self.played[:-1]
         world = self.source.make()
         again = [world.reset(self.task)] + [world.step(a) for a, _ in kept]
         if again != [self.first] + [s for _, s in kept]:
             raise TaskError(
-                f"'{self.source.name}' answers differently when it is played again: nothing was taken back."
+                f"'{self.source.name}' answers differently when it is played again: nothing was undone."
             )
         self.world, self.played = world, kept
 
     def name_of(self, index: int) -> str:
-        """The action at `index` in words."""
+        """The action at `index`, with its text from the menu."""
         action = self.played[index][0]
         before = self.played[index - 1][1].observation if index else self.first
         told = dict(zip(before.labels, before.actions)).get(action)
         return f"{action} ({told})" if told else action
 
 
-class _Tape:
-    """A world that answers as it did: the person's play, told again to the one that writes episodes."""
+class _Replay:
+    """A world that repeats the recorded answers, so that `Desk` can write the episode."""
 
-    def __init__(self, sitting: Sitting):
-        self.first, self.steps = sitting.first, iter([s for _, s in sitting.played])
+    def __init__(self, person_play: PersonPlay):
+        self.first, self.steps = person_play.first, iter([s for _, s in person_play.played])
 
     def reset(self, task: Task) -> Observation:
         return self.first
@@ -92,22 +93,23 @@ class _Tape:
         return next(self.steps)
 
 
-def episode_of(sitting: Sitting, tokenizer: Any) -> Episode:
+def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     """The play as an episode with exact tokens."""
     from trailmark.engines.scripted import ScriptedEngine
     from trailmark.rollout.play import Desk, Seat, Start
 
-    answers = iter([a for a, _ in sitting.played])
+    answers = iter([a for a, _ in person_play.played])
     seat = Seat("policy", ScriptedEngine(lambda prompt, draw: next(answers), tokenizer, "person"), kind="person")
-    task, markov = sitting.task, sitting.source.markov
-    desk = Desk(Start(task, task.id, f"{task.id}/0", task.seed), _Tape(sitting), {"policy": seat}, sitting.first)
-    opening = [] if markov else list(getattr(sitting.source, "first_messages", []))
+    task, markov = person_play.task, person_play.source.markov
+    start = Start(task, task.id, f"{task.id}/0", task.seed)
+    desk = Desk(start, _Replay(person_play), {"policy": seat}, person_play.first)
+    opening = [] if markov else list(getattr(person_play.source, "first_messages", []))
 
     async def tell() -> None:
-        for k, (action, _) in enumerate(sitting.played):
+        for k, (action, _) in enumerate(person_play.played):
             seen = desk.observation
             length = len(encode(tokenizer, action))
-            most = max(1, length) if seen.labels else length + 1  # a label is written without an end behind it
+            most = max(1, length) if seen.labels else length + 1  # a label is written without an end token
             if markov:
                 await desk.ask("policy", text=seen.text, max_tokens=most)
             else:
@@ -116,59 +118,60 @@ def episode_of(sitting: Sitting, tokenizer: Any) -> Episode:
             await desk.act(action)
 
     asyncio.run(tell())
-    last = sitting.played[-1][1]
+    last = person_play.played[-1][1]
     return desk.episode(last.outcome if last.over and last.outcome is not None else Invalid(STOPPED), "self")
 
 
-# --- the table -----------------------------------------------------------------------------------------------------
+# --- the terminal --------------------------------------------------------------------------------------------------
 
 
-def sit(sitting: Sitting, ask: Callable[[], str | None], say: Callable[[str], None]) -> None:
-    """Play until the world or the person ends it. `ask` gives a typed line, None at the end of the input."""
-    show(sitting.seen, say)
-    while not sitting.over:
+def play_in_terminal(person_play: PersonPlay, ask: Callable[[], str | None], say: Callable[[str], None]) -> None:
+    """Play until the world ends or the person stops. `ask` returns a typed line, or None at the end of the input."""
+    show(person_play.seen, say)
+    while not person_play.over:
         line = ask()
         if line is None:
             return
         typed = line.strip()
         word = typed.removeprefix(":")
-        ours = typed.startswith(":") or typed not in (*sitting.seen.labels, *sitting.seen.actions)
+        ours = typed.startswith(":") or typed not in (*person_play.seen.labels, *person_play.seen.actions)
         if not typed:
             continue
         if ours and word in ("quit", "exit"):
             return
         if ours and word in ("help", "history", "undo"):
-            _table_word(word, sitting, say)
+            _run_command(word, person_play, say)
             continue
         try:
-            step = sitting.act(typed)
+            step = person_play.act(typed)
         except TaskError as why:
-            say(f"That is not taken: {why}\n")
+            say(f"The world refuses this: {why}\n")
             continue
         say(f"(reward {step.reward:g})\n")
         show(step.observation, say)
 
 
-def _table_word(word: str, sitting: Sitting, say: Callable[[str], None]) -> None:
+def _run_command(word: str, person_play: PersonPlay, say: Callable[[str], None]) -> None:
     if word == "help":
         say(HELP)
     elif word == "history":
-        lines = [f"{i + 1}. {sitting.name_of(i)}: {step.reward:g}" for i, (_, step) in enumerate(sitting.played)]
+        steps = [step for _, step in person_play.played]
+        lines = [f"{i + 1}. {person_play.name_of(i)}: {step.reward:g}" for i, step in enumerate(steps)]
         say("\n".join(lines or ["nothing yet"]) + "\n")
-    elif not sitting.played:
-        say("There is nothing to take back.\n")
+    elif not person_play.played:
+        say("There is nothing to undo.\n")
     else:
         try:
-            sitting.undo()
+            person_play.undo()
         except TaskError as why:
             say(f"{why}\n")
             return
-        say("Taken back.\n")
-        show(sitting.seen, say)
+        say("Undone.\n")
+        show(person_play.seen, say)
 
 
 def show(seen: Observation, say: Callable[[str], None]) -> None:
-    """What an actor sees, without letters that would steer the terminal."""
+    """Print an observation, without characters that would control the terminal."""
     text = seen.text
     if not seen.menu and seen.labels:
         text += "".join(f"{label}. {action}\n" for label, action in zip(seen.labels, seen.actions or seen.labels))
@@ -176,15 +179,15 @@ def show(seen: Observation, say: Callable[[str], None]) -> None:
     say(text if text.endswith("\n") else text + "\n")
 
 
-def ending(outcome: Outcome) -> str:
+def describe_outcome(outcome: Outcome) -> str:
     if isinstance(outcome, Scored):
         won = {True: "won", False: "lost", None: "over"}[outcome.success]
         return f"{won}, return {outcome.reward:g}"
     return outcome.reason if isinstance(outcome, Invalid) else outcome.error
 
 
-def pick(source: TaskSource, split: str, start: int, seed: int) -> Task:
-    """Number `start` of a split, from 1."""
+def pick_start(source: TaskSource, split: str, start: int, seed: int) -> Task:
+    """Start number `start` of a split, counted from 1."""
     tasks = draw_tasks(source, split, start, seed)
     if len(tasks) < start:
         raise TaskError(f"split '{split}' of '{source.name}' has {len(tasks)} starts, so there is no number {start}.")

@@ -1,18 +1,21 @@
-"""Text to tokens, so that what a text says never becomes a control token.
+"""Text to tokens, without letting a text write control tokens.
 
-A tokenizer reads `<|im_end|>` in a file, a question or a chat message as the end of the turn. Here a text is *content*: its
-characters are encoded as characters. Only a template, or code of ours that adds an end or a BOS, writes control tokens.
+A plain tokenizer reads `<|im_end|>` in a file, a question or a chat message as the end of the turn. In this module a
+text is *content*: its characters are encoded as characters. Control tokens come only from a template, or from our own
+code that adds an end of turn or a BOS.
 
-Control tokens of a tokenizer are the added tokens that are flagged special, and those with which its chat template begins or
-ends a turn, flagged or not. Other added tokens (labels, `<think>`, `<tool_call>`) are vocabulary that a text may use.
+The control tokens of a tokenizer are its added tokens that are flagged special, and the tokens with which its chat
+template begins or ends a turn. Other added tokens (labels, `<think>`, `<tool_call>`) are vocabulary that a text may
+use.
 
-    encode(tokenizer, text)     the tokens of a text: content, but for the parts that a `Marked` text says are control
-    Marked                      a text with a frame: `mark("<|im_start|>") + "user\n" + question`
+    encode(tokenizer, text)     the tokens of a text; only the marked parts of a `Marked` text become control tokens
+    Marked                      a text with marked parts: `mark("<|im_start|>") + "user\n" + question`
     Controls                    the control tokens of one tokenizer; `guard` and `lay` take contents through a template
 
-A template works on text, so contents go into it *guarded*: every control token they hold stands between two noncharacters, and
-a piece of one at their edges has such a character beside it. What the template wrote itself has none. Texts that hold no control
-token have the very tokens that the tokenizer gives; a text that holds one has those of `split_special_tokens=True`.
+A template works on text, so contents are *guarded* before they go into it. `guard` puts every control token of a
+content between two noncharacters, and puts one beside a piece of a control token at the content's edge. What the
+template writes itself has no such characters. A text without control tokens gets the tokens that the tokenizer gives. A
+text with one gets those of `split_special_tokens=True`.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 
-OPEN, CLOSE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters; where a text has one itself it is escaped
+OPEN, CLOSE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters; if a text holds one itself, it is escaped
 PROBE = "\ue000trailmark\ue001"  # private-use characters: no template writes or trims them
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer", "function", "model", "ipython", "environment",
                    "observation", "context", "documents", "document", "critic"})  # fmt: skip
@@ -39,7 +42,8 @@ Encoded = tuple[list[int], list[Span]]
 
 
 class Marked(str):
-    """A text of which the parts in `spans` may be control tokens. Adding keeps the spans; all else gives plain content."""
+    """A text whose parts in `spans` may become control tokens. `+` keeps the spans; every other operation loses
+    them."""
 
     spans: tuple[Span, ...]
 
@@ -57,35 +61,35 @@ class Marked(str):
 
 
 def mark(token: str) -> Marked:
-    """A text that is control as a whole, such as a header that a template writes."""
+    """A text that is one control token, or one header that a template writes."""
     return Marked(token, [(0, len(token))] if token else ())
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a text, without those that a tokenizer puts around it (a BOS)."""
+    """The tokens of a text, without the BOS that a tokenizer may add."""
     controls = controls_of(tokenizer)
     return controls.encode(*controls.lay(controls.guard(text)))[0]
 
 
 def encode_with_places(tokenizer: Any, text: str) -> Encoded:
-    """The same, and where in the text each token stands. Only a fast tokenizer knows that."""
+    """The tokens of a text, and the position of each in the text. This needs a fast tokenizer."""
     controls = controls_of(tokenizer)
     return controls.encode(*controls.lay(controls.guard(text)), places=True)
 
 
 def whole_letters(text: str) -> str:
-    """The text with U+FFFD for halves of characters (lone surrogates), which no tokenizer takes."""
+    """The text with U+FFFD in place of lone surrogates, which no tokenizer accepts."""
     return _halves.sub("\ufffd", text)
 
 
 def controls_of(tokenizer: Any, template: str | None = "own") -> Controls:
-    """The control tokens of a tokenizer under its own template or another, found once."""
+    """The control tokens of a tokenizer under its own template or another one. The result is cached."""
     if template == "own":
         template = getattr(tokenizer, "chat_template", None)
     known = _known.setdefault(tokenizer, {})
     key = (len(tokenizer) if hasattr(tokenizer, "__len__") else 0, str(template))
     if key not in known:
-        if any(size != key[0] for size, _ in known):  # tokens were added
+        if any(size != key[0] for size, _ in known):  # tokens were added since
             known.clear()
         known[key] = Controls(tokenizer, template)
     return known[key]
@@ -96,13 +100,14 @@ _known: weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Controls]] = weakre
 
 class Controls:
     def __init__(self, tokenizer: Any, template: str | None = None):
-        self._tokenizer: weakref.ref[Any] = weakref.ref(tokenizer)  # it is the key under which this is kept
+        self._tokenizer: weakref.ref[Any] = weakref.ref(tokenizer)  # weak: the tokenizer is the key of the cache
         added = {t.content: (i, t) for i, t in getattr(tokenizer, "added_tokens_decoder", {}).items()}
         named = set(getattr(tokenizer, "all_special_tokens", ()))
         wanted = {w for w, (_, t) in added.items() if w.strip() and (t.special or w in named)}
         wanted |= _turn_markers(tokenizer, template, list(added))
         self.words = {w: int(added[w][0]) for w in wanted}
-        # A letter that a tokenizer does not know becomes its unknown token. It controls nothing, unless (GPT-2) it is the end too.
+        # Letters that a tokenizer does not know become its unknown token. That token controls nothing, unless the
+        # tokenizer (GPT-2) uses it as the end token too.
         unknown, *acting = (getattr(tokenizer, f"{n}_token_id", None) for n in ("unk", "bos", "eos", "sep", "cls"))
         self.ids = frozenset(self.words.values()) - ({unknown} - {*acting})
         self._eats = {w: (added[w][1].lstrip, added[w][1].rstrip) for w in wanted}
@@ -122,7 +127,7 @@ class Controls:
     # --- through a template
 
     def guard(self, text: str) -> str:
-        """Content that a template may show: its control tokens, and pieces of them at its edges, cannot act."""
+        """Content that is safe in a template: its control tokens, and pieces of them at its edges, are escaped."""
         spans = getattr(text, "spans", ())
         starts = [a for a, _ in spans]
 
@@ -145,7 +150,7 @@ class Controls:
         return out
 
     def guard_all(self, value: Any) -> Any:
-        """The same for every text inside lists and mappings, such as tools."""
+        """`guard` for every text inside lists and mappings, such as tools."""
         if isinstance(value, str):
             return self.guard(value)
         if isinstance(value, Mapping):
@@ -155,15 +160,18 @@ class Controls:
         return value
 
     def guard_message(self, message: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """A message for a template. Templates build headers from roles, so a role may be no part of a control token."""
+        """A message for a template. Templates build headers from roles, so a role must not hold part of a control
+        token."""
         role = message.get("role")
         if isinstance(role, str) and role not in ROLES and (self._holds(role) or any(role in w for w in self.words)):
-            raise DataError(f"message {number}: the role {role[:40]!r} is, or could become, a control token of this model.")
+            raise DataError(
+                f"message {number}: the role {role[:40]!r} is, or could become, a control token of this model."
+            )
         rest = {k: v for k, v in message.items() if k != "role"}
         return {**({"role": role} if "role" in message else {}), **self.guard_all(rest)}
 
     def lay(self, guarded: str) -> tuple[str, list[Span]]:
-        """What a guarded text says, and where control tokens stand in it that no content wrote."""
+        """The plain text of a guarded text, and the spans of the control tokens that the template wrote."""
         text, opens, breaks = str(guarded), set[int](), [-1]
         if _signs.search(text):
             parts, at = [], 0
@@ -176,15 +184,15 @@ class Controls:
                 parts.append(piece)
                 at += len(piece)
             text = "".join(parts)
-        broken = lambda a, b: breaks[bisect_left(breaks, b) - 1] > a  # the last break before b lies behind a
+        broken = lambda a, b: breaks[bisect_left(breaks, b) - 1] > a  # the last break before b comes after a
         return text, [(a, b) for a, b in self.found(text) if a not in opens and not broken(a, b)]
 
     def found(self, text: str) -> Iterator[Span]:
-        """Where control tokens stand in a text, as a tokenizer looks for them among all that were added."""
+        """The spans of control tokens in a text, found as a tokenizer finds them among all its added tokens."""
         return ((m.start(), m.end()) for m in self._any.finditer(text) if m[0] in self.words)
 
     def shown(self, guarded: str) -> Marked:
-        """A guarded text as people read it, with its control tokens marked."""
+        """A guarded text without its escapes, with its control tokens marked."""
         return Marked(*self.lay(guarded))
 
     def _holds(self, text: Any) -> bool:
@@ -193,7 +201,7 @@ class Controls:
     # --- to tokens
 
     def encode(self, text: str, own: Sequence[Span] = (), places: bool = False) -> Encoded:
-        """The tokens of `text`, and if wanted their places, with control tokens at `own` and nowhere else."""
+        """The tokens of `text`, and if asked their positions. Control tokens stand at `own` and nowhere else."""
         meant = [self.words[text[a:b]] for a, b in own]
         if len(meant) == sum(1 for _ in self.found(text)):
             ids, where = self._whole(text, places)
@@ -212,7 +220,7 @@ class Controls:
         return ids, where
 
     def _piece(self, text: str, before: str, after: str, places: bool) -> Encoded:
-        """What stands between two control tokens."""
+        """The tokens between two control tokens."""
         if after and self._eats[after][0]:
             text = text.rstrip()
         if not text:
@@ -227,14 +235,15 @@ class Controls:
         return ids, _moved(where, eaten) if places else []
 
     def _literal(self, text: str, first: bool) -> Encoded:
-        """A text that holds control tokens, as ordinary characters: in one piece, else cut inside each, else in letters."""
+        """Encode control tokens as ordinary characters: in one piece, else cut inside each token, else letter by
+        letter."""
         inside = [a + 1 for a, _ in self.found(text)]
         for cuts in ([], inside, range(1, len(text))):
             ids, where = self._cut(text, cuts, first)
             if self.ids.isdisjoint(ids):
                 return ids, where
         word = next((text[a:b] for a, b in self.found(text)), text[:40])
-        raise DataError(f"this tokenizer cannot write {word!r} as plain text: take it out.")
+        raise DataError(f"this tokenizer cannot write {word!r} as plain text: remove it from the text.")
 
     def _cut(self, text: str, cuts: Sequence[int], first: bool) -> Encoded:
         ids, where = [], []
@@ -247,7 +256,7 @@ class Controls:
         return ids, where
 
     def _lead(self, text: str) -> str:
-        """A character to encode `text` behind, where a tokenizer puts a space before what stands first."""
+        """A character to put before `text`, for tokenizers that add a space before the first word."""
         for lead in ("\n", ">", "a"):
             alone = self._split(lead)[0]
             if self._split(lead + text)[0][: len(alone)] == alone:
@@ -255,7 +264,7 @@ class Controls:
         return ""
 
     def _stands_alone(self) -> bool:
-        """Whether a word behind a control token has the tokens that it has alone."""
+        """Whether a word after a control token has the same tokens as the word alone."""
         if self._alone is None:
             word = next(iter(self.words), "")
             cut = len(self._whole(word)[0])
@@ -263,8 +272,8 @@ class Controls:
         return self._alone
 
     def _whole(self, text: str, places: bool = False) -> Encoded:
-        """As the tokenizer has it: control tokens are found."""
-        if not callable(self.tokenizer):  # something that only encodes
+        """The tokens as the tokenizer gives them, control tokens included."""
+        if not callable(self.tokenizer):  # an object that has only `encode`
             return list(self.tokenizer.encode(text, add_special_tokens=False)), []
         if not places:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), []
@@ -272,8 +281,8 @@ class Controls:
         return list(made["input_ids"]), list(made["offset_mapping"])
 
     def _split(self, text: str) -> Encoded:
-        """Without looking for control tokens. A fast tokenizer keeps that as a setting, so a copy of it is asked: another
-        thread may be at work with the tokenizer itself."""
+        """The tokens without control tokens. A fast tokenizer keeps that as a setting, so this asks a copy: another
+        thread may be using the tokenizer."""
         if not text:
             return [], []
         if not getattr(self.tokenizer, "is_fast", False):
@@ -296,7 +305,7 @@ def _moved(spans: Sequence[Span], by: int) -> list[Span]:
 
 
 def _one_of(words: Sequence[str] | Mapping[str, Any]) -> re.Pattern[str]:
-    """Any of the words, the longest first. The first letters are looked for before the words are tried."""
+    """A pattern for any of the words, the longest first. It checks the first letter before it tries the words."""
     if not words:
         return re.compile("(?!)")
     first = "".join(sorted({re.escape(w[0]) for w in words}))
@@ -304,7 +313,7 @@ def _one_of(words: Sequence[str] | Mapping[str, Any]) -> re.Pattern[str]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """A guarded text in pieces; True marks a sign that `guard` put there."""
+    """A guarded text in pieces; True marks a character that `guard` added."""
     at = 0
     for m in _signs.finditer(text):
         if m.start() > at:
@@ -316,25 +325,27 @@ def _pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _turn_markers(tokenizer: Any, template: str | None, words: Sequence[str]) -> set[str]:
-    """Those of `words` with which the template begins or ends a turn: around a user's message, first in a prompt, and first
-    behind what the assistant says. A word such as "user" is none: a marker begins and ends with a sign."""
-    signs = [w for w in words if len(w) > 2 and not (w[0].isalnum() or w[-1].isalnum() or w[0].isspace() or w[-1].isspace())]
+    """Those of `words` with which the template begins or ends a turn. They stand around a user's message, first in a
+    prompt, or first after the assistant's text. A marker begins and ends with a sign, so a word like "user" is none."""
+    letter = lambda c: c.isalnum() or c.isspace()
+    signs = [w for w in words if len(w) > 2 and not letter(w[0]) and not letter(w[-1])]
     if template is None or not signs:
         return set()
     find, out = _one_of(signs), set[str]()
     asked_for = {"chat_template": template} if isinstance(template, str) else {}
     user = {"role": "user", "content": PROBE}
-    for talk in ([user], [{"role": "system", "content": PROBE}, user], [user, {"role": "assistant", "content": PROBE}, user]):
+    system, assistant = {"role": "system", "content": PROBE}, {"role": "assistant", "content": PROBE}
+    for talk in ([user], [system, user], [user, assistant, user]):
         try:
             shown, asked = (
                 tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=p, **asked_for)
                 for p in (False, True)
             )
-        except Exception:  # a template may refuse roles, in any way it likes
+        except Exception:  # a template may refuse roles with any exception
             continue
         if len(talk) < 3:
             out.update(find.findall(shown))
             out.update(find.findall(asked.removeprefix(shown))[:1])
-        elif shown.count(PROBE) == 3:  # between what the assistant says and the next message
+        elif shown.count(PROBE) == 3:  # between the assistant's text and the next message
             out.update(find.findall(shown.split(PROBE)[2])[:1])
     return out

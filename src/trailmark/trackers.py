@@ -1,7 +1,7 @@
-"""Other people's dashboards: TensorBoard, trackio, Weights & Biases. `metrics.jsonl` is the truth, these are copies of it.
+"""External dashboards: TensorBoard, trackio, Weights & Biases. They get copies; `metrics.jsonl` holds the originals.
 
-A recipe names them (`trackers: [tensorboard]`). One that breaks while the run goes on is dropped with a line on stderr:
-training does not end because a dashboard is away.
+A recipe names them (`trackers: [tensorboard]`). If one fails during the run, a line on stderr says so and the run goes
+on without it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from trailmark.errors import RecipeError, nearest
 from trailmark.runs.store import Run, atomic_write
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard. After a resume, steps that are written again replace what was after them."""
+    """Event files in RUN/tensorboard. After a resume, steps that are written again replace the old ones."""
 
     def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
         writer = _need("tensorboard", "torch.utils.tensorboard").SummaryWriter
@@ -40,7 +40,7 @@ class TensorBoard:
 
 
 class Trackio:
-    """A local dashboard; where its data lies is trackio's to say (TRACKIO_DIR)."""
+    """A local dashboard. Trackio chooses where its data is stored (TRACKIO_DIR)."""
 
     def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
         self.trackio = _need("trackio")
@@ -56,11 +56,11 @@ class Trackio:
 
 
 class Wandb:
-    """Weights & Biases; the project and whether it is online come from its own environment (WANDB_PROJECT, WANDB_MODE)."""
+    """Weights & Biases. Its own environment variables set the project and the mode (WANDB_PROJECT, WANDB_MODE)."""
 
     def __init__(self, run: Run, config: Mapping[str, Any], resumed_at: int):
         wandb = _need("wandb")
-        note = run.path / "wandb.id"  # so that a resumed run goes on in the same place
+        note = run.path / "wandb.id"  # a resumed run continues under the same id
         if not note.is_file():
             atomic_write(note, uuid.uuid4().hex[:12].encode())
         self.run = wandb.init(
@@ -74,41 +74,41 @@ class Wandb:
         self.run.finish()
 
 
-SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
 
 
-class Sinks:
-    """All that were asked for; none is fine too."""
+class Trackers:
+    """All trackers of a run; there may be none."""
 
-    def __init__(self, open_: Mapping[str, Sink]):
+    def __init__(self, open_: Mapping[str, Tracker]):
         self.open = dict(open_)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
-        for name, sink in list(self.open.items()):
-            self._try(name, lambda s=sink: s.log(step, numbers))
+        for name, tracker in list(self.open.items()):
+            self._try(name, lambda s=tracker: s.log(step, numbers))
 
     def close(self) -> None:
-        for name, sink in list(self.open.items()):
-            self._try(name, sink.close)
+        for name, tracker in list(self.open.items()):
+            self._try(name, tracker.close)
         self.open.clear()
 
     def _try(self, name: str, what: Any) -> None:
         try:
             what()
-        except Exception as e:  # whatever a dashboard raises, the run goes on
+        except Exception as e:  # the run goes on whatever a dashboard raises
             self.open.pop(name, None)
-            print(f"tracker '{name}' is left out from here on: {type(e).__name__}: {e}", file=sys.stderr)
+            print(f"tracker '{name}' failed and is not used any more: {type(e).__name__}: {e}", file=sys.stderr)
 
 
-def open_sinks(names: Sequence[str], run: Run, config: Any = None, resumed_at: int = 0) -> Sinks:
-    """The sinks of a run. `config` is the resolved recipe (a mapping or a pydantic model); `resumed_at` the step after
-    which a resumed run goes on."""
+def open_trackers(names: Sequence[str], run: Run, config: Any = None, resumed_at: int = 0) -> Trackers:
+    """Open the trackers of a run. `config` is the resolved recipe (a mapping or a pydantic model). A resumed run goes
+    on after step `resumed_at`."""
     for name in names:
-        if name not in SINKS:
-            raise RecipeError(f"trackers: there is no tracker '{name}'.{nearest(name, SINKS)}")
+        if name not in TRACKERS:
+            raise RecipeError(f"trackers: there is no tracker '{name}'.{nearest(name, TRACKERS)}")
     plain = config.model_dump(mode="json") if hasattr(config, "model_dump") else dict(config or {})
-    return Sinks({name: SINKS[name](run, plain, resumed_at) for name in dict.fromkeys(names)})
+    return Trackers({name: TRACKERS[name](run, plain, resumed_at) for name in dict.fromkeys(names)})
 
 
 def _need(name: str, module: str | None = None) -> Any:

@@ -75,7 +75,7 @@ def test_a_bad_recipe_is_a_sentence(tmp_path):
     (tmp_path / "a.yaml").write_text("method: demo\nseed: 1\nseed: 2\n")
     done = real("train", "a.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: a.yaml:3: key 'seed' stands twice (first at a.yaml:2).\n"
+    assert done.stderr == "error: a.yaml:3: key 'seed' appears twice (first at a.yaml:2).\n"
     done = real("train", "b.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (2, "error: b.yaml: there is no such recipe. Did you mean 'a.yaml'?\n")
 

@@ -11,7 +11,7 @@ from trailmark.formats import own
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
-from trailmark.terminal_play import STOPPED, Sitting, episode_of, sit
+from trailmark.terminal_play import STOPPED, PersonPlay, episode_of, play_in_terminal
 from trailmark.types import Invalid, Player, Scored, Task
 
 
@@ -61,8 +61,8 @@ def test_table_words(tmp_path):
     assert done.exit_code == 0
     assert (
         "nothing yet" in done.output
-        and "There is nothing to take back." in done.output
-        and "Taken back." in done.output
+        and "There is nothing to undo." in done.output
+        and "Undone." in done.output
     )
     assert "1. 0 (south): -0.05\n2. 1 (north): -0.05\n" in done.output
     (episode,) = own.read(out).episodes
@@ -181,17 +181,17 @@ class Talk:
         )
 
 
-def table(sitting, *lines):
+def type_lines(person_play, *lines):
     said, typed = [], iter(lines)
-    sit(sitting, lambda: next(typed, None), said.append)
+    play_in_terminal(person_play, lambda: next(typed, None), said.append)
     return "".join(said)
 
 
 def test_a_conversation_grows():
-    sitting = Sitting(Talk(), Task("t"))
-    table(sitting, "help", "more")
+    person_play = PersonPlay(Talk(), Task("t"))
+    type_lines(person_play, "help", "more")
     tokenizer = tiny_tokenizer()
-    episode = episode_of(sitting, tokenizer)
+    episode = episode_of(person_play, tokenizer)
     assert [t.action for t in episode.turns] == ["help", "more"] and episode.turns[1].continues == 0
     said = tokenizer.decode(episode.sequence(1))
     assert (
@@ -199,17 +199,17 @@ def test_a_conversation_grows():
     )
 
 
-def test_a_word_of_the_world_goes_to_the_world_and_with_a_colon_to_the_table():
-    sitting = Sitting(Talk(), Task("t"))
-    assert "Words for the table" in table(sitting, ":help") and not sitting.played
-    table(sitting, "ask for help")
-    assert sitting.played[0][0] == "help"
+def test_a_word_of_the_world_goes_to_the_world_and_with_a_colon_to_trailmark():
+    person_play = PersonPlay(Talk(), Task("t"))
+    assert "Commands" in type_lines(person_play, ":help") and not person_play.played
+    type_lines(person_play, "ask for help")
+    assert person_play.played[0][0] == "help"
 
 
 def test_a_world_that_cannot_be_played_again_keeps_its_steps():
-    sitting = Sitting(Talk(["!", "?"]), Task("t"))
-    said = table(sitting, "a", ":undo")
-    assert "nothing was taken back" in said and len(sitting.played) == 1
+    person_play = PersonPlay(Talk(["!", "?"]), Task("t"))
+    said = type_lines(person_play, "a", ":undo")
+    assert "nothing was undone" in said and len(person_play.played) == 1
 
 
 def test_what_a_person_played_is_what_a_model_would_have_seen(tmp_path):
@@ -219,9 +219,9 @@ def test_what_a_person_played_is_what_a_model_would_have_seen(tmp_path):
 
     source, tokenizer = get_task("taxi"), tiny_tokenizer()
     (task,) = source.tasks("all", 1)
-    sitting = Sitting(source, task)
-    table(sitting, *"010101010101010")
-    mine, moves = episode_of(sitting, tokenizer), iter("010101010101010")
+    person_play = PersonPlay(source, task)
+    type_lines(person_play, *"010101010101010")
+    mine, moves = episode_of(person_play, tokenizer), iter("010101010101010")
     (theirs,) = play(
         source, [task], [Seat("policy", ScriptedEngine(lambda p, d: next(moves), tokenizer), max_tokens=1)]
     )

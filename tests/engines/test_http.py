@@ -228,7 +228,7 @@ def test_errors_that_stay_are_raised():
         assert isinstance(episode.outcome, Failed) and "out of memory" in episode.outcome.error
     with pytest.raises(EngineRefused, match="cannot be reached"):
         ask(quick(url, retries=1), Request((1,)))  # it is gone now
-    with pytest.raises(EngineError, match="is no address"):
+    with pytest.raises(EngineError, match="is not a valid address"):
         ask(quick("nonsense://x"), Request((1,)))
 
 

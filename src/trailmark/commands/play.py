@@ -17,7 +17,7 @@ from trailmark import MOST_SEED
 from trailmark.errors import DataError, RunError
 
 if TYPE_CHECKING:
-    from trailmark.terminal_play import Sitting
+    from trailmark.terminal_play import PersonPlay
 
 
 def _asker() -> Callable[[], str | None]:
@@ -83,7 +83,7 @@ def play(
     """Play a task in the terminal and save the episode."""
     from trailmark.models.load import tokenizer_by_name
     from trailmark.tasks import get_task
-    from trailmark.terminal_play import Sitting, pick, sit
+    from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
@@ -94,25 +94,25 @@ def play(
     words_of = None if tokenizer == "tiny" else tokenizer_by_name(tokenizer)
     if words_of is not None and hasattr(source, "bind"):
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
-    sitting = Sitting(source, pick(source, split or ("train" if repo is None else "all"), start, seed))
-    typer.echo(f"{source.name}, start '{sitting.task.id}'; ':help' says what can be typed.\n")
+    person_play = PersonPlay(source, pick_start(source, split or ("train" if repo is None else "all"), start, seed))
+    typer.echo(f"{source.name}, start '{person_play.task.id}'; ':help' says what can be typed.\n")
     try:
-        sit(sitting, _asker(), lambda text: typer.echo(text, nl=False))
+        play_in_terminal(person_play, _asker(), lambda text: typer.echo(text, nl=False))
     except KeyboardInterrupt:
         typer.echo("")
     finally:
-        if sitting.played:
+        if person_play.played:
             there = out is None or out.exists()  # by now, of another play
-            _save(sitting, words_of or tokenizer_by_name(tokenizer), _free_name(task) if there else out)
+            _save(person_play, words_of or tokenizer_by_name(tokenizer), _free_name(task) if there else out)
         else:
             typer.echo("Nothing was played, so nothing is saved.")
 
 
-def _save(sitting: Sitting, tokenizer: Any, out: Path) -> None:
+def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
     from trailmark.runs.store import atomic_write, to_json
-    from trailmark.terminal_play import ending, episode_of
+    from trailmark.terminal_play import describe_outcome, episode_of
 
-    episode = episode_of(sitting, tokenizer)
+    episode = episode_of(person_play, tokenizer)
     atomic_write(out, (to_json(episode) + "\n").encode())
-    steps = len(sitting.played)
-    typer.echo(f"{ending(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")
+    steps = len(person_play.played)
+    typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")

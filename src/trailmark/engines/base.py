@@ -1,4 +1,4 @@
-"""Who writes tokens: one small asynchronous protocol. Prompts go in as token ids, samples come out as token ids."""
+"""The protocol of everything that writes tokens. Prompts go in as token ids, samples come out as token ids."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trailmark.types import SamplingLaw, Tokens
 
 
 class EngineError(TrailmarkError):
-    """A request that an engine cannot serve, or an engine that is gone. The episode that asked becomes `Failed`."""
+    """An engine cannot serve a request, or is gone. The episode that asked becomes `Failed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`n` continuations of `prompt`. The draw depends on (seed, key, sample, position) and on nothing else: `key` names
-    the decision, so a replay draws the same tokens whatever else is running."""
+    """`n` continuations of `prompt`. The draw depends only on (seed, key, sample, position). `key` names the decision,
+    so a replay draws the same tokens whatever else is running."""
 
     prompt: Tokens
     law: SamplingLaw = SamplingLaw()
@@ -60,7 +60,7 @@ def draw_key(seed: int, key: str, sample: int) -> tuple[int, int]:
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
-    """Serve a list of requests together from ordinary code."""
+    """Serve several requests at once, from ordinary code."""
 
     async def together() -> list[list[Completion]]:
         done = await asyncio.gather(*(engine.sample(r) for r in requests), return_exceptions=True)

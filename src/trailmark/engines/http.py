@@ -1,14 +1,14 @@
 """Any OpenAI-compatible server as an engine: our own (`trailmark serve`), vLLM, SGLang, llama.cpp, a hosted API.
 
-What can be learned from depends on what the server tells:
+What the server returns decides whether its answers can be trained on:
 
     server                     tokens          logp       logq
     trailmark serve            as drawn        yes        yes
     vLLM                       as drawn        yes        under a plain law (then it is logp) or at temperature 0
     others                     text, encoded   none       none
 
-Text that is encoded again need not be the tokens that were drawn, so such a completion has no log-probs and must not be
-trained on; with `exact=True` it is an `EngineError` instead. Whatever goes wrong is an `EngineError`, never an empty answer.
+Text that is encoded again may differ from the tokens that were drawn. So such a completion has no log-probs and must
+not be trained on; with `exact=True` it is an `EngineError`. Every failure is an `EngineError`, never an empty answer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ __all__ = [
     "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "HttpEngineConfig", "http_engine",
 ]  # fmt: skip
 
-OWNER = "trailmark"  # what our own server calls itself in /v1/models
+OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 
 
 class HttpEngine:
-    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a loaded one or what
-    names it; only `chat` works without. `api_key` is sent as a bearer, to Azure as `api-key`.
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a
+    loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
+    `api-key`.
 
-    `chat=True` is for servers that know messages only: a prompt is then sent, as text, as one message of the user. `exact`
-    refuses answers that could not be trained on. `key` of a request reaches our own server as it is, so draws equal those of
-    the local engine; other servers get a seed made from it."""
+    `chat=True` is for servers that accept messages only: a prompt is then sent as the text of one user message. `exact`
+    refuses answers that could not be trained on. Our own server gets the `key` of a request unchanged, so its draws
+    equal those of the local engine. Other servers get a seed made from it."""
 
     version = 0
 
@@ -80,7 +81,7 @@ class HttpEngine:
         )
         self._ours: bool | None = False if at.named else None
         self._asking: asyncio.Task[bool] | None = None
-        self._plain = False  # a server that refuses fields which are not OpenAI's
+        self._plain = False  # True once the server has refused a field that is not OpenAI's
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class HttpEngine:
             return await self._chat(said, request)
         ours = await self.ours()
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, **self._fields(request)}
-        if ours:  # a run's server has stop texts of its own: none must be said too
+        if ours:  # the server of a run has its own stop texts: send ours even if there are none
             body |= {"seed": request.seed, "key": request.key, "stop": list(request.stop_strings)}
         answer = await self._post("/v1/completions", body, request.key)
         return [self._completion(c, request, "text") for c in _choices(answer, request.n)]
@@ -107,7 +108,7 @@ class HttpEngine:
             listed = _choices(answer, 1)[0].get("prompt_logprobs")
             if isinstance(listed, list):
                 found = _numbers([_at(e, str(t), "logprob") for e, t in zip(listed[first:], ids[first:])])
-            else:  # the older way to ask
+            else:  # the older form of the request
                 answer = await self.wire.post("/v1/completions", {**ask, "echo": True, "logprobs": 1})
                 listed = _at(_choices(answer, 1)[0], "logprobs", "token_logprobs")
                 found = _numbers(listed[first : len(ids)] if isinstance(listed, list) else None)
@@ -126,16 +127,16 @@ class HttpEngine:
         n: int = 1,
         search: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """What the server answers to messages, `n` times; it applies its own template. Without a tokenizer here, or token ids
-        from there, a completion is its text alone. With `search`, such as {"best_of": 5}, our own server chooses what it
-        answers by its value model."""
+        """The server's `n` answers to messages. The server applies its own template. Without a tokenizer here, or token
+        ids from the server, a completion is only text. With `search`, such as {"best_of": 5}, our own server chooses
+        its answer by its value model."""
         request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
         return await self._chat(messages, request, {} if search is None else {"search": dict(search)})
 
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def ours(self) -> bool:
-        """Whether the server is `trailmark serve`. Asked once, whoever wants to know."""
+        """Whether the server is `trailmark serve`. It is asked once, also when several callers want to know."""
         if self._ours is None:
             asking = self._asking
             if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
@@ -147,12 +148,12 @@ class HttpEngine:
         try:
             listed = await self.wire.get("/v1/models")
         except (EngineStatus, EngineGarbage):
-            return False  # it need not have this route
+            return False  # a server need not have this route
         found = listed.get("data") if isinstance(listed, dict) else None
         return isinstance(found, list) and any(isinstance(m, dict) and m.get("owned_by") == OWNER for m in found)
 
     def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
-        """Only what differs from the default is sent: a server may know no more than it must."""
+        """Only fields that differ from the default are sent, because a server may know only the required ones."""
         law = request.law
         seed = draw_key(request.seed, request.key, 0)[0] & 0x7FFFFFFF
         out: dict[str, Any] = {
@@ -164,7 +165,7 @@ class HttpEngine:
         out |= {"min_tokens": law.min_tokens} if law.min_tokens else {}
         out |= {"allowed_token_ids": list(law.allowed)} if law.allowed is not None else {}
         eos = getattr(self.tokenizer, "eos_token_id", None)
-        if not chat:  # a conversation ends as the server's template has it
+        if not chat:  # in a conversation the server's template decides where an answer ends
             out |= {"stop_token_ids": list(request.stop_ids)} if set(request.stop_ids) - {eos} else {}
             out |= {"ignore_eos": True} if eos not in request.stop_ids else {}
         return out
@@ -181,7 +182,8 @@ class HttpEngine:
         return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
-        """Some servers refuse `return_token_ids`: then once more without, and so from then on."""
+        """Post a request. Some servers refuse `return_token_ids`: then the request is repeated without it, and it is
+        not sent again."""
         if self._plain:
             body.pop("return_token_ids", None)
         try:
@@ -199,7 +201,7 @@ class HttpEngine:
     def _completion(self, choice: dict[str, Any], request: Request, way: Literal["text", "message"]) -> Completion:
         stop = choice.get("finish_reason")
         if stop not in ("stop", "length"):
-            raise EngineGarbage(f"'{self.name}' did not end its answer but stopped with {stop!r}")
+            raise EngineGarbage(f"'{self.name}' did not finish its answer: it stopped with {stop!r}")
         text = choice.get("text") if way == "text" else _at(choice, "message", "content")
         if not isinstance(text, str):
             raise EngineGarbage(f"'{self.name}' answered without text")
@@ -207,7 +209,7 @@ class HttpEngine:
             return self._encoded(text, stop, request)
         ids = choice["token_ids"]
         if not isinstance(ids, list) or not ids or not all(type(t) is int and t >= 0 for t in ids):
-            raise EngineGarbage(f"'{self.name}' gave token ids that are none: {str(ids)[:80]}")
+            raise EngineGarbage(f"'{self.name}' gave invalid token ids: {str(ids)[:80]}")
         tokens: Tokens = tuple(ids)
         self._allowed(tokens, text, request.law)
         listed: Any = ()
@@ -224,13 +226,14 @@ class HttpEngine:
             raise EngineGarbage(f"'{self.name}' gave {len(tokens)} tokens and {len(logp)} log-probs")
         if self.exact and not (logp and logq):
             raise EngineError(
-                f"'{self.name}' does not tell the log-probs under this sampling law: use temperature 1 without top-k, top-p "
-                "and labels, or `trailmark serve`"
+                f"'{self.name}' does not return log-probs under this sampling law: use temperature 1 without top-k, "
+                "top-p and labels, or `trailmark serve`"
             )
         return Completion(tokens, logp, logq, text if way == "message" else self._said(tokens, stop, request), stop)
 
     def _said(self, tokens: Tokens, stop: str, request: Request) -> str:
-        """The text of exact tokens as the local engine has it: servers leave out special tokens and halves of characters."""
+        """The text of exact tokens as the local engine decodes it. Servers drop special tokens and partial
+        characters."""
         if stop == "stop" and tokens[-1] in request.stop_ids:
             return self.tokenizer.decode(tokens[:-1])
         if stop == "stop" and request.stop_strings:
@@ -239,7 +242,7 @@ class HttpEngine:
 
     def _encoded(self, text: str, stop: Literal["stop", "length"], request: Request) -> Completion:
         if self.exact:
-            raise EngineError(f"'{self.name}' does not tell its token ids, so what it writes cannot be trained on")
+            raise EngineError(f"'{self.name}' does not return token ids, so its answers cannot be trained on")
         tokens: Tokens = ()
         if self.tokenizer is not None:
             tokens = tuple(encode(self.tokenizer, text))
@@ -250,15 +253,15 @@ class HttpEngine:
 
     def _allowed(self, tokens: Tokens, text: str, law: SamplingLaw) -> None:
         if law.allowed is not None and not (tokens and set(tokens) <= set(law.allowed)):
-            raise EngineGarbage(f"'{self.name}' said {text[:80]!r}, which is not one of the labels it was given")
+            raise EngineGarbage(f"'{self.name}' answered {text[:80]!r}, which is not one of the labels it was given")
 
     def _needs_tokenizer(self) -> None:
         if self.tokenizer is None:
-            raise EngineError(f"engine '{self.name}' has no tokenizer: name one, or ask it by `chat`")
+            raise EngineError(f"engine '{self.name}' has no tokenizer: name one, or use `chat`")
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """A place inside an answer."""
+    """The value at a path inside an answer."""
     for step in path:
         try:
             value = value[step]
@@ -276,7 +279,7 @@ def _choices(answer: Any, n: int) -> list[dict[str, Any]]:
 
 def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list | tuple) or not all(type(v) in (int, float) and v <= 0.01 for v in values):
-        raise EngineGarbage(f"these are no log-probs: {str(values)[:80]}")
+        raise EngineGarbage(f"expected log-probs, found {str(values)[:80]}")
     return [float(v) for v in values]
 
 
@@ -285,18 +288,18 @@ class HttpEngineConfig(Config):
 
     kind: Literal["http"] = Field("http", description="a server elsewhere")
     base_url: str = Field(
-        pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint"
+        pattern="^https?://", description="the server's address, without /v1, or the full address of its chat endpoint"
     )
-    model: str = Field(min_length=1, description="the model's name there")
-    tokenizer: str | None = Field(None, description="the model's tokenizer, here: a folder or a name on the hub")
-    headers: dict[str, str] = Field({}, description="sent along with every request")
-    query: dict[str, str] = Field({}, description="parameters behind every address")
+    model: str = Field(min_length=1, description="the model's name on the server")
+    tokenizer: str | None = Field(None, description="the model's tokenizer: a local folder or a name on the hub")
+    headers: dict[str, str] = Field({}, description="headers of every request")
+    query: dict[str, str] = Field({}, description="query parameters of every request")
     api_key_env: str | None = Field(None, description="environment variable that holds the bearer key")
     concurrency: PositiveInt = Field(32, description="requests in flight at once")
-    deadline: PositiveFloat = Field(120.0, description="seconds for one request, its repetitions included")
-    retries: int = Field(5, ge=0, description="repetitions after a refused connection, 429 or 5xx")
-    backoff: PositiveFloat = Field(0.5, description="seconds before the first repetition; doubles each time")
-    chat: bool = Field(False, description="the server knows messages only")
+    deadline: PositiveFloat = Field(120.0, description="seconds for one request, retries included")
+    retries: int = Field(5, ge=0, description="retries after a refused connection, 429 or 5xx")
+    backoff: PositiveFloat = Field(0.5, description="seconds before the first retry; doubles each time")
+    chat: bool = Field(False, description="whether the server accepts messages only")
     exact: bool = Field(False, description="refuse answers without token ids and log-probs")
 
 

@@ -1,4 +1,4 @@
-"""A Python function in the place of a model: oracles, teachers, baselines."""
+"""A Python function as an engine: oracles, teachers, baselines."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trailmark.texts import encode
 
 
 class ScriptedEngine:
-    """`policy(prompt_text, draw) -> text`. `draw` is a random.Random seeded by (seed, key, sample), so a scripted player is
-    as reproducible as a model. Its tokens have log-prob 0: it is certain of what it says."""
+    """`policy(prompt_text, draw) -> text`. `draw` is a random.Random seeded by (seed, key, sample), so a scripted
+    player is as reproducible as a model. Its tokens have log-prob 0, because the function chose them with certainty."""
 
     def __init__(self, policy: Callable[..., Any], tokenizer: Any, name: str = "scripted"):
         self.policy, self.tokenizer, self.name, self.version = policy, tokenizer, name, 0
@@ -34,11 +34,11 @@ class ScriptedEngine:
             elif request.stop_ids and len(tokens) < request.max_tokens:
                 tokens += request.stop_ids[:1]
             if request.law.allowed is not None and not set(tokens) <= set(request.law.allowed):
-                raise EngineError(f"'{self.name}' said {text!r}, which is not one of the labels it was given")
+                raise EngineError(f"'{self.name}' answered {text!r}, which is not one of the labels it was given")
             zeros = (0.0,) * len(tokens)
             out.append(Completion(tokens, zeros, zeros, text, "length" if cut else "stop"))
         await asyncio.sleep(0)
         return out
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
-        raise EngineError(f"'{self.name}' is a script: it has no probabilities to score with")
+        raise EngineError(f"'{self.name}' is a script: it cannot score tokens")

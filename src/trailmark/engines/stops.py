@@ -1,8 +1,9 @@
-"""Texts that end a sample, found while it is written, in time that is linear in what is written.
+"""Stop texts: find them while a sample is written, in time linear in the length of the sample.
 
-`Pieces` turns tokens into text as they come. `Stop` meets one stop text letter by letter (Knuth, Morris and Pratt); its table
-grows only as far as the text agrees with it, so a stop text of a megabyte costs nothing until a megabyte is written. `Watch` is
-both: fed token by token, it says where the sample is to be cut, and how much of the text may still become a stop text.
+`Pieces` turns tokens into text as they come. `Stop` matches one stop text letter by letter (Knuth, Morris and Pratt).
+Its table grows only as far as the text matches, so a stop text of a megabyte costs nothing until a megabyte matches.
+`Watch` combines both: it is fed token by token, says where to cut the sample, and says how much of the text may still
+become a stop text.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-BROKEN = "\ufffd"  # what bytes that are no whole character decode to
-UNSETTLED = 16  # tokens in a row that end in no whole character, after which a border is looked for among them
-FORCED = 64  # and after which one is taken as it is: these bytes are no text
+BROKEN = "\ufffd"  # an incomplete character decodes to this
+UNSETTLED = 16  # after so many tokens without a complete character, look for a border among them
+FORCED = 64  # after so many, take any border: these bytes are not text
 
 
 class Pieces:
-    """`add` gives the text that a token adds, as far as no later token can change it: half a character waits for its end. The last
-    few tokens are decoded again with each new one, for what a token says may depend on the one before."""
+    """`add` returns the text that a token adds, as far as no later token can change it: half a character waits for its
+    end. The last few tokens are decoded again with each new one, because the text of a token may depend on the token
+    before it."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
-        self.tokens: list[int] = []  # those from the last but one settled border on
-        self.read = 0  # tokens[:read] are settled, and context for the rest
+        self.tokens: list[int] = []  # the tokens since the last settled border but one
+        self.read = 0  # tokens[:read] are settled; they are context for the rest
         self.known = 0  # letters that tokens[:read] decode to
-        self.given = 0  # letters behind these that were given out already
+        self.given = 0  # letters after these that were already returned
 
     def add(self, token: int) -> str:
         self.tokens.append(token)
@@ -40,7 +42,7 @@ class Pieces:
         return piece
 
     def _settle(self, first: int, read: int, letters: int) -> None:
-        """tokens[:read] are settled, `letters` of the text; what stands before `first` is not looked at again."""
+        """Settle tokens[:read], which are `letters` letters of the text. Tokens before `first` are dropped."""
         over = self.known + self.given - letters
         self.tokens = self.tokens[first:]
         self.read = read - first
@@ -48,7 +50,7 @@ class Pieces:
         self.given = max(0, over)
 
     def _let_go(self, text: str) -> str:
-        """Bytes that never become a character: settle all but the last few, where the text can be cut in two there."""
+        """For bytes that never become a character: settle all but the last few, if the text can be split there."""
         n = len(self.tokens)
         for read in range(n - 4, n - 9, -1):
             head, first = self.tokenizer.decode(self.tokens[:read]), max(0, read - 4)
@@ -63,13 +65,13 @@ class Pieces:
 
 
 class Stop:
-    """`at` letters of `text` are the end of what was fed so far."""
+    """The last `at` letters fed so far are the first `at` letters of `text`."""
 
     __slots__ = ("at", "back", "text")
 
     def __init__(self, text: str):
         self.text, self.at = text, 0
-        self.back = [0]  # back[k]: how much of text[: k + 1] is both its beginning and its end
+        self.back = [0]  # back[k]: the longest proper prefix of text[: k + 1] that is also its suffix
 
     def feed(self, letter: str) -> bool:
         """Whether the stop text ends here."""
@@ -96,7 +98,7 @@ class Stops:
         self.length = 0
 
     def feed(self, piece: str) -> int | None:
-        """Where the earliest of the stop texts begins that end in this piece."""
+        """The start of the earliest stop text that ends in this piece, or None."""
         found: int | None = None
         for stop in self.stops:
             if stop.at == 0 and stop.text[0] not in piece:
@@ -115,7 +117,7 @@ class Stops:
 
 
 class Watch:
-    """The text of one sample and its stop texts. A stop text that ends before token number `least` does not count."""
+    """The text of one sample and its stop texts. A stop text that ends before token number `least` is ignored."""
 
     def __init__(self, tokenizer: Any, texts: Sequence[str], least: int = 0):
         self.tokenizer, self.texts, self.least = tokenizer, tuple(texts), least
@@ -124,22 +126,22 @@ class Watch:
         self.piece = ""  # what the last token added
 
     def add(self, token: int) -> int | None:
-        """Where the text is to be cut because of this token."""
+        """Where to cut the text after this token, or None."""
         self.count += 1
         self.piece = self.pieces.add(token)
         found = self.stops.feed(self.piece) if self.piece else None
         return found if self.count >= self.least else None
 
     def cut(self, text: str, at: int) -> str | None:
-        """`text`, all that was written, without the stop text that was found at `at` and what follows. None where it stands nowhere:
-        decoded as a whole, tokens may say something else than one after the other."""
+        """`text`, the whole text of the sample, cut before the stop text that was found at `at`. None if it is not
+        there: tokens decoded together may give another text than tokens decoded one after the other."""
         if not any(text.startswith(s, at) for s in self.texts):
             at = min((k for s in self.texts if (k := text.find(s)) >= 0), default=-1)
         return text[:at] if at >= 0 else None
 
 
 def cut_text(tokenizer: Any, tokens: Sequence[int], texts: Sequence[str], least: int = 0) -> str:
-    """The text of a sample that a stop text ended, without it."""
+    """The text of a sample that ended with a stop text, without the stop text."""
     watch, text = Watch(tokenizer, texts, least), tokenizer.decode(tokens)
     for token in tokens:
         if (at := watch.add(token)) is not None and (said := watch.cut(text, at)) is not None:

@@ -1,4 +1,4 @@
-"""JSON over HTTP with a limit on everything: requests at once, time, repetitions. What fails has a type."""
+"""JSON over HTTP with limits on concurrency, time and retries. Every failure has an exception type."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import httpx
 
 from trailmark.engines.base import EngineError
 
-AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # a later try may succeed
+AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 LONGEST_WAIT = 30.0
 
 
 class EngineTimeout(EngineError):
-    """No answer within the deadline."""
+    """There was no answer within the deadline."""
 
 
 class EngineRefused(EngineError):
-    """Nobody there, or the connection broke."""
+    """The server cannot be reached, or the connection broke."""
 
 
 class EngineStatus(EngineError):
-    """The server answered with an error."""
+    """The server answered with an error status."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -36,7 +36,7 @@ class EngineStatus(EngineError):
 
 
 class EngineGarbage(EngineError):
-    """The server answered something that is no answer."""
+    """The server's answer cannot be understood."""
 
 
 CHAT = "/chat/completions"
@@ -44,7 +44,7 @@ CHAT = "/chat/completions"
 
 @dataclass(frozen=True)
 class Address:
-    """A server's address taken apart. `named`: it names the one endpoint that is to be used, which knows messages only."""
+    """The parts of a server's address. `named`: it names the one endpoint to use, which accepts messages only."""
 
     base: str
     chat: str = f"/v1{CHAT}"
@@ -53,14 +53,14 @@ class Address:
     azure: bool = False
 
     def key(self, key: str | None, azure: bool = False) -> dict[str, str]:
-        """The header that carries a key: Azure's `api-key`, else a bearer."""
+        """The header that carries a key: Azure's `api-key`, else a bearer token."""
         return {} if not key else {"api-key": key} if azure or self.azure else {"Authorization": f"Bearer {key}"}
 
 
 def address(url: str) -> Address:
     """`http://host` and `http://host/v1` are servers with all of OpenAI's routes. `…/chat/completions?…`, or Azure's
-    `…/openai/deployments/NAME`, is an endpoint and used as it is; what stands behind "?" is sent with every request. An address is
-    Azure's by such a path, by an `api-version`, or by its host."""
+    `…/openai/deployments/NAME`, is an endpoint and used as it is. What follows "?" is sent with every request. An
+    address is Azure's if it has such a path, an `api-version`, or Azure's host."""
     path, _, asked = url.partition("#")[0].partition("?")
     path, query = path.rstrip("/"), dict(parse_qsl(asked, keep_blank_values=True))
     host = path.partition("://")[2].partition("/")[0].partition(":")[0]
@@ -76,7 +76,7 @@ def address(url: str) -> Address:
 
 @dataclass(frozen=True, eq=False)
 class _Open:
-    """What belongs to one event loop."""
+    """The client of one event loop."""
 
     client: httpx.AsyncClient
     gate: asyncio.Semaphore
@@ -89,18 +89,16 @@ class Wire:
     headers: Mapping[str, str]
     query: Mapping[str, str]
     concurrency: int = 32
-    deadline: float = (
-        120.0  # seconds for one call from its first byte on, repetitions included; waiting in line is free
-    )
+    deadline: float = 120.0  # seconds for one call, retries included; waiting for a free place does not count
     retries: int = 5
     backoff: float = 0.5
-    seed: int = 0  # of the jitter
+    seed: int = 0  # seed of the random backoff
     _open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Open] = field(
         default_factory=weakref.WeakKeyDictionary, repr=False
     )
 
     def __post_init__(self) -> None:
-        path, _, asked = self.base_url.partition("?")  # a query belongs behind the path of every request
+        path, _, asked = self.base_url.partition("?")  # the query belongs after the path of every request
         self.base_url = path.rstrip("/").removesuffix("/v1")
         self.query = {**dict(parse_qsl(asked, keep_blank_values=True)), **self.query}
 
@@ -142,7 +140,7 @@ class Wire:
         try:
             return await client.request(method, self.base_url + path, content=body, headers=head)
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as problem:
-            raise EngineError(f"base_url '{self.base_url}' is no address: {problem}") from None
+            raise EngineError(f"base_url '{self.base_url}' is not a valid address: {problem}") from None
         except httpx.TransportError as problem:
             why = str(problem) or type(problem).__name__
             raise EngineRefused(f"{self.base_url} cannot be reached: {why}") from problem
@@ -161,11 +159,11 @@ class Wire:
             return response.json()
         except ValueError:
             raise EngineGarbage(
-                f"{self.base_url} answered with something else than JSON: {response.text[:80]!r}"
+                f"{self.base_url} answered with something other than JSON: {response.text[:80]!r}"
             ) from None
 
     async def _here(self) -> _Open:
-        """The client of the running event loop. Each `play` runs a loop of its own, and connections end with it: a loop
+        """The client of the running event loop. Each `play` runs its own loop, and its connections end with it. A loop
         closes its asynchronous generators before it ends, and one of them holds the client."""
         loop = asyncio.get_running_loop()
         if loop not in self._open:

@@ -20,7 +20,7 @@ from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, truncate_metrics, truncate_segments
-from trailmark.trackers import open_sinks
+from trailmark.trackers import open_trackers
 
 
 class Method(Protocol):
@@ -76,8 +76,8 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             return {}
     last: dict[str, float] = {}
     watch = Watch()
-    sinks = open_sinks(config.trackers, run, config, resumed_at=start)
-    with contextlib.closing(sinks), Progress(config.steps, start, config.name) as progress:
+    trackers = open_trackers(config.trackers, run, config, resumed_at=start)
+    with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:
         for step in range(start + 1, config.steps + 1):
             began = time.perf_counter()
             metrics: dict[str, float] = {}
@@ -109,7 +109,7 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
             last = metrics
             timings = {"seconds": time.perf_counter() - began, "train_seconds": trained, **phases.numbers}
             run.log(step, metrics, timings)
-            sinks.log(step, metrics)
+            trackers.log(step, metrics)
             progress.update(step, metrics, timings)
             for sign in watch.look(metrics):
                 progress.warn(f"step {step}: {sign}")

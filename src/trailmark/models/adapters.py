@@ -1,8 +1,8 @@
-"""LoRA adapters: laid over a base, stored without it, and joined with it again wherever both have moved.
+"""LoRA adapters: add them to a base model, store them without it, and find the base again after both have moved.
 
-An adapter folder says what it was trained on: `adapter_config.json` names the base as peft knows it (a hub name with its
-revision, or an absolute folder), and `base.json` holds a fingerprint of a base that is a folder, so that a base that was moved
-is found and one that was changed is refused.
+An adapter folder says what it was trained on. `adapter_config.json` names the base as peft does: a hub name with its
+revision, or an absolute folder. `base.json` holds a fingerprint if the base is a folder. So a base that was moved is
+found, and a base that was changed is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 NOTE = "base.json"
-SAMPLED = 64  # values of each tensor that a fingerprint looks at
+SAMPLED = 64  # values of each tensor that go into a fingerprint
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """A hash of names, dtypes, shapes and `SAMPLED` evenly spaced values of every tensor of a model folder. Training changes
-    nearly all values, so these few tell models apart, and a large model is not read whole. Empty: no safetensors there."""
+    """A hash of names, dtypes, shapes and `SAMPLED` evenly spaced values of every tensor of a model folder. Training
+    changes nearly all values, so these few distinguish models, and a large model need not be read whole. Empty if the
+    folder has no safetensors."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -61,7 +62,7 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def add_lora(model: Any, config: ModelConfig) -> Any:
-    """A new adapter, drawn from the model's seed."""
+    """A new adapter, initialised from the model's seed."""
     import torch
     from peft import LoraConfig as PeftLora
     from peft import get_peft_model
@@ -76,7 +77,7 @@ def add_lora(model: Any, config: ModelConfig) -> Any:
         and (m is not model.get_output_embeddings() if names is None else name.split(".")[-1] in names)
     ]
     count = lora.rank * sum(sides)
-    need(4 * count, f"model.lora.rank {lora.rank:,}: adapters of {count:,} weights", "lower it", model.device)
+    need(4 * count, f"model.lora.rank {lora.rank:,}: adapters of {count:,} weights", "lower the rank", model.device)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
@@ -93,7 +94,7 @@ def add_lora(model: Any, config: ModelConfig) -> Any:
 
 
 def attach(model: Any, folder: Path, base: Base) -> Any:
-    """A stored adapter over its base, ready to be trained further."""
+    """A stored adapter on its base, ready for further training."""
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -105,7 +106,7 @@ def attach(model: Any, folder: Path, base: Base) -> Any:
         adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=settings)
         wanted = set(get_peft_model_state_dict(adapted))
         if stored != wanted:
-            raise ValueError(f"it adapts {len(stored)} tensors where this base has {len(wanted)} to adapt")
+            raise ValueError(f"it adapts {len(stored)} tensors, but this base has {len(wanted)} to adapt")
         return adapted
     except (SafetensorError, OSError) as problem:
         said = str(problem).strip().splitlines()[0][:160]
@@ -118,7 +119,7 @@ def attach(model: Any, folder: Path, base: Base) -> Any:
 
 
 def name_base(lm: LM, folder: Path) -> None:
-    """Write into a saved adapter what it was trained on, in a form that holds from any working directory."""
+    """Write into a saved adapter what it was trained on, independent of the working directory."""
     file = folder / "adapter_config.json"
     settings = json.loads(file.read_text())
     base = Path(settings["base_model_name_or_path"] or "")
@@ -129,20 +130,20 @@ def name_base(lm: LM, folder: Path) -> None:
     else:
         settings["revision"] = getattr(lm.base.config, "_commit_hash", None) or lm.revision or None
     if isinstance(settings.get("target_modules"), list):
-        settings["target_modules"].sort()  # peft keeps a set, whose order differs from process to process
+        settings["target_modules"].sort()  # peft keeps a set, and its order differs between processes
     file.write_text(json.dumps(settings, indent=2, sort_keys=True))
 
 
 def find_base(folder: Path) -> Base:
-    """The base of an adapter: where it was, where it has moved with the adapter, or on the hub. A base in a folder must still
-    have the weights that the adapter was trained on."""
+    """The base of an adapter: where it was, where it has moved with the adapter, or on the hub. A base in a folder must
+    still have the weights that the adapter was trained on."""
     settings, note = _read(folder / "adapter_config.json"), {}
     if (folder / NOTE).is_file():
         note = _read(folder / NOTE)
     named = settings.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         raise ModelError(
-            f"{folder}/adapter_config.json: key 'base_model_name_or_path': missing, so the base model is unknown"
+            f"{folder}/adapter_config.json: key 'base_model_name_or_path' is missing, so the base model is unknown"
         )
     wanted, other = note.get("fingerprint"), None
     for place in _places(folder, named, moved=bool(wanted)):
@@ -151,21 +152,21 @@ def find_base(folder: Path) -> Base:
         other = other or place
     if other is not None:
         raise ModelError(
-            f"{folder}: the model in {other} is not the one that this adapter was trained on: its weights have changed. Put the "
-            f"base back, or name its folder as 'base_model_name_or_path' in {folder}/adapter_config.json"
+            f"{folder}: the model in {other} is not the one this adapter was trained on: its weights have changed. "
+            f"Put the base back, or name its folder as 'base_model_name_or_path' in {folder}/adapter_config.json"
         )
     if wanted or Path(named).is_absolute() or named.startswith(".") or named.count("/") > 1:
         raise ModelError(
-            f"{folder}: its base model is not here. It was trained on {named}, which was looked for there and in the folders "
-            f"above the adapter: copy the base beside it, or name its folder as 'base_model_name_or_path' in "
+            f"{folder}: its base model is not here. It was trained on {named}, which is neither there nor in the "
+            "folders above the adapter: copy the base beside it, or name its folder as 'base_model_name_or_path' in "
             f"{folder}/adapter_config.json"
         )
     return Base(named, settings.get("revision"))
 
 
 def _places(folder: Path, named: str, moved: bool) -> Iterator[Path]:
-    """Folders that may be the base: as named; beside the run's checkpoints; SmolLM2's cache; and, for a base that can be told
-    by its fingerprint, the end of its old path below every folder above the adapter."""
+    """Folders that may be the base: the named folder; folders beside the run's checkpoints; SmolLM2's cache. If the
+    base has a fingerprint, also the end of its old path below every folder above the adapter."""
     beside = folder.resolve().parent.parent.parent / f"base-{folder.name.removesuffix('-ema')}"
     found = [Path(named), beside]
     if moved:
@@ -193,7 +194,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A LoRA checkpoint with its base, and the tokenizer of whichever has one."""
+    """A LoRA checkpoint with its base, and the tokenizer of the one that has a tokenizer."""
     from trailmark.models.load import load_tokenizer, pretrained
 
     base = find_base(folder)

@@ -1,12 +1,12 @@
-"""One attention entry for everything: padded rows, packed rows, trees of shared prefixes, and decoding slots.
+"""One attention function for everything: padded rows, packed rows, trees of shared prefixes, and decoding slots.
 
-A layout gives every token j one integer, `end[j]`, the index where its subtree ends. Token i may look at token j exactly
-when `j <= i < end[j]`. A right- or left-padded row, several rows behind one another, and a trie in depth-first order
-are all such layouts, so nothing downstream knows which one is in use. A sliding window goes by *position* (depth in
-the trie), never by index.
+A layout gives every token j one integer, `end[j]`, the index where its subtree ends. Token i may attend to token j
+exactly if `j <= i < end[j]`. A right- or left-padded row, several packed rows, and a trie in depth-first order are all
+such layouts, so the code that uses a layout does not know its kind. A sliding window counts *positions* (depth in the
+trie), never indices.
 
-The entry is registered with transformers under `NAME`; a model whose attention implementation is `NAME` reads the
-layout from the keyword `tree` and behaves like ordinary SDPA (or eager, with soft-capping) when there is none.
+The function is registered with transformers under `NAME`. A model whose attention implementation is `NAME` reads the
+layout from the keyword `tree`. Without it, the model uses ordinary SDPA (or eager attention with soft-capping).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
+from trailmark.models import decode
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
@@ -38,7 +39,7 @@ class Layout:
         self._blocks: dict[int | None, Any] = {}
 
     def mask(self, window: int | None) -> Tensor:
-        """[B, 1, L, L] bool, True where row i may look at column j."""
+        """[B, 1, L, L] bool, True where row i may attend to column j."""
         if window not in self._masks:
             i = torch.arange(self.end.shape[1], device=self.end.device)
             allowed = (i[None, None, :] <= i[None, :, None]) & (i[None, :, None] < self.end[:, None, :])
@@ -70,7 +71,7 @@ class Layout:
 
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -83,16 +84,23 @@ class Layout:
         return _dense(q, k, v, self.mask(window), scale, softcap)
 
 
+def number_of(module: torch.nn.Module) -> int:
+    """Which layer an attention module belongs to. Compiled code must not read it: it would be a constant there, and every layer a
+    graph of its own."""
+    return module.layer_idx  # type: ignore[return-value]
+
+
 class Prefill(Layout):
-    """A layout that keeps every layer's keys and values: what a decoding slot starts from."""
+    """A layout that keeps the keys and values of every layer, so that decoding slots can start from them."""
 
     def __init__(self, end: Tensor, pos: Tensor):
         super().__init__(end, pos)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @torch.compiler.disable
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -100,18 +108,18 @@ class Prefill(Layout):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        self.kept[layer] = (k, v)
+        self.kept[number_of(module)] = (k, v)
         if q.is_cuda and softcap is None and (window is None or q.shape[2] <= window):
-            groups = q.shape[1] // k.shape[1]  # whole rows are causal as they stand: no mask, nothing to compile
+            groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
             return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
-        return super().attend(layer, q, k, v, scale, window, softcap)
+        return super().attend(module, q, k, v, scale, window, softcap)
 
 
 class Slots:
-    """Keys and values of `rows` sequences that grow by one token at a time, each at its own length.
+    """Keys and values of `rows` sequences that grow by one token at a time, each with its own length.
 
-    Shapes never change while rows come and go, so what a row computes does not depend on its neighbours.
+    Shapes stay the same while rows come and go, so the numbers of a row do not depend on its neighbours.
     """
 
     def __init__(self, rows: int, capacity: int):
@@ -120,7 +128,7 @@ class Slots:
         self.values: dict[int, Tensor] = {}
 
     def write(self, rows: list[int], kept: dict[int, tuple[Tensor, Tensor]], sources: list[int]) -> None:
-        """Start slots `rows` from rows `sources` of a prefill. What lies behind a prompt's end is never looked at."""
+        """Start slots `rows` from rows `sources` of a prefill. Columns after a prompt's end are never read."""
         if len(rows) == 1:
             to, of = slice(rows[0], rows[0] + 1), slice(sources[0], sources[0] + 1)
         else:
@@ -147,7 +155,7 @@ class Decoding:
 
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -156,9 +164,12 @@ class Decoding:
         softcap: float | None,
     ) -> Tensor:
         rows = torch.arange(self.slots.rows, device=q.device)
+        layer = number_of(module)
         keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
+        if decode.suits(q, keys):
+            return decode.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]
@@ -170,7 +181,7 @@ class Decoding:
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-    """A single query a row, [B, H, 1, D]: heads that share keys become rows of one product, so keys are read once."""
+    """One query per row, [B, H, 1, D]. Heads that share keys become rows of one product, so keys are read once."""
     rows, heads, _, size = q.shape
     scores = q.view(rows, k.shape[1], -1, size) @ k.transpose(2, 3) * (size**-0.5 if scale is None else scale)
     weights = scores.float().masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
@@ -231,10 +242,7 @@ def attention(
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
-        # A layer's number is read only by what keeps keys and values: in a compiled layer it would be a constant, and each layer
-        # a graph of its own.
-        layer: int = -1 if type(tree) is Layout else module.layer_idx  # type: ignore[assignment]
-        out = tree.attend(layer, query, key, value, scaling, sliding_window, softcap)
+        out = tree.attend(module, query, key, value, scaling, sliding_window, softcap)
     elif attention_mask is not None:
         out = _dense(query, key, value, attention_mask, scaling, softcap)
     else:
@@ -244,7 +252,7 @@ def attention(
 
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    kwargs.update(allow_is_causal_skip=False)  # our entry wants to be told, also for plain causal rows
+    kwargs.update(allow_is_causal_skip=False)  # our function needs the mask, also for plain causal rows
     return sdpa_mask(*args, **kwargs)
 
 

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trailmark.models.attention import Layout
+from trailmark.models.attention import Layout, Prefill
 
 LEAST = 30_000_000  # weights of a model that is worth compiling
-MOST = 24  # lengths
+MOST = 24  # shapes
+WORTH = 16384  # tokens of a prefill below which launches cost more than kernels
 
 
 @dataclass(eq=False)
@@ -30,17 +31,19 @@ class CompiledLayers:
     """The layers of one model. `wanted` None: where the model is large enough to be worth it."""
 
     wanted: bool | None = None
-    lengths: set[tuple[int, bool]] = field(default_factory=set)
+    lengths: set[tuple[Any, ...]] = field(default_factory=set)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # prefills that were met
     _calls: dict[int, Any] = field(default_factory=dict)
 
     def run(self, base: Any, layout: Any, forward: Callable[[], Tensor]) -> Tensor:
-        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes."""
+        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes, or a large prefill."""
         if not self._use(base, layout):
             self._switch(base, False)
             return forward()
         self._switch(base, True)
-        for window in _windows(base.config):
-            layout.block_mask(window)  # built here: a compiled layer only reads it
+        if type(layout) is Layout:
+            for window in _windows(base.config):
+                layout.block_mask(window)  # built here: a compiled layer only reads it
         try:
             return forward()
         except FAILURES as problem:
@@ -61,9 +64,18 @@ class CompiledLayers:
         self._switch(base, False)
 
     def _use(self, base: Any, layout: Any) -> bool:
-        if not self.worth(base) or type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
+        if not self.worth(base):
             return False
-        key = (layout.end.shape[1], torch.is_grad_enabled())
+        if type(layout) is Prefill:
+            if layout.end.numel() < WORTH:
+                return False
+            shape = tuple(layout.end.shape)
+            if shape not in self.shapes:  # a shape that comes once is not worth compiling
+                self.shapes.add(shape)
+                return False
+        elif type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
+            return False
+        key = (type(layout), tuple(layout.end.shape), torch.is_grad_enabled())
         if key not in self.lengths and len(self.lengths) >= MOST:
             return False
         if not self.lengths:

@@ -1,5 +1,5 @@
-"""From logits to the distribution a token was drawn from. Engine and learner call the same function, so that the ratio of
-a restricted or tempered policy to itself is 1."""
+"""From logits to the distribution that a token was drawn from. Engine and learner call the same function, so the ratio
+of a restricted or tempered policy to itself is 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = float("-inf")
 
 
 def working(logits: Tensor) -> Tensor:
-    """Probabilities are computed in float32, or in float64 where the model is."""
+    """Logits in the dtype that probabilities are computed in: float64 if the model is, else float32."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -25,16 +25,16 @@ def law_logits(
 ) -> Tensor:
     """[N, V] logits -> [N, V] logits whose softmax is the law's distribution; -inf where it has no mass.
 
-    index[n] says which law row n is under (-1: the model's own), written[n] how many tokens its turn already has. `keep` [N]
-    are tokens that top-k and top-p never cut: a learner's nucleus moves, and the token that was drawn must stay in it,
-    or its log-prob is -inf and the run is over.
+    index[n] is the law of row n (-1: the model's own), written[n] the number of tokens its turn already has. `keep` [N]
+    are tokens that top-k and top-p never cut. A learner's nucleus moves, so without `keep` a token that was drawn could
+    get log-prob -inf, and the run would end.
     """
     out = working(logits)
     changed: list[tuple[Tensor, Tensor]] = []
     numbers = [n for n in np.unique(index).tolist() if n >= 0 and not laws[n].plain]
     listed = {n for n in numbers if _only_lists(laws[n])}
     groups = [(n, index == n) for n in numbers if n not in listed]
-    if listed:  # decisions with menus of their own: all of them in one pass
+    if listed:  # rows with a list of allowed tokens each: all in one pass
         groups.append((-1, np.isin(index, list(listed))))
     for number, mine in groups:
         rows = np.nonzero(mine)[0]
@@ -54,18 +54,18 @@ def law_logits(
 
 
 def untruncated(law: SamplingLaw) -> SamplingLaw:
-    """The law without top-k and top-p: two models' cut distributions have no finite KL."""
+    """The law without top-k and top-p. Between two truncated distributions the KL may be infinite."""
     return dataclasses.replace(law, top_k=0, top_p=1.0)
 
 
 def _only_lists(law: SamplingLaw) -> bool:
-    """Whether a law is nothing but a list of allowed tokens and a temperature."""
+    """Whether a law is only a list of allowed tokens and a temperature."""
     cut = law.top_k or law.top_p < 1.0 or (law.min_tokens and law.stop_ids)
     return law.allowed is not None and law.temperature > 0 and not cut
 
 
 def _listed(logits: Tensor, laws: Sequence[SamplingLaw]) -> Tensor:
-    """`_under` for rows whose laws only list tokens, each its own."""
+    """`_under` for rows whose laws only list tokens; each row has its own list."""
     tokens = [t for law in laws for t in law.allowed or ()]
     row = np.repeat(np.arange(len(laws)), [len(law.allowed or ()) for law in laws])
     banned = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
@@ -94,7 +94,7 @@ def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray, keep: Tensor |
     if law.top_p < 1.0:
         ordered, place = logits.detach().sort(dim=-1, descending=True)
         probability = ordered.softmax(-1)
-        # A token stays while the mass of those before it has not reached top_p: the first always stays.
+        # A token stays if the mass before it is below top_p. So the first token always stays.
         out = probability.cumsum(-1) - probability >= law.top_p
         cut = torch.zeros_like(out).scatter(1, place, out)
         logits = logits.masked_fill(cut if keep is None else cut.scatter(1, keep[:, None], False), NEVER)
@@ -102,7 +102,7 @@ def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray, keep: Tensor |
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H of softmax(logits) per row; excluded tokens (-inf) count 0."""
+    """The entropy of softmax(logits) per row; excluded tokens (-inf) count 0."""
     logp = logits.log_softmax(-1)
     return -(logp.exp() * logp.masked_fill(logp == NEVER, 0.0)).sum(-1)
 
@@ -111,7 +111,7 @@ _MASK = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (xor-shift, multiply) on int64 lanes; bitwise the same on every device."""
+    """A 32-bit finaliser (xor-shift, multiply) on int64 values. It is bitwise equal on every device."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK
     x = x ^ (x >> 15)
@@ -120,9 +120,9 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, positions: Tensor, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[N, len(ids)] Gumbel noise that depends on (key, position, token id) alone. keys [N, 2]: two 32-bit words each.
+    """[N, len(ids)] Gumbel noise that depends only on (key, position, token id). keys [N, 2]: two 32-bit words each.
 
-    Drawing arg max(logits + noise) samples softmax(logits); tied to the key and not to a stream of random numbers, a draw
+    arg max(logits + noise) samples softmax(logits). The noise comes from the key, not from a random stream. So a draw
     does not depend on batch, order or slot, and rounding noise in the logits almost never changes it.
     """
     row = _mix(keys[:, :1] ^ _mix((positions[:, None] * 0x9E3779B9 + 0x632BE5AB) & _MASK))

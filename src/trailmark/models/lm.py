@@ -18,8 +18,8 @@ from trailmark.models.compiled import CompiledLayers
 
 @dataclass(eq=False)
 class LM:
-    """`model` is a transformers causal LM, possibly wrapped by peft. `sharing` is the richest layout its attention
-    computes exactly: what `models/probe.py` found."""
+    """`model` is a transformers causal LM, possibly wrapped by peft. `sharing` is the richest layout that its attention
+    computes exactly, as `models/probe.py` found."""
 
     model: Any
     tokenizer: Any
@@ -36,7 +36,7 @@ class LM:
         base = self.base
         if base.config._attn_implementation != NAME:
             base.set_attn_implementation(NAME)
-        # A 4D mask is passed through as it is; our attention reads the layout.
+        # A 4D mask is passed through unchanged; our attention reads the layout.
         self._dummy = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
 
     @property
@@ -85,7 +85,7 @@ class LM:
         ).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer on any [..., width], with the scalings that some families put behind it."""
+        """The output layer on any [..., width], with the scaling that some families apply after it."""
         config, head = self.base.config, self.base.get_output_embeddings()
         out = head(hidden)
         if scale := getattr(config, "logits_scaling", None):
@@ -97,8 +97,8 @@ class LM:
         return out
 
     def add_head(self, name: str, outputs: int = 1, zero: bool = True, seed: int = 0) -> nn.Linear:
-        """A bias-free linear map of hidden states, in float32 (float64 where the model is). A value head starts at zero, so
-        V is 0 before any training."""
+        """A linear map of hidden states without bias, in float32 (float64 if the model is). A value head starts at
+        zero, so V is 0 before training."""
         real = torch.float64 if self.dtype == torch.float64 else torch.float32
         head = nn.Linear(self.width, outputs, bias=False, device=self.device, dtype=real)
         draw = torch.Generator().manual_seed(seed)
@@ -113,12 +113,12 @@ class LM:
         return head
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Everything that takes part in training, by name, tied weights once."""
+        """All parameters, by name. Tied weights appear once."""
         yield from ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
         yield from ((f"heads.{n}", p) for n, p in self.heads.named_parameters() if p.requires_grad)
 
     def train(self, mode: bool = True) -> None:
-        if self.model.training != mode:  # walking over every module costs as much as decoding a token of a tiny model
+        if self.model.training != mode:  # visiting every module costs as much as decoding a token of a tiny model
             self.model.train(mode)
         self.heads.train(mode)
 
@@ -134,11 +134,11 @@ class LM:
         trains = [p.requires_grad for p in self.model.parameters()]
         with self.model.disable_adapter() if self.adapted else contextlib.nullcontext():
             yield
-        for p, flag in zip(self.model.parameters(), trains):  # peft switches adapters back on, frozen ones too
+        for p, flag in zip(self.model.parameters(), trains):  # peft makes adapters trainable again, frozen ones too
             p.requires_grad_(flag)
 
     def fingerprint(self) -> str:
-        """A hash of every weight and head, for telling whether a frozen model stayed frozen."""
+        """A hash of every weight and head, to check that a frozen model did not change."""
         digest = hashlib.sha256()
         for name, tensor in [*self.model.state_dict().items(), *self.heads.state_dict().items()]:
             digest.update(name.encode())
@@ -146,7 +146,7 @@ class LM:
         return digest.hexdigest()
 
     def check_output_layer(self) -> None:
-        """`logits(hidden)` through our attention must be what the model computes through its own."""
+        """Check that `logits(hidden)` through our attention equals what the model computes through its own."""
         ids = torch.arange(8, device=self.device)[None] % self.vocab
         pos = torch.arange(8, device=self.device)[None]
         with torch.no_grad():
@@ -160,6 +160,6 @@ class LM:
         allowed = {torch.float64: 1e-6, torch.float32: 1e-4}.get(self.dtype, 0.1) * scale
         if not float((own - ours).abs().max()) <= allowed:
             raise ModelError(
-                f"model '{self.name}' ({type(self.base).__name__}) computes its logits in a way that Trailmark does not "
-                f"know: its own and ours differ by {float((own - ours).abs().max()):.2g}. Use another model family."
+                f"model '{self.name}' ({type(self.base).__name__}) computes its logits in a way that Trailmark does "
+                f"not know: its logits and ours differ by {float((own - ours).abs().max()):.2g}. Use another family."
             )

@@ -1,6 +1,7 @@
-"""Does this model's attention compute shared prefixes exactly? Two checks, because each catches what the other misses.
+"""Does this model's attention compute shared prefixes exactly? There are two checks, because each finds what the other
+misses.
 
-1. The gradient of one row's output with respect to tokens that are not on its path is exactly 0 (nothing leaks).
+1. The gradient of one row's output with respect to tokens outside its path is exactly 0 (nothing leaks).
 2. Packed results equal those of the rows alone (nothing else depends on the layout: positions, windows, mixers).
 """
 
@@ -16,7 +17,7 @@ from trailmark.types import Sample
 
 
 def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
-    """'' when the layout is exact for this model, otherwise what went wrong."""
+    """'' if the layout is exact for this model, else what went wrong."""
     draw = np.random.default_rng(0)
     top = min(lm.vocab, 1000)
     shared = draw.integers(0, top, length // 2)
@@ -57,7 +58,7 @@ def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
     gap = float((got - expected).abs().max())
     allowed = {torch.float64: 5e-6, torch.float32: 5e-6}.get(lm.dtype, 0.05) * max(1.0, float(expected.abs().max()))
     if lm.device.type == "cuda":
-        allowed *= 20  # TF32-free float32 kernels of different shapes differ by a few 1e-5 there
+        allowed *= 20  # there, float32 kernels without TF32 differ by a few 1e-5 between shapes
     if leak != 0.0:
         return f"tokens outside a row's own path change it (gradient {leak:.2g})"
     if not gap <= allowed:
@@ -66,8 +67,8 @@ def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
 
 
 def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
-    """'' when decoding token by token from kept keys and values gives what one pass over the whole gives. A mixer with a
-    state of its own (convolution, recurrence) does not: we keep keys and values only."""
+    """'' if decoding token by token from cached keys and values equals one pass over the whole sequence. A mixer with
+    its own state (convolution, recurrence) fails this, because only keys and values are cached."""
     if lm.decodes is None:
         device, n = lm.device, prompt + more
         ids = (torch.arange(n, device=device)[None] * 37 + 11) % lm.vocab
@@ -87,7 +88,7 @@ def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
         lm.decodes = (
             ""
             if gap <= allowed
-            else f"decoding with kept keys and values differs from a whole pass by {gap:.2g} in logits"
+            else f"decoding from cached keys and values differs from a whole pass by {gap:.2g} in logits"
         )
     return lm.decodes
 
@@ -100,5 +101,5 @@ def richest_layout(lm: LM) -> tuple[str, tuple[str, ...]]:
         wrong = probe(lm, shape)
         if not wrong:
             return shape, tuple(notes)
-        notes.append(f"model '{lm.name}': {shape} packing is not exact here and is not used: {wrong}")
+        notes.append(f"model '{lm.name}': {shape} packing is not exact for this model and is not used: {wrong}")
     return "rows", tuple(notes)

@@ -20,7 +20,7 @@ SPECIAL = {
 
 
 def cache_dir() -> Path:
-    """Where converted models are kept: TRAILMARK_CACHE, or the user's cache directory."""
+    """The folder of converted models: TRAILMARK_CACHE, or the user's cache directory."""
     root = (
         os.environ.get("TRAILMARK_CACHE")
         or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trailmark"
@@ -43,7 +43,7 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
     source = dict(gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
-    for role, word in SPECIAL.items():  # some versions of transformers read them otherwise from the file
+    for role, word in SPECIAL.items():  # some versions of transformers read them differently from the file
         setattr(tokenizer, role, word)
     config = model.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
@@ -55,13 +55,14 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
         weights.pop("lm_head.weight", None)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-    save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})  # as it lies: no second model is made
+    # Saved as it is: this makes no second copy of the model.
+    save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(scratch)
     model.generation_config.save_pretrained(scratch)
     tokenizer.save_pretrained(scratch)
     try:
         scratch.rename(folder)
-    except OSError:  # another process was first
+    except OSError:  # another process finished first
         shutil.rmtree(scratch)
     return folder
 

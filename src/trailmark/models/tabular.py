@@ -1,6 +1,6 @@
-"""A language model that is a table: one free row of logits and one value per prefix. Exact gradients, exact optima.
+"""A language model that is a table: one row of logits and one value per prefix. Gradients and optima are exact.
 
-It stands where a transformer stands (hidden states over a layout, logits, heads), so the whole learner can be checked
+It has the interface of a transformer (hidden states over a layout, logits, heads). So the whole learner can be checked
 against problems that are solved by hand or by dynamic programming.
 """
 
@@ -21,8 +21,8 @@ class _Table(nn.Module):
 
 
 class TabularLM:
-    """`prefixes` are the token sequences that have a row; every other prefix shares a last row. Hidden states are one-hot
-    rows of the table, so a head is a table of values."""
+    """`prefixes` are the token sequences that have a row; all other prefixes share one last row. Hidden states are
+    one-hot rows of the table, so a head is a table of values."""
 
     adapted, name, revision, context, pad_multiple, sharing = False, "table", "", 1 << 30, 1, "tree"
     dtype, device = torch.float64, torch.device("cpu")
@@ -33,7 +33,7 @@ class TabularLM:
         self.model, self.heads, self.tokenizer = _Table(self.width, vocab), nn.ModuleDict(), None
 
     def hidden(self, ids: Tensor, layout: Layout, pos: Tensor) -> Tensor:
-        """One-hot [B, L, width] of the prefix that ends at each place, read off the layout's own rule."""
+        """One-hot [B, L, width] of the prefix that ends at each position, found by the layout's attention rule."""
         visible = layout.mask(None)[:, 0]
         out = torch.zeros(*ids.shape, self.width, dtype=self.dtype)
         for b in range(ids.shape[0]):
@@ -59,7 +59,7 @@ class TabularLM:
         self.model.train(mode)
 
     def set_policy(self, table: dict[tuple[int, ...], Sequence[float]]) -> None:
-        """Give prefixes their next-token probabilities (0 becomes a very small one)."""
+        """Set the next-token probabilities of prefixes (0 becomes a very small number)."""
         with torch.no_grad():
             for prefix, p in table.items():
                 self.model.logits[self.row[prefix]] = torch.log(torch.as_tensor(p, dtype=self.dtype).clamp(min=1e-300))

@@ -1,4 +1,4 @@
-"""Models from scratch with a tokenizer of their own, built in a moment: for tests, laptops and learning the library."""
+"""Small new models with their own tokenizer, built in a moment: for tests, laptops and learning the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tiny_tokenizer(words: Sequence[str] = (), pad_is_eos: bool = False) -> Any:
-    """Bytes, plus `words` as whole tokens (labels such as "17", or a world's vocabulary). Any text round-trips."""
+    """A byte tokenizer with `words` as whole tokens (labels such as "17", a world's vocabulary). Any text
+    round-trips."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +48,7 @@ def tiny_config(
     context: int = 512,
     window: int | None = None,
 ) -> Any:
-    """A transformers config of a family, at any size."""
+    """A transformers config of a model family, at any size."""
     import transformers as hf
 
     ffn, kv_heads = ffn or 4 * width, kv_heads or heads
@@ -90,7 +91,7 @@ def tiny_config(
 
 
 def build(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Any:
-    """Random weights that depend on the seed alone; the global random state is left as it was."""
+    """Random weights that depend only on the seed. The global random state is left unchanged."""
     from transformers import AutoModelForCausalLM
 
     from trailmark.models.attention import NAME

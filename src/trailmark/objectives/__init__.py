@@ -1,4 +1,4 @@
-"""Objectives, named by their maths. `get_objective({"kind": "clipped", "beta": 0.04})`."""
+"""Objectives by name, for example `get_objective({"kind": "clipped", "beta": 0.04})`."""
 
 from __future__ import annotations
 

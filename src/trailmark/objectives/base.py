@@ -1,11 +1,12 @@
-"""What an objective is: a config, the readouts it needs, and a pure function to sums.
+"""What an objective is: a config, the readouts it needs, and a pure function that returns sums.
 
 The learner divides: a term's gradient is coef * sum / (mass of its weight stream over the whole batch). So an objective
-never sees a batch size, and no split of a batch can change a gradient.
+never sees a batch size, and splitting a batch does not change the gradient.
 
-Two kinds of objective need more. One looks at the whole batch before the first backward pass: `prepare` returns the samples with
-what it found written into them (KTO's reference point). One has numbers of its own that it learns (a KL coefficient): it
-`begin`s with them, finds them in `view.learned`, and `learn`s after every optimiser step; they are part of a checkpoint.
+Two kinds of objective need more. Some look at the whole batch before the first backward pass: `prepare` returns the
+samples with new streams (KTO's reference point). Others learn numbers of their own (a KL coefficient): `begin` returns
+the initial numbers, `view.learned` holds them, and `learn` updates them after every optimiser step. Checkpoints store
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from trailmark.config import Config
-from trailmark.objectives.readout import Readout, View
+from trailmark.models.readout import Readout, View
 from trailmark.types import Sample
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A named sum. With `coef` 0 it is only reported. `weight` names the stream it was weighted by, whose mass divides it;
-    with `mean=True` (for what is only reported) the sum of that stream does, so that a report is a true mean. An `optional`
-    term is left out of a batch that has nothing of it, where any other would be refused."""
+    """A named sum. With `coef` 0 it is only reported. `weight` names the stream whose mass divides the sum. With
+    `mean=True` (for terms that are only reported) the sum of that stream divides it, so the report is a true mean. An
+    `optional` term is left out of a batch in which its mass is 0; any other such term is an error."""
 
     name: str
     sum: Tensor
@@ -54,7 +55,7 @@ class Objective(Config):
     """Subclasses set `kind`, list `readouts()` and compute `terms(view)`."""
 
     kind: str = ""
-    model: str = "policy"  # whose readouts these are
+    model: str = "policy"  # the model that the readouts come from
 
     def readouts(self) -> Sequence[Readout]:
         raise TypeError(f"{type(self).__name__} lists no readouts")
@@ -63,13 +64,13 @@ class Objective(Config):
         raise TypeError(f"{type(self).__name__} has no terms")
 
     def prepare(self, samples: Sequence[Sample], fill: Fill) -> Sequence[Sample]:
-        """Called once for all samples of an optimiser step, before they are split."""
+        """Called once with all samples of an optimiser step, before they are split into micro-batches."""
         return samples
 
     def begin(self) -> dict[str, float]:
-        """Its own numbers before the first step."""
+        """The objective's own numbers before the first step."""
         return {}
 
     def learn(self, learned: Mapping[str, float], report: Mapping[str, float]) -> dict[str, float]:
-        """Its own numbers after a step that reported `report`."""
+        """The objective's own numbers after a step that reported `report`."""
         return dict(learned)

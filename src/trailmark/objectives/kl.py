@@ -1,4 +1,4 @@
-"""Estimators of KL(p || q) from tokens drawn from p, by name. Value and gradient are different questions.
+"""Estimators of KL(p || q) from tokens drawn from p, by name. An unbiased value may have a biased gradient.
 
 With d = log q - log p at a drawn token (p is the policy, q the reference), and expectations over tokens drawn from p:
 
@@ -8,8 +8,8 @@ k2            d^2 / 2               biased         the gradient of KL(p || q)
 k3            e^d - 1 - d           KL(p || q)     the gradient of KL(q || p), the other direction
 k3_weighted   r (e^d - 1 - d)       KL(p || q)     the gradient of KL(p || q)
 
-r = p / stop(p_old) is 1 in value on policy; it carries the gradient of the sampling itself, and with p_old the policy that
-drew the tokens it also corrects for drift. The exact KL over the vocabulary is a readout (`kind="kl"`), not an estimator.
+r = p / stop(p_old) equals 1 on policy. It carries the gradient of the sampling itself. If p_old is the policy that drew
+the tokens, r also corrects for drift. The exact KL over the vocabulary is a readout (`kind="kl"`), not an estimator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Estimator = Literal["k1", "k2", "k3", "k3_weighted"]
 
 
 def kl(name: Estimator, logp: Tensor, ref: Tensor, old: Tensor | None = None) -> Tensor:
-    """Per-token estimate; `old` is the log-prob the token was drawn with (default: the policy now)."""
+    """The estimate per token. `old` is the log-prob that the token was drawn with (default: the policy now)."""
     d = ref - logp
     if name == "k1":
         return -d

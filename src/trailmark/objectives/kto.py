@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from trailmark.errors import LearnError
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Fill, Note, Objective, Term
-from trailmark.objectives.readout import Readout, View
 from trailmark.types import Sample
 
 
@@ -20,9 +20,9 @@ class Kto(Objective):
     desirable     desirable * (1 - sigma(beta (L - z)))
     undesirable   undesirable * (1 - sigma(beta (z - L)))
 
-    z = max(0, mean L of mismatched rows): each prompt of the batch with the answer of the row before it that has another
-    prompt. It is no function of the weights in the gradient, and is found over the whole batch before the first backward
-    pass; so micro-batches cannot change it (in other implementations it is a mean over a micro-batch).
+    z = max(0, mean L of mismatched rows). A mismatched row is a prompt of the batch with the answer of the nearest row
+    before it that has another prompt. z carries no gradient. It is computed over the whole batch before the first
+    backward pass, so micro-batches do not change it (other implementations take a mean over a micro-batch).
     Rows have role "desirable" or "undesirable", weight 1 on the answer's tokens, mass 1, and the stream ref.
     """
 
@@ -31,7 +31,7 @@ class Kto(Objective):
     desirable: float = 1.0
     undesirable: float = 1.0
     ref: str = "ref"
-    max_len: int | None = None  # of a mismatched row
+    max_len: int | None = None  # most tokens of a mismatched row
 
     def readouts(self) -> list[Readout]:
         return [Readout("logp", model=self.model, law=False)]
@@ -66,8 +66,8 @@ class Kto(Objective):
 
 
 def mismatched(samples: Sequence[Sample], max_len: int | None = None) -> list[Sample]:
-    """Each row's prompt with the answer of the nearest row before it (the last is before the first) that has another prompt,
-    cut at `max_len` tokens."""
+    """Each row's prompt with the answer of the nearest row before it that has another prompt. The last row counts as
+    before the first. Rows are cut at `max_len` tokens."""
     starts = []
     for s in samples:
         on = np.nonzero(s.streams["weight"])[0]

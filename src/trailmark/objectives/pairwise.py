@@ -7,13 +7,13 @@ from typing import Literal
 import numpy as np
 
 from trailmark.errors import LearnError
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
-from trailmark.objectives.readout import Readout, View
 
 
 class Pairwise(Objective):
-    """h = sum_t w_t (logp_t - ref_t) of the chosen row - the same of the rejected row. With w = 1 these are the sums of DPO; with
-    w = 1/length (`mean="sequence"`) the length-normalised ones that some IPO implementations use.
+    """h = sum_t w_t (logp_t - ref_t) of the chosen row minus the same sum of the rejected row. With w = 1 these are the
+    sums of DPO. With w = 1/length (`mean="sequence"`) they are length-normalised, as in some IPO implementations.
 
     sigmoid  -(1 - smooth) log sigma(beta h) - smooth log sigma(-beta h)      (DPO; ln 2 at h = 0)
     hinge    max(0, 1 - beta h)
@@ -62,6 +62,7 @@ def pairs(view: View) -> tuple[np.ndarray, np.ndarray]:
         counts[s.unit] = counts.get(s.unit, 0) + 1
     if bad := [u for u, roles in found.items() if set(roles) != {"chosen", "rejected"} or counts[u] != 2]:
         raise LearnError(
-            f"pair '{bad[0]}' has {counts[bad[0]]} rows ({', '.join(sorted(found[bad[0]]))}): a pair is one 'chosen' and one 'rejected' sample"
+            f"pair '{bad[0]}' has {counts[bad[0]]} rows ({', '.join(sorted(found[bad[0]]))}): a pair is one 'chosen' "
+            "and one 'rejected' sample"
         )
     return np.array([r["chosen"] for r in found.values()]), np.array([r["rejected"] for r in found.values()])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
-from trailmark.objectives.readout import Readout, View
 
 
 class Sft(Objective):
-    """L = - sum_t w_t log p(token_t | before) / mass. With w = 1 on trained tokens and mass their number it is the mean
-    cross-entropy per token. Under the model's own distribution, whatever law the tokens were once drawn under;
-    `law=True` restricts to each token's law (a label among the listed ones)."""
+    """L = - sum_t w_t log p(token_t | before) / mass. With w = 1 on trained tokens and mass their number this is the
+    mean cross-entropy per token. p is the model's own distribution, whatever law the tokens were drawn under. With
+    `law=True` it is restricted to each token's law (a label among the listed ones)."""
 
     kind: Literal["sft"] = "sft"
     law: bool = False

@@ -1,19 +1,19 @@
 """OREO: a policy and a value that satisfy the soft Bellman equation on logged trajectories.
 
-V(s_t) = R - beta sum_{i>=t} l_i,  l_i = log pi(a_i|s_i) - log ref(a_i|s_i), for every decision state: the telescoped form of
-V(s) - V(s') = r - beta l. Observation tokens are no actions and add nothing to the sum.
+V(s_t) = R - beta sum_{i>=t} l_i,  l_i = log pi(a_i|s_i) - log ref(a_i|s_i), for every decision state. This is the
+telescoped form of V(s) - V(s') = r - beta l. Observation tokens are not actions and add nothing to the sum.
 
-A *state* is a token with weight: the moment before it was chosen. From one state to the next is a *step*; where every action is
-a state (token level) a step is one token, so the token loss and the step loss are one formula. With e_k the residual of
-state k, V held fixed, sg = stop gradient, and L_k the sum of l over step k:
+A *state* is a token with weight: the moment before it was chosen. A *step* goes from one state to the next. If every
+action is a state (token level), a step is one token, so the token loss and the step loss are one formula. Let e_k be
+the residual of state k with V held fixed, sg the stop-gradient, and L_k the sum of l over step k:
 
 level         e_k, squared                                     what carries the gradient
 token, step   V(s_k) - R + beta L_k + sg[beta sum later]       the step's own actions
 undetached    V(s_k) - R + beta sum_{i>=k} l_i                 all actions from here on
-one_step      V(s_k) - r_k - V(s_{k+1}) + beta L_k             the step's own actions; r is R at the end, V after it is 0
+one_step      V(s_k) - r_k - V(s_{k+1}) + beta L_k             the step's own actions (r = R at the end, V after it 0)
 response      V(s_0) - R + beta sum_i l_i, of the first state  all actions
 
-At token level the mean over states is what the paper writes; there and in its code no factor 1/2 is put before a square.
+At token level the loss is the mean over states, as in the paper. Like the paper's code, it has no factor 1/2.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Note, Objective, Term
 from trailmark.objectives.kl import kl
-from trailmark.objectives.readout import Readout, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,26 +38,27 @@ def tail_sums(x: Tensor, row: Tensor) -> Tensor:
     """sum over tokens >= t of the same row, for every t: [M] -> [M]."""
     import torch
 
-    after = x.double().flip(0).cumsum(0).flip(0)  # over all later tokens of all rows
+    after = x.double().flip(0).cumsum(0).flip(0)  # the sum over all later tokens of all rows
     last = torch.cat([row[1:] != row[:-1], torch.ones(1, dtype=torch.bool, device=row.device)])
-    beyond = torch.cat([after[1:], after.new_zeros(1)])[last]  # what belongs to rows after this one
+    beyond = torch.cat([after[1:], after.new_zeros(1)])[last]  # the part that belongs to later rows
     return (after - beyond[row]).to(x.dtype)
 
 
 class SoftBellman(Objective):
-    """`part` "value": V carries the gradient, towards R - beta A_t with A_t the sum of l from t on, from stream `policy_logp`.
-    "policy": the policy carries it, V is stream `value`. "both": two losses in one pass of each model, each at the point
-    where both models stand now; that is OREO's order (the value learns from the policy before its step, the policy from the
-    value before its step) with every forward pass done once. With `lagged` the value's target comes from stream
-    `policy_logp` (of a moving average, say) there too.
+    """`part` "value": V carries the gradient, towards R - beta A_t. A_t is the sum of l from t on, from the stream
+    `policy_logp`. "policy": the policy carries the gradient, and V is the stream `value`. "both": two losses in one
+    pass of each model, both at the current weights. That is OREO's order (the value learns from the policy before its
+    step, the policy from the value before its step), with every forward pass done once. With `lagged` the value's
+    target comes from the stream `policy_logp` (for example of a moving average) there too.
 
-    Streams: weight (states), reward (R on every action), `actions` (weights of the actions, for the mean of the KL), ref; with
-    `ref` set, that model is read instead of the stream. Level "response" also needs `first` (its mean: 1 on the first
-    state), the hinge `won` (1 on the first state of a success).
+    Streams: weight (states), reward (R on every action), `actions` (weights of the actions, for the mean of the KL),
+    ref. If `ref` is set, that model is read instead of the stream. Level "response" also needs `first` (its mean: 1 on
+    the first state), and the hinge needs `won` (1 on the first state of a success).
 
-    alpha * KL is added to the policy loss: exact over the vocabulary (`reverse`: KL(pi || ref), `forward`: KL(ref || pi)), or k3 of
-    the logged token, which is biased because the policy did not draw it. With `kl_target` alpha is exp(c), and c learns by
-    Adam on -c (KL - target). `importance` multiplies value and token or step losses of a row by exp(min(sum l, 1)).
+    alpha * KL is added to the policy loss. The KL is exact over the vocabulary (`reverse`: KL(pi || ref), `forward`:
+    KL(ref || pi)), or k3 of the logged token, which is biased because the policy did not draw it. With `kl_target`
+    alpha is exp(c), and Adam learns c on -c (KL - target). `importance` multiplies the value loss and the token or step
+    loss of a row by exp(min(sum l, 1)).
     """
 
     kind: Literal["soft_bellman"] = "soft_bellman"
@@ -80,7 +81,7 @@ class SoftBellman(Objective):
     @model_validator(mode="after")
     def _fits(self) -> SoftBellman:
         if self.hinge and self.level != "response":
-            raise ValueError("hinge belongs to level 'response': it looks at the whole response")
+            raise ValueError("hinge belongs to level 'response': it uses the whole response")
         return self
 
     @property
@@ -175,7 +176,7 @@ class SoftBellman(Objective):
         return {**means, "log_kl": self.kl_start, "_m": 0.0, "_v": 0.0, "_steps": 0.0}
 
     def learn(self, learned: Mapping[str, float], report: Mapping[str, float]) -> dict[str, float]:
-        """Moving averages of the losses (0.9 of the old, 0.1 of the new); and one step of Adam on the log of alpha."""
+        """Moving averages of the losses (0.9 old + 0.1 new), and one Adam step on the log of alpha."""
         out = dict(learned)
         for name in ("value", "policy"):
             if name in report and f"{name}_mean" in out:
@@ -202,7 +203,7 @@ class _Steps:
         changes = self.row[1:] != self.row[:-1]
         edge = torch.ones(min(1, len(self.row)), dtype=torch.bool, device=changes.device)
         self.first, self.last = torch.cat([edge, changes]), torch.cat([changes, edge])
-        step = (weight != 0).long().cumsum(0) - 1  # the state that each token comes after
+        step = (weight != 0).long().cumsum(0) - 1  # the last state at or before each token
         mine = (step >= 0) & (self.row[step.clamp(min=0)] == view.row) if len(self.row) else step >= 0
         self.mine, self.step = mine.nonzero()[:, 0], step[mine]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
-from trailmark.objectives.readout import Readout, View
 
 
 class Value(Objective):
-    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip` the larger of the
-    error and the error of V clipped to old_value +- clip counts (PPO). Stream: returns; old_value with clip."""
+    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip`, the larger of
+    this error and the error of V clipped to old_value +- clip is used (PPO). Stream: returns; old_value with clip."""
 
     kind: Literal["value"] = "value"
     model: str = "critic"

@@ -1,5 +1,5 @@
-"""What an objective may read: numbers per sample token, computed by the learner. No torch here: recipes are checked before it is
-imported.
+"""What can be read off a model: numbers per sample token. Objectives, scores and engines ask for them; `models/forward.py`
+computes them. This module imports without torch, because recipes are checked before torch is imported.
 
 Legend: M sample tokens.
 """
@@ -23,17 +23,19 @@ class Readout:
     """One number (or vector) per token, under `name`.
 
     logp      log-prob of the token, under its sampling law (`law=True`) or the model's own distribution
-    entropy   of the distribution the token came from
+    entropy   of the distribution that the token came from
     kl        exact KL(model || `to`) over the vocabulary in the state where the token was chosen (`reverse=False`
               swaps the two)
     head      a head's output: `at="before"` in the state where the token was chosen (V), `at="after"` once it was
               read (a step's class). One output gives [M], several give [M, outputs].
-    `where` names the stream whose non-zero entries are computed; the rest is 0. A model called "x/base" is x without its
+    rank      the token's rank among all by probability; 1 is the most likely
+    top       the `top` most likely tokens, [M, 2, top]: their ids, then their log-probs
+    `where` names a stream: only its non-zero entries are computed, the rest is 0. The model "x/base" is x without its
     adapter.
     """
 
     name: str
-    kind: Literal["logp", "entropy", "kl", "head"] = "logp"
+    kind: Literal["logp", "entropy", "kl", "head", "rank", "top"] = "logp"
     model: str = "policy"
     law: bool = True
     head: str = "value"
@@ -42,12 +44,13 @@ class Readout:
     reverse: bool = True
     where: str = "weight"
     detach: bool = False
+    top: int = 0
 
 
 @dataclass(eq=False)
 class View:
-    """What an objective is given: streams and readouts over one token axis, which row each token belongs to, and the
-    numbers that the objective itself has learned so far."""
+    """The input of an objective: streams and readouts over one token axis, the row of each token, and the numbers that
+    the objective itself has learned so far."""
 
     packed: Packed
     streams: dict[str, Tensor]
@@ -58,9 +61,8 @@ class View:
     def __getitem__(self, name: str) -> Tensor:
         found = self.read if name in self.read else self.streams
         if name not in found:
-            raise LearnError(
-                f"the objective needs '{name}', which the samples do not have (streams: {', '.join(sorted(self.streams))})"
-            )
+            streams = ", ".join(sorted(self.streams))
+            raise LearnError(f"the objective needs '{name}', which the samples do not have (streams: {streams})")
         return found[name]
 
     def row_sum(self, x: Tensor) -> Tensor:
