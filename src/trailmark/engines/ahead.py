@@ -9,6 +9,7 @@ so being a step ahead changes no token: what a slot draws after its sample has e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Ahead:
         self.found: Tensor | None = None
         self._play: Callable[[], None] | None = None
         self._here = [torch.zeros(rows, 3, dtype=torch.float64, pin_memory=device.type == "cuda") for _ in range(2)]
-        self._read: list[torch.cuda.Event | None] = [None, None]
+        self._read: list[Any] = [None, None]
         self._steps = 0
 
     def seat(self, rows: Sequence[int], state: Sequence[tuple[int, int, int, int, int]], heat: Sequence[float]) -> None:

@@ -138,6 +138,8 @@ def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
             return made(*args)
         except FAILURES as problem:
             print(f"this torch cannot compile {name} ({type(problem).__name__}): it runs uncompiled", file=sys.stderr)
+            if os.environ.get("TRAILMARK_COMPILE_ERRORS"):
+                raise
             made = step
             return step(*args)
 

@@ -43,17 +43,30 @@ def attend(
     q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float | None, window: int | None, softcap: float | None
 ) -> Tensor:
     """q [B, H, 1, D], keys and values [B, Hk, C, D] -> [B, H, 1, D]; row b attends to columns 0 to index[b]."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _attend(q, keys, values, index, scale, window or 0, softcap or 0.0)
+
+
+@torch.library.custom_op("trailmark::one_token", mutates_args=())
+def _attend(q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+    """An operator of its own, so that a compiler takes the kernel as it is."""
     rows, heads, _, size = q.shape
     shared = keys.shape[1]
+    q = q.contiguous()
     out = torch.empty_like(q)
     one_token[(rows, shared)](
         q, keys, values, out, index,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), keys.stride(0), keys.stride(1), keys.stride(2),
-        size**-0.5 if scale is None else scale, window or 0, softcap or 0.0,
-        GROUPS=heads // shared, GROUP=GROUP, SIZE=size, BLOCK=BLOCK, WINDOW=window is not None, CAP=softcap is not None,
+        scale, window, softcap,
+        GROUPS=heads // shared, GROUP=GROUP, SIZE=size, BLOCK=BLOCK, WINDOW=window > 0, CAP=softcap > 0,
         EXACT=q.dtype == torch.float32,
     )  # fmt: skip
     return out
+
+
+@_attend.register_fake
+def _(q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 @jit
