@@ -30,7 +30,7 @@ from trailmark.errors import TaskError
 from trailmark.methods.configs import CurriculumConfig, RlConfig
 from trailmark.methods.configs import ReflectCritic as CriticConfig
 from trailmark.methods.sft import batch_rows
-from trailmark.models.attention import Layout, Slots
+from trailmark.models.attention import Decoding, Layout
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, WeightedLogp
@@ -212,7 +212,7 @@ class SharedCritic(LM):
         super().__init__(_SharedBody(policy), policy.tokenizer, f"{policy.name} (critic)", sharing=policy.sharing)
         self.policy = policy
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         training = self.policy.model.training
         self.policy.train(False)
         try:
