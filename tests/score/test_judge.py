@@ -26,7 +26,7 @@ from trailmark.types import Failed, Scored
 
 
 def judge_at(url, cache=None, **more):
-    server = {"base_url": url, "model": "wise", "retries": 2, "backoff": 0.01, "deadline": 10}
+    server = {"address": url, "model": "wise", "retries": 2, "backoff": 0.01, "deadline": 10}
     return ModelJudge(ModelJudgeConfig.model_validate({"server": server, **more}), cache=cache)
 
 
