@@ -128,7 +128,7 @@ def test_mistakes_in_the_recipe(shell):
         ("data=other.jsonl", "other.jsonl: cannot be read"),
     ):
         assert said in train(shell, "run", word, code=2) and not Path("run/recipe.yaml").exists()
-    Path("plain.yaml").write_text("method: online\nout: run\ntask: {name: prompts, options: {path: rows.jsonl}}\n")
+    Path("plain.yaml").write_text("method: policy_gradient\nout: run\ntask: {name: prompts, options: {path: rows.jsonl}}\n")
     assert "name who gives the reward" in shell("train", "plain.yaml", code=2)
     assert "judges its plays itself: leave out 'reward'" in shell(
         "train", "plain.yaml", "task={name: taxi}", "reward=my_file.py:score", code=2
@@ -153,7 +153,7 @@ def test_verify_sees_what_was_edited(shell):
 def test_a_language_model_gives_the_reward_and_is_asked_nothing_twice(shell):
     answer = lambda messages: json.dumps({"id": name(messages), "score": 1 + len(messages[0]["content"]) % 5})
     with serving_judge(answer) as (url, asked):
-        server = f"{{base_url: '{url}', model: wise}}"
+        server = f"{{address: '{url}', model: wise}}"
         words = ["--resume", f"reward={{kind: model, server: {server}, rubric: 'Judge answer <1> to {{prompt}}: {{answer}}'}}"]
         shell("train", RECIPE, "data=rows.jsonl", "out=run", *SMALL, *words[1:])
         first, total = len(read_segment("run/episodes/000001.jsonl")), sum(asked.values())

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from trailmark.config import ModelConfig
-from trailmark.engines.http import HttpEngineConfig
+from trailmark.config import ModelConfig, ServerConfig
 from trailmark.recipe import Config, resolve
 
 
@@ -29,7 +28,7 @@ class ModelJudgeConfig(_JudgeConfig):
     """A language model that is asked for a mark."""
 
     kind: Literal["model"] = Field("model", description="a language model")
-    server: HttpEngineConfig | None = Field(None, description="any server that speaks OpenAI's protocol")
+    server: ServerConfig | None = Field(None, description="any server that speaks OpenAI's protocol")
     model: ModelConfig | None = Field(None, description="a model that is loaded here, where there is no server")
     rubric: str = Field(
         "Is the answer correct and helpful?",

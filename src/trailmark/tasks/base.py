@@ -24,6 +24,7 @@ class Observation:
     menu: str = ""
     labels: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # the plain meaning of each label, for people and teachers
+    seat: str = ""  # whose turn it is, in a world of several actors; empty: the only one's
     messages: tuple[Mapping[str, str], ...] = ()  # what is said now, where it is more than one message of the user
 
     @property
@@ -34,7 +35,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Step:
     observation: Observation
-    reward: float
+    reward: float | Mapping[str, float]  # of the side that acted; by side where an action pays several
     terminated: bool
     truncated: bool
     outcome: Outcome | Mapping[str, Outcome] | None = (
@@ -45,6 +46,12 @@ class Step:
     @property
     def over(self) -> bool:
         return self.terminated or self.truncated
+
+    def paid(self, side: str = "") -> tuple[float, dict[str, float]]:
+        """What the side that acted got, and what the others got. A side that is not named got nothing."""
+        if not isinstance(self.reward, Mapping):
+            return float(self.reward), {}
+        return float(self.reward.get(side, 0.0)), {s: float(r) for s, r in self.reward.items() if s != side}
 
 
 @runtime_checkable
@@ -72,6 +79,12 @@ class TaskSource(Protocol):
         ...
 
     def make(self) -> World: ...
+
+
+def bind(source: Any, tokenizer: Any) -> None:
+    """Tell a world the policy's tokenizer, where it asks for it: it names actions by labels of one token, or counts tokens."""
+    if hasattr(source, "bind"):
+        source.bind(tokenizer)
 
 
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trailmark.credit.turns import side_of
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.rollout.judged import as_play, as_played, last_act
@@ -73,9 +74,10 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
                 return told
             step = world.step(turn.action)
             told += 1
-            if float(step.reward) != turn.reward:
+            reward, others = step.paid(side_of(e, turn.seat))
+            if (reward, others) != (turn.reward, dict(turn.rewards)):
                 found.defect("a replayed reward differs from the stored one (edited?)",
-                             f"{where}, turn {i}: stored {turn.reward:g}, now {float(step.reward):g}")  # fmt: skip
+                             f"{where}, turn {i}: stored {turn.reward:g}, now {reward:g}")  # fmt: skip
     except Exception as problem:  # a world may raise anything
         found.defect("the world cannot be replayed", f"{where}: {type(problem).__name__}: {problem}")
         return told
@@ -83,7 +85,7 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
         found.defect("the stored play ends before the world does", where)
     else:
         got = e.outcome if step.outcome is None and "judge" in e.info else step.outcome
-        now = dict(got) if isinstance(got, dict) else {next(iter(e.outcomes)): got}
+        now = dict(got) if isinstance(got, dict) else dict.fromkeys(e.outcomes, got)
         if now != dict(e.outcomes):
             found.defect(
                 "a replayed outcome differs from the stored one (edited?)", f"{where}: stored {e.outcome}, now {got}"
@@ -96,9 +98,9 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     """Play the stored turns at a desk with the run's protocol: each prompt must be the stored one, token by token. A method
     says its protocol by `protocol(config, source)`; where one seat plays alone it is the usual one."""
-    own = getattr(ev.method, "protocol", None)
     tokenizer = ev.weights.any().tokenizer
     alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1]
+    own = ev.method.protocol(ev.config, ev.source)
     if own is None and len(alone) < len(episodes):
         found.notes.append(
             "prompts of plays with several seats were not compared: the method does not say its protocol"
@@ -107,10 +109,10 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        protocol = own(ev.config, ev.source) if own is not None else None  # None: the usual one, as the run itself played
-        seats = [Seat(name, engine) for name in names]
+        served = {t.seat for t in e.turns if not t.prompt}  # a chat server's turns do not know what it was shown
+        seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, as_played(e), players=e.players)
-        (again,) = wait(play_all(ev.source, [start], seats, protocol, judge=_AsStored(e)))
+        (again,) = wait(play_all(ev.source, [start], seats, own, judge=_AsStored(e)))
         if isinstance(again.outcome, Failed):
             found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
     return len(chosen)
