@@ -13,7 +13,16 @@ from trailmark.errors import RecipeError
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
-from trailmark.seats.config import HttpSeat, LocalSeat, PersonSeat, ScriptedSeat, SeatConfig, check_seats, filled, seats_section
+from trailmark.seats.config import (
+    HttpSeat,
+    LocalSeat,
+    PersonSeat,
+    ScriptedSeat,
+    SeatConfig,
+    check_seats,
+    filled,
+    seats_section,
+)
 from trailmark.seats.table import Table, load_function, stored_seats
 from trailmark.types import Scored
 
