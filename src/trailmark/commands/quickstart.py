@@ -35,7 +35,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
-    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice, keep_evaluation, random_player
+    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice, random_player
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run, read_segment
@@ -52,7 +52,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
     source = get_task(raw["task"]["name"], **raw["task"]["options"])
-    keep_evaluation(both["reflect"], "random", random_player(source, seed + 1, tiny_tokenizer()))
+    both["reflect"].keep_evaluation("random", random_player(source, seed + 1, tiny_tokenizer()))
     evaluate_advice(both["reflect"], config, seed)
     files = {
         "random": both["reflect"].path / "evaluation/random.jsonl",

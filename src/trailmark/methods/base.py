@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from trailmark.config import RunConfig, SamplingConfig
 from trailmark.learn.loop import Training, train
 from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.stages import Stage, begun_from, run_stages
 from trailmark.runs.store import Run
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
 from trailmark.seats.names import fix_names
@@ -25,6 +26,7 @@ class Method(Training):
     """Derive from this, set `Config`, and define `updates`. `self.config` and `self.run` are set by `__init__`."""
 
     Config: ClassVar[type[RunConfig]] = RunConfig
+    staged: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that only its stages read
     imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -43,8 +45,8 @@ class Method(Training):
         return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
 
     @classmethod
-    def stages(cls, config: Any, run: Run) -> list[Any]:
-        """What is made before training. Default: nothing."""
+    def stages(cls, config: Any, run: Run) -> list[Stage]:
+        """What is made before training, in RUN/stages. Default: nothing."""
         return []
 
     # -- about a run ----------------------------------------------------------------------------------------------
@@ -81,9 +83,12 @@ class Method(Training):
 
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
-        """Train from the first step, or go on. Gives the metrics of the last step."""
+        """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
         config = fix_names(config, run)
         cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
+        if stages := cls.stages(config, run):
+            run_stages(run.path / "stages", stages)
+            begun_from(run.path, stages)
         method = cls(config, run)
         last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
         method.finish(method.config.steps)

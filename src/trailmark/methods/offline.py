@@ -21,7 +21,6 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, trained_seat
 from trailmark.methods.configs import OfflineRecipe
-from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
@@ -103,7 +102,7 @@ class OfflineMethod(Method):
         """The evaluation of the policy as it started, if it is not there yet."""
         c = self.config
         if c.final.start and not (self.run.path / "evaluation" / "start.jsonl").exists():
-            keep_evaluation(self.run, "start", self.play(local_engine(load_model(c.model), c.engine)))
+            self.run.keep_evaluation("start", self.play(local_engine(load_model(c.model), c.engine)))
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:

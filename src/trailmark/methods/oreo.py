@@ -30,7 +30,6 @@ from trailmark.methods import oreo_data
 from trailmark.methods.base import trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
 from trailmark.methods.offline import OfflineMethod
-from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.methods.sft import batch_rows
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
@@ -106,7 +105,7 @@ class OreoMethod(OfflineMethod):
             name = text.replace(":", "-")
             path = folder / f"{name}.jsonl"
             if not path.exists() or {e.players[c.seat].version for e in read_segment(path)} != {c.steps}:
-                keep_evaluation(self.run, name, self._searched(text))
+                self.run.keep_evaluation(name, self._searched(text))
 
     def _searched(self, text: str) -> list[Episode]:
         from trailmark.evaluate.searched import search_episodes

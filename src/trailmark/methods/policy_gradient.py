@@ -19,7 +19,7 @@ from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run, write_segment
-from trailmark.samples import build_samples, scored
+from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task
@@ -75,6 +75,7 @@ class PolicyGradientMethod(Method):
         longest = self.table.seats[0].max_tokens
         credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
         samples = build_samples(good, self.seat, credited, c.mean, longest)
+        self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", credit_name(c.credit, c.gamma)))
         fills = {"old": Readout("")} if c.old == "learner" else {}
         if self.ref and getattr(self.objective, "kl", "") != "exact":
             fills["ref"] = Readout("", model=self.ref)
@@ -92,6 +93,14 @@ class PolicyGradientMethod(Method):
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
+
+
+def credit_name(credit: str, gamma: float) -> str:
+    """What annotations of the advantage say about where it came from."""
+    discount = "" if gamma == 1 else f", discounted by {gamma:g}"
+    return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
+        credit, f"return to go{discount}"
+    )
 
 
 def advantages(

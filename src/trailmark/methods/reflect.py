@@ -38,7 +38,6 @@ from trailmark.methods.reflect_play import (
     Talk,
     coin,
     has_oracle,
-    keep_evaluation,
     label_alphabet,
     label_words,
     menu_labels,
@@ -51,6 +50,7 @@ from trailmark.methods.reflect_rl import (
     Part,
     Replay,
     Stage,
+    credit_notes,
     decisions,
     make_critic,
     make_stages,
@@ -77,7 +77,7 @@ from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
 
-__all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "keep_evaluation", "random_player",
+__all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "random_player",
            "two_players"]  # fmt: skip
 
 
@@ -220,6 +220,7 @@ class ReflectMethod(Method):
             )
         self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.curriculum) > 1 else {})}
         samples = decisions(good, self.learner, c.rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, c.rl))
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
         yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)
         yield from self.judge(samples)
@@ -258,12 +259,12 @@ class ReflectMethod(Method):
         tasks = final_tasks(self.config, self.source, self.curriculum)
         starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
         episodes = wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
-        keep_evaluation(self.run, kind + name, episodes)
+        self.run.keep_evaluation(kind + name, episodes)
         if final.references and step == self.config.steps:
             tokenizer = self.learner.models["policy"].tokenizer
-            keep_evaluation(self.run, "random", random_player(self.source, seed, tokenizer, tasks))
+            self.run.keep_evaluation("random", random_player(self.source, seed, tokenizer, tasks))
             if has_oracle(self.source):
-                keep_evaluation(self.run, "oracle", oracle_player(self.source, seed, tokenizer, tasks))
+                self.run.keep_evaluation("oracle", oracle_player(self.source, seed, tokenizer, tasks))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         self.publish(step)
@@ -407,4 +408,4 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        keep_evaluation(run, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
+        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))

@@ -20,9 +20,23 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
+from trailmark.rollout.judged import give_verdicts, judge_of
 from trailmark.run_async import wait
+from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
-from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
+from trailmark.types import (
+    Annotation,
+    Episode,
+    Failed,
+    Invalid,
+    Outcome,
+    Parent,
+    Player,
+    SamplingLaw,
+    Task,
+    Tokens,
+    Turn,
+)
 
 
 @dataclass(frozen=True)
@@ -333,11 +347,11 @@ def solo(
             seen = desk.observation
             who = seen.seat or seat
             labels = seen.labels or None
-            messages: list[Mapping[str, str]] = [{"role": "user", "content": seen.text}]
+            messages: list[Mapping[str, str]] = list(seen.messages) or [{"role": "user", "content": seen.text}]
             if desk.seat(who).hears_messages and (markov or told):  # every observation is a conversation of its own
                 asked = told(desk.start.task) if told else [*opening, *messages]
                 turn = await desk.ask(who, messages=asked, allowed=labels, fresh=True)
-            elif markov and not chat:
+            elif markov and not chat and not seen.messages:
                 turn = await desk.ask(who, text=seen.text + suffix, allowed=labels)
             else:
                 before = [] if who in begun else opening
@@ -355,10 +369,17 @@ async def play_all(
     protocol: Protocol | None = None,
     at_once: int = 256,
     side: str = "self",
-    each: Callable[[Episode], None] = lambda episode: None,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
+    each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `first_messages` that are said before its first observation. `each` is given every episode when it is over."""
+    may have `first_messages` that are said before its first observation. The plays of a source that is `judged` are shown to
+    `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode when it is over and
+    judged; without it, the judge is asked once, about all."""
+    judge, unjudged = judge_of(source, judge), dict[int, str]()
+    played: dict[int, Episode] = {}
+    asking = asyncio.Lock()
     table = {s.name: s for s in seats}
     if protocol is None:
         opening, told = getattr(source, "first_messages", ()), getattr(source, "messages", None)
@@ -366,17 +387,21 @@ async def play_all(
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 
-    async def one(start: Start) -> Episode:
+    async def one(number: int, start: Start) -> Episode:
         async with gate:
             desk: Desk | None = None
             try:
                 world = source.make()
                 desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
+                first = desk.observation.text
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-                if desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome: Outcome | Mapping[str, Outcome] = Invalid("the protocol ended before the world did")
+                if judge is not None and desk.step is not None and desk.over and desk.step.outcome is None:
+                    unjudged[number] = first
+                    outcome: Outcome | Mapping[str, Outcome] = Invalid("not judged yet")
+                elif desk.step is None or not desk.over or desk.step.outcome is None:
+                    outcome = Invalid("the protocol ended before the world did")
                 else:
                     outcome = desk.step.outcome
                 return desk.episode(outcome, side)
@@ -390,16 +415,26 @@ async def play_all(
                 )
             return desk.episode(outcome, side)
 
-    async def told(start: Start) -> Episode:
-        episode = await one(start)
-        each(episode)
-        return episode
+    async def verdicts() -> None:
+        async with asking:  # who comes first asks about all that are over by then
+            if judge is not None and unjudged:
+                now = dict(unjudged)
+                unjudged.clear()
+                await give_verdicts(played, now, judge, side, notes)
+
+    async def told(number: int, start: Start) -> None:
+        played[number] = await one(number, start)
+        if each is not None:
+            await verdicts()
+            each(played[number])
 
     try:
-        return list(await asyncio.gather(*(told(s) for s in starts)))
+        await asyncio.gather(*(told(k, s) for k, s in enumerate(starts)))
     finally:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
+    await verdicts()
+    return [played[k] for k in range(len(starts))]
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
@@ -418,9 +453,12 @@ def play(
     seed: int = 0,
     prefix: str = "",
     at_once: int = 256,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
 ) -> list[Episode]:
     """`n` episodes of every task; those of one task form a group."""
-    return wait(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
+    starts = start_all(tasks, n, seed, prefix)
+    return wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:

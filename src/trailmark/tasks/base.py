@@ -25,6 +25,7 @@ class Observation:
     labels: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # the plain meaning of each label, for people and teachers
     seat: str = ""  # whose turn it is, in a world of several actors; empty: the only one's
+    messages: tuple[Mapping[str, str], ...] = ()  # what is said now, where it is more than one message of the user
 
     @property
     def text(self) -> str:
@@ -66,7 +67,9 @@ class World(Protocol):
 class TaskSource(Protocol):
     """A named task. `markov`: each observation says all there is to know, so every turn starts a new sequence;
     otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait (for a
-    process, a network): their calls run in threads, so that one does not hold up the others."""
+    process, a network): their calls run in threads, so that one does not hold up the others. A source with `judged = True` has
+    worlds whose last step has no outcome: a judge gives it (`score/base.py`), the source's own `judge` or one that `play` is
+    given."""
 
     name: str
     markov: bool

@@ -220,8 +220,9 @@ class _Checker:
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
+        left_open = s.outcome is None and getattr(self.source, "judged", False)  # a judge says it
         outcomes = list(s.outcome.values()) if isinstance(s.outcome, Mapping) else [s.outcome]
-        if s.over and not (outcomes and all(isinstance(o, (Scored, Invalid, Failed)) for o in outcomes)):
+        if s.over and not left_open and not (outcomes and all(isinstance(o, (Scored, Invalid, Failed)) for o in outcomes)):
             self.problem("outcome", f"The last step {of} has no outcome: it needs Scored, Invalid or Failed.")
         if not s.over and s.outcome is not None:
             self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")
