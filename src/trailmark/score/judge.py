@@ -51,7 +51,7 @@ class ModelJudge(Judge):
             if self.config.server is not None:
                 from trailmark.engines.http import http_engine
 
-                self._engine = http_engine(self.config.server, key="server")
+                self._engine = http_engine(self.config.server, key="reward.server")
             else:
                 from trailmark.config import EngineConfig
                 from trailmark.engines.local import local_engine
