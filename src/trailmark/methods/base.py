@@ -83,9 +83,7 @@ class Method(Training):
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         """Train from the first step, or go on. Gives the metrics of the last step."""
         method = cls(config, run)
-        last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
-        method.finish(method.config.steps)
-        return last
+        return train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:
