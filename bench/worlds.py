@@ -29,9 +29,9 @@ from pathlib import Path
 import common
 from common import compare, one_thread, record
 
+from trailmark.tasks.alfworld.compare_original import choose, pick
 from trailmark.tasks.alfworld.engine import Game, Play, parse_game
 from trailmark.tasks.alfworld.games import Games, Texts
-from trailmark.tasks.alfworld.judge import choose, pick
 from trailmark.tasks.alfworld.original import OriginalGame
 
 

@@ -144,7 +144,8 @@ def test_checker_passes():
 
 
 def test_a_careless_teacher_forgets_carries_and_goes_on_from_there():
-    """The same questions and answers; of the sums with a carry about the asked share is wrong by ten, and nothing else is."""
+    """The same questions and answers; of the sums with a carry about the asked share is wrong by ten, and nothing else
+    is."""
     plain, careless = (Arith(2, careless=c).tasks("train", 400, 7) for c in (0.0, 0.7))
     assert [t.data for t in plain] == [t.data for t in careless]
     carries = forgotten = 0

@@ -1,8 +1,8 @@
 """What a task is: a named source of starts, and a world that plays one start.
 
-A world is used through `reset` and `step` only. `terminated` (the world ended) is kept apart from `truncated` (a limit
-was reached). A world is deterministic given its task: the same actions after `reset(task)` give the same steps, so any
-moment of a stored episode can be re-entered by replaying its actions.
+A world is used only through `reset` and `step`. `terminated` (the world ended) differs from `truncated` (a limit was
+reached). A world is deterministic given its task: the same actions after `reset(task)` give the same steps. So any
+moment of a stored episode can be reached again by replaying its actions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trailmark.types import Outcome, Task
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an actor is shown. `state` is the situation; `menu` lists the actions, one per label, when they are listed.
-    Kept as two fields so that nobody ever has to find the list again inside the text."""
+    """What an actor is shown. `state` is the situation; `menu` lists the actions, one per label, if they are listed.
+    They are two fields, so no code has to search the text for the list."""
 
     state: str
     menu: str = ""
     labels: tuple[str, ...] = ()
-    actions: tuple[str, ...] = ()  # the plain meaning of each label, for people and teachers
+    actions: tuple[str, ...] = ()  # the meaning of each label, for people and teachers
 
     @property
     def text(self) -> str:
@@ -36,9 +36,8 @@ class Step:
     reward: float
     terminated: bool
     truncated: bool
-    outcome: Outcome | Mapping[str, Outcome] | None = (
-        None  # set exactly when the episode is over; by side where there are several
-    )
+    # Set exactly when the episode is over; a mapping by side if there are several sides.
+    outcome: Outcome | Mapping[str, Outcome] | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,22 +56,22 @@ class World(Protocol):
 
 @runtime_checkable
 class TaskSource(Protocol):
-    """A named task. `markov`: each observation says all there is to know, so every turn starts a new sequence;
-    otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait (for a
-    process, a network): their calls run in threads, so that one does not hold up the others."""
+    """A named task. With `markov=True` each observation holds the whole state, so every turn starts a new sequence.
+    Otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait
+    for a process or a network. Their calls run in threads, so a slow world does not delay the others."""
 
     name: str
     markov: bool
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> Sequence[Task]:
-        """`n` starts of a split (None: all of them, where there is an end), the same for the same seed."""
+        """`n` starts of a split, the same for the same seed. None: all of them, if their number is finite."""
         ...
 
     def make(self) -> World: ...
 
 
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
-    """A task that cannot say its starts is the user's to mend, and is named."""
+    """`source.tasks(...)`. If it raises, the error names the task, because the task may be the user's own code."""
     try:
         return source.tasks(split, n, seed)
     except TaskError:
