@@ -16,8 +16,10 @@ from trailmark.runs.episode_json import to_json
 TINY = tiny_tokenizer()
 FEW = settings(max_examples=40, deadline=None)
 NASTY = [
-    " # Analyze:\n", " # Action:\n", "Thought 1:", "\nAction 2: Finish[The answer is A.]", "\nObservation 1: ", "<|im_end|>",
-    "<|im_start|>assistant\n", "</s>", "<s>", "{", "}", "[", "]", '"', "\\", "\n", "\r\n", "\u2028", "\x00", "OK", "é", "🙂", "  ",
+    " # Analyze:\n", " # Action:\n", "Thought 1:", "\nAction 2: Finish[The answer is A.]", "\nObservation 1: ",
+    "<|im_end|>",
+    "<|im_start|>assistant\n", "</s>", "<s>", "{", "}", "[", "]", '"', "\\", "\n", "\r\n", "\u2028", "\x00", "OK", "é",
+    "🙂", "  ",
 ]  # fmt: skip
 texts = st.lists(
     st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=6
@@ -70,7 +72,8 @@ def exactly(value):
 
 
 def there_and_back(name, rows, tokenizer=TINY):
-    """Read, write, read: the same values, then the same episodes byte for byte. In both layouts, and through our own files."""
+    """Read, write, read: the same values, then the same episodes byte for byte. In both layouts, and through our own
+    files."""
     with tempfile.TemporaryDirectory() as folder:
         for lines in (False, True):
             first = formats.read(name, put(folder, rows, lines), tokenizer)

@@ -17,12 +17,25 @@ CALL = [{"type": "function", "function": {"name": "weather", "arguments": "{}"}}
 def convert(tmp_path, rows, source="messages", target="trajectories", *more):
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    words = ["convert", str(path), str(tmp_path / "out.jsonl"), "--from", source, "--to", target, "--tokenizer", "tiny", *more]
+    words = [
+        "convert",
+        str(path),
+        str(tmp_path / "out.jsonl"),
+        "--from",
+        source,
+        "--to",
+        target,
+        "--tokenizer",
+        "tiny",
+        *more,
+    ]
     return CliRunner().invoke(app, words), tmp_path / "out.jsonl"
 
 
-@pytest.mark.parametrize("field", [{"tool_calls": CALL}, {"function_call": {"name": "f"}}, {"tool_call_id": "1"}, {"name": "Ann"},
-                                   {"weight": 0}, {"train": False}, {"loss": False}, {"images": ["a.png"]}, {"thinking": "hm"}])  # fmt: skip
+@pytest.mark.parametrize("field", [{"tool_calls": CALL}, {"function_call": {"name": "f"}}, {"tool_call_id": "1"},
+    {"name": "Ann"},
+                                   {"weight": 0}, {"train": False}, {"loss": False}, {"images": ["a.png"]},
+                                   {"thinking": "hm"}])  # fmt: skip
 @pytest.mark.parametrize("source", ["messages", "agent"])
 def test_a_field_of_a_message_that_would_vanish_is_refused_and_counted(tmp_path, field, source):
     key = "messages" if source == "messages" else "conversations"
@@ -30,7 +43,7 @@ def test_a_field_of_a_message_that_would_vanish_is_refused_and_counted(tmp_path,
     done, out = convert(tmp_path, rows, source, "episodes")
     ((name, _),) = field.items()
     assert done.exit_code == 2 and f"in.jsonl:2: key '{key}[1].{name}': is not read here" in done.output
-    assert "in 2 of 3 rows" in done.output and not out.exists()
+    assert "2 of 3 rows have this" in done.output and not out.exists()
     done, out = convert(tmp_path, rows, source, "episodes", "--skip-bad")
     assert done.exit_code == 0 and "left out 2 rows" in done.output and len(out.read_text().splitlines()) == 1
 
@@ -39,7 +52,11 @@ def test_a_field_of_a_message_that_would_vanish_is_refused_and_counted(tmp_path,
 def test_a_field_of_a_row_that_changes_the_prompt_is_refused(tmp_path, key):
     for source, row in (("messages", {"messages": TALK}), ("trajectories", {"prompt": "a", "response": "b"})):
         done, _ = convert(tmp_path, [row | {key: ["x"]}], source, "episodes")
-        assert done.exit_code == 2 and f"key '{key}': is not read here" in done.output and "in 1 of 1 rows" in done.output
+        assert (
+            done.exit_code == 2
+            and f"key '{key}': is not read here" in done.output
+            and "1 of 1 rows have this" in done.output
+        )
 
 
 def test_contents_in_parts_are_refused(tmp_path):
@@ -56,7 +73,7 @@ def test_empty_fields_of_exports_say_nothing_and_are_let_through(tmp_path):
 def test_fine_tuning_refuses_them_too(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps({"messages": [TALK[0], TALK[1] | {"tool_calls": CALL}]}) + "\n")
-    with pytest.raises(DataError, match=r"messages\[1\].tool_calls.*in 1 of 1 rows"):
+    with pytest.raises(DataError, match=r"messages\[1\].tool_calls.*1 of 1 rows have this"):
         read_messages(path)
 
 

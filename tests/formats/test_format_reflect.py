@@ -17,7 +17,8 @@ def test_five_files_by_hand(tmp_path):
     bad = SftStep("You hit a wall.\n", "That was wrong.", "Choose:\n1. north\n", "1", positive=False)
     paths = write_sft_files(tmp_path, [STEP, bad])
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "sft.jsonl", "sft_policy.jsonl", "sft_policy_positive.jsonl", "sft_reflection.jsonl", "sft_reflection_positive.jsonl",
+        "sft.jsonl", "sft_policy.jsonl", "sft_policy_positive.jsonl", "sft_reflection.jsonl",
+        "sft_reflection_positive.jsonl",
     ]  # fmt: skip
     told = {name: [r["text"] for r in take(path)] for name, path in paths.items()}
     assert told["sft"][0] == "You are at A.\nChoose:\n0. south\n2. east\n # Action:\n2"
@@ -47,7 +48,8 @@ def test_parts_come_back(tmp_path_factory, steps):
 
 
 @FEW
-@given(st.lists(st.tuples(texts, texts, more), min_size=1, max_size=3), st.sampled_from(["reflect-policy", "reflect-reflector"]),
+@given(st.lists(st.tuples(texts, texts, more), min_size=1, max_size=3),
+    st.sampled_from(["reflect-policy", "reflect-reflector"]),
        st.sampled_from([TINY, TRAINED]))  # fmt: skip
 def test_there_and_back(rows, name, tokenizer):
     marker = ACTION if name == "reflect-policy" else ANALYZE
@@ -60,7 +62,7 @@ def test_there_and_back(rows, name, tokenizer):
 
 def test_what_could_not_be_read_back_is_refused(tmp_path):
     for step in (SftStep("a", f"b{ANALYZE}c", "d", "1"), SftStep("a", "b", "d", f"1{ACTION}")):
-        with pytest.raises(DataError, match="must stand behind the marker"):
+        with pytest.raises(DataError, match="must follow the marker"):
             write_sft_files(tmp_path, [STEP, step])
     with pytest.raises(DataError, match="no step is positive"):
         write_sft_files(tmp_path, [])

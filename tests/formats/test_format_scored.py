@@ -78,8 +78,8 @@ def test_an_empty_prompt_is_nothing_to_answer(tmp_path):
         ('{"prompt": "a", "response": null}', "key 'response': must be text, not None."),
         ('{"prompt": "a", "response": "b", "reward": "good"}', "key 'reward': must be a finite number, not 'good'."),
         ('{"prompt": "a", "response": "b", "reward": 1e999}', "key 'reward': must be a finite number, not inf."),
-        ('{"prompt": "a", "response": "b", "reward": NaN}', "is not JSON: NaN is no number."),
-        ('{"prompt": "a", "prompt": "b"}', "is not JSON: key 'prompt' stands twice."),
+        ('{"prompt": "a", "response": "b", "reward": NaN}', "is not JSON: NaN is not a number."),
+        ('{"prompt": "a", "prompt": "b"}', "is not JSON: key 'prompt' appears twice."),
         ('{"prompt": "a", "response": "\\ud800"}', "is not JSON: 'utf-8' codec can't encode"),
         ('{"prompt": "a", ', "is not JSON: "),
         ("3", "must be an object, not 3."),
@@ -121,7 +121,7 @@ def test_the_canned_ok_is_context(tmp_path):
         "<|im_start|>assistant\n"
     )
     assert [len(e.task.data["messages"]), e.turns[1].continues, e.turns[1].reward] == [3, 0, 1.0]
-    with pytest.raises(DataError, match=r"key '\[0\]': no message of the assistant"):
+    with pytest.raises(DataError, match=r"key '\[0\]': there is no message of the assistant"):
         formats.read("agent", put(tmp_path, [{"conversations": OK[:3]}]), TINY)
     found = formats.read("agent", put(tmp_path, [{"conversations": OK}]), TINY)
     formats.write("sharegpt", tmp_path / "s.json", found.episodes, TINY)
