@@ -26,7 +26,8 @@ def turn(seat: str, prompt: str, text: str, forced: str = "", **more) -> Turn:
 
 
 def episode(name: str, start: int = 0, win: bool = True, say: str = "Go north, then east.", group: str = "") -> Episode:
-    """The reflector advises, the policy acts with one label; two such rounds. Rewards of the policy: -1, then 4 or -2."""
+    """The reflector advises, the policy acts with one label; two such rounds. Rewards of the policy: -1, then 4 or
+    -2."""
     law = SamplingLaw(allowed=ids("0123"))
     last = 4.0 if win else -2.0
     turns = (

@@ -223,7 +223,7 @@ def test_a_running_run_and_one_that_died_can_be_opened(tmp_path):
     data = build(run.path)
     assert (data["state"], data["step"], data["decoded"]) == ("stopped", 40, False)
     said = [c["text"] for c in data["concerns"]]
-    assert "The run ended at step 40 of 100 and no process works on it: go on with --resume." in said
+    assert "The run ended at step 40 of 100, and no process works on it: continue it with --resume." in said
     assert "metrics.jsonl: 1 unfinished or unreadable line left out." in said
     assert data["sources"][-1]["total"] == 3
     turn = data["sources"][0]["episodes"][0]["turns"][0]
@@ -319,7 +319,8 @@ def test_arrow_keys_step_through_an_episode(opened, tmp_path):
 def test_colours_say_what_the_legend_says(opened, tmp_path):
     c = opened(make_run(tmp_path / "run"))
     pick = lambda mode: c.value(
-        f"(e => {{ e.value = {mode!r}; e.dispatchEvent(new Event('change')); return e.value }})(document.getElementById('colour'))"
+        f"(e => {{ e.value = {mode!r}; e.dispatchEvent(new Event('change')); return e.value }})"
+        "(document.getElementById('colour'))"
     )
     backs = lambda: c.value("[...document.querySelectorAll('#turn .tok')].map(t => t.style.background || t.className)")
     assert c.value("[...document.getElementById('colour').options].map(o => o.value)") == [
@@ -370,7 +371,8 @@ def test_smoothing_and_hover(opened, tmp_path):
     assert draw() == raw
     c.value(
         "(s => { const b = s.getBoundingClientRect();"
-        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 54 / 360, clientY: b.top + 9})) })"
+        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 54 / 360, clientY: b.top + "
+        "9})) })"
         "(document.querySelector('.panel svg'))"
     )
     assert text_of(c, ".panel output") == "step 1 · −0.75 (≈ −0.75) · eval 0.3333 @10"
@@ -400,11 +402,14 @@ def test_readable_at_both_widths_in_light_and_dark(opened, tmp_path, width, dark
 CONTRAST = """
 (() => { // the least contrast of plain text with the ground it stands on
   const rgb = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => rgb(c).slice(0, 3).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-  const ground = e => { for (; e; e = e.parentElement) { const b = getComputedStyle(e).backgroundColor; if (b.startsWith("rgb(")) return b; } return "rgb(255, 255, 255)"; };
+  const light = c => rgb(c).slice(0, 3).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const ground = e => { for (; e; e = e.parentElement) { const b = getComputedStyle(e).backgroundColor;
+    if (b.startsWith("rgb(")) return b; } return "rgb(255, 255, 255)"; };
   let least = 99;
   for (const e of document.querySelectorAll("body *:not(.tok):not(option):not(svg *)")) {
-    if (!e.offsetParent || e.disabled || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
+    if (!e.offsetParent || e.disabled) continue;
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
     const a = light(getComputedStyle(e).color), b = light(ground(e));
     least = Math.min(least, (Math.max(a, b) + .05) / (Math.min(a, b) + .05));
   }
@@ -452,7 +457,12 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
-    short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 9, "out": str(tmp_path / "run"), "thought": 16}
+    short = {
+        "sft": {**raw["sft"], "reflector": 3, "policy": 3},
+        "steps": 9,
+        "out": str(tmp_path / "run"),
+        "thought": 16,
+    }
     launch(reflect, resolve({**raw, **short}, reflect.Config))
     c = opened(Run.open(tmp_path / "run"), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5

@@ -54,7 +54,8 @@ def sound(tmp_path_factory):
     for name, recipe in ONLINE.items():
         train(root / name, method="online", steps=4, engine=engine, **recipe)
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper() * 3},
-                          {"role": "user", "content": "again"}, {"role": "assistant", "content": c}]} for c in "abcdef"]  # fmt: skip
+                          {"role": "user", "content": "again"},
+                          {"role": "assistant", "content": c}]} for c in "abcdef"]  # fmt: skip
     (root / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     train(root / "sft", method="sft", steps=3, batch=4, data=str(root / "data.jsonl"))
     return root
@@ -96,13 +97,14 @@ def test_a_sound_online_run_passes_every_check(sound, name):
 
 
 def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
-    """LoRA: the first weights and the newest are at hand. One checkpoint: staleness cannot show, and the report says so."""
+    """LoRA: the first weights and the newest are at hand. One checkpoint: staleness cannot show, and the report says
+    so."""
     more = {"engine": {"slots": 16, "max_len": 256}, **ONLINE["taxi"]}
     model = {**TINY, "lora": {"rank": 2}}
     adapted = verify(train(tmp_path / "lora", method="online", steps=2, model=model, **more))
     assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
     end = verify(train(tmp_path / "end", method="online", steps=2, checkpoint={"every": 0}, **more))
-    assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "staleness" in end["sampler"].notes[0]
+    assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "stale weights" in end["sampler"].notes[0]
 
 
 @pytest.mark.parametrize("opening", ["apart", "joined"])
@@ -121,7 +123,8 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
 
 
 def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
-    """Where a method says who speaks when, prompts of every seat are compared; where it does not, the report says so."""
+    """Where a method says who speaks when, prompts of every seat are compared; where it does not, the report says
+    so."""
 
     def rename(e):
         turns = tuple(dataclasses.replace(t, seat="adviser") if i == 0 else t for i, t in enumerate(e.turns))
@@ -136,7 +139,7 @@ def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
     run = copy("taxi")
     edit(run, rename)
     silent = verify(run)["replay"]
-    assert silent.status == "pass" and "does not say its protocol" in silent.notes[0]
+    assert silent.status == "pass" and "names no protocol" in silent.notes[0]
     monkeypatch.setattr(online, "protocol", lambda config, source: by_turns, raising=False)
     told = verify(run)["replay"]
     assert told.status == "pass" and told.numbers["prompts_compared"] == told.numbers["episodes"]
@@ -202,7 +205,8 @@ def test_borders_off_by_one(copy, name, shift):
 
 
 def test_ends_of_turns():
-    """A turn that stopped holds what it stopped at: the end of turn, or the rest of a stop text; and no more than that."""
+    """A turn that stopped holds what it stopped at: the end of turn, or the rest of a stop text; and no more than
+    that."""
     tokenizer = tiny_tokenizer()
     ids, eos = tuple(tokenizer.encode("abc")), tokenizer.eos_token_id
     turn = Turn("policy", (1,), (*ids, eos), stop="stop", text="abc")
@@ -290,7 +294,8 @@ def test_rank_correlation_against_scipy():
     assert (math.atanh(low), math.atanh(high)) == pytest.approx((math.atanh(rho) - half, math.atanh(rho) + half))
 
 
-# ------------------------------------------------------------------------------------------- defects of the mask builder
+# ------------------------------------------------------------------------------------------- defects of the mask
+# builder
 
 
 def changed(change):
@@ -333,7 +338,7 @@ def endless(s):
     ("defect", "name"),
     [
         (rolled(-1), "it begins 1 token early"),
-        (rolled(1), "the mask does not lie on the written tokens"),
+        (rolled(1), "the mask is not on the written tokens"),
         (prompt_too, "tokens that the seat did not write are in the loss"),
         (padded, "padding"),
         (endless, "written tokens are left out of the loss"),

@@ -1,4 +1,4 @@
-"""Stored actions, played again: the world must answer as it did, and show what it showed."""
+"""Replay stored actions: the world must give the same answers and show the same prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trailmark.verify.report import Check, Findings
 
 
 class _Silent:
-    """An engine that is only asked for its tokenizer."""
+    """An engine of which only the tokenizer is used."""
 
     name, version = "stored", 0
 
@@ -22,10 +22,10 @@ class _Silent:
         self.tokenizer = tokenizer
 
     async def sample(self, request: Request) -> list[Completion]:
-        raise EngineError("the play goes on where the stored one was over")
+        raise EngineError("the replay goes on after the stored play was over")
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
-        raise EngineError("nothing is scored here")
+        raise EngineError("this engine scores nothing")
 
 
 def check_replay(ev: Evidence) -> Check:
@@ -44,7 +44,7 @@ def check_replay(ev: Evidence) -> Check:
 
 
 def _rewards(found: Findings, source: Any, e: Episode) -> int:
-    """Tell a fresh world the stored actions; returns how many it was told."""
+    """Replay the stored actions in a new world; returns their number."""
     where, told, step = f"episode '{e.id}'", 0, None
     try:
         world = source.make()
@@ -78,23 +78,21 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
 
 
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
-    """Play the stored turns at a desk with the run's protocol: each prompt must be the stored one, token by token. A method
-    says its protocol by `protocol(config, source)`; where one seat plays alone it is the usual one."""
+    """Replay the stored turns with the run's protocol: each prompt must equal the stored one, token by token. A method
+    gives its protocol by `protocol(config, source)`; a seat that plays alone has the default protocol."""
     own = getattr(ev.method, "protocol", None)
     tokenizer = ev.weights.any().tokenizer
     alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1]
     if own is None and len(alone) < len(episodes):
-        found.notes.append(
-            "prompts of plays with several seats were not compared: the method does not say its protocol"
-        )
+        found.notes.append("prompts of plays with several seats were not compared: the method names no protocol")
     chosen = list(episodes) if own is not None else alone
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        protocol = own(ev.config, ev.source) if own is not None else None  # None: the usual one, as the run itself played
+        protocol = own(ev.config, ev.source) if own is not None else None  # None: the default protocol
         seats = [Seat(name, engine) for name in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
         (again,) = wait(play_all(ev.source, [start], seats, protocol))
         if isinstance(again.outcome, Failed):
-            found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
+            found.defect("a stored play cannot be repeated: another prompt or reward", again.outcome.error)
     return len(chosen)
