@@ -1,4 +1,5 @@
-"""The run that a served model comes from, and what of its recipe the server takes over: an engine's length and dtype, stop texts.
+"""The run that a served model comes from, and what of its recipe the server takes over: an engine's length and dtype,
+stop texts.
 
     runs/x                           the policy of its newest checkpoint
     runs/x/checkpoints/000200        the policy of this one
