@@ -1,4 +1,4 @@
-"""Plays of the taxi with reflections: how often chance chose, what is on record, and who can read it."""
+"""Plays of the taxi with reflections: how often actions were random, what is stored, and how it is read."""
 
 import json
 
@@ -23,7 +23,8 @@ def make(out, *words):
 
 
 def test_chance_and_oracle(tmp_path):
-    """500 steps and more: chance chooses nine tenths, among all six; the oracle's label is a shortest way's first step."""
+    """500 steps and more: chance chooses nine tenths, among all six; the oracle's label is a shortest way's first
+    step."""
     decisions = make(tmp_path, "--starts", "250", "--perturb", "0.9", "--fatal")
     assert len(decisions) > 500
     share = sum(d.perturbed for d in decisions) / len(decisions)
@@ -105,7 +106,8 @@ GOOD = Decision("t", "positive0", 0, "s", "m", ("0", "1"), ("up", "down"), "r", 
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"action": "7"}, "key 'action': '7' is none of the listed labels"), ({"labels": ["0"]}, "key 'labels': are 1 for 2 actions"),
+    ({"action": "7"}, "key 'action': '7' is none of the listed labels"),
+    ({"labels": ["0"]}, "key 'labels': are 1 for 2 actions"),
     ({"step": "0"}, "key 'step': must be a whole number"), ({"positive": 1}, "key 'positive': must be true or false"),
     ({"state": None}, "key 'state': must be text"), ({"oracle": ...}, "key 'oracle': is missing"),
 ])  # fmt: skip
