@@ -288,7 +288,7 @@ def test_intervals_of_arms_and_differences():
     lost = [Seen(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
     assert (
         difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29
-    )  # a start that failed goes out
+    )  # a failed start is left out
     assert arm_interval(own).method == "t"  # each seed had starts of its own
     with pytest.raises(DataError, match="seed 0: the two arms were not evaluated on the same starts"):
         difference(claim, same, own, [0, 1, 2])

@@ -1,4 +1,4 @@
-"""What a run of a study showed, read from its files alone, at the point where it had spent the study's budget."""
+"""The measures of a study's runs, read only from their files, at the point where a run had spent the study's budget."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Budget(Config):
-    """What every arm may spend; exactly one of these. Steps are set in every recipe. The others cut: a run is read at the
-    last step at which it had spent no more, and one that never gets there is refused."""
+    """What every arm may spend; exactly one of these keys. Steps are set in every recipe. The others cut: a run is read
+    at the last step at which it had spent no more. A run that never reaches the budget is refused."""
 
     steps: PositiveInt | None = Field(None, description="steps, as the method counts them")
     updates: PositiveInt | None = Field(None, description="optimiser updates: steps x passes x minibatches")
@@ -47,19 +47,19 @@ class Measure(Config):
     metric: str = Field(
         "success", description="a key of metrics.jsonl; of episodes: success, reward, cost, turns, tokens, drawn"
     )
-    last: PositiveInt = Field(1, description="mean of so many last values (of metrics.jsonl)")
+    last: PositiveInt = Field(1, description="mean of this many last values (of metrics.jsonl)")
     episodes: str | None = Field(
-        None, description="file in the run, unless the arm names its own; 'evaluation': the last on the way"
+        None, description="file in the run, unless the arm names its own; 'evaluation': the last one during training"
     )
     stage: str | None = Field(None, description="only the starts of this stage (of episodes)")
     results: bool = Field(False, description="read results.json: rows with arm, metric and value")
     failed: FailedAs = Field("apart", description="a failed episode is in no average (apart), or no success (lost)")
     side: str | None = Field(None, description="whose outcome counts")
-    seat: str | None = Field(None, description="whose turns and tokens count")
+    seat: str | None = Field(None, description="the seat whose turns and tokens count")
 
 
 def spent(run: Path, budget: Budget) -> list[tuple[int, float]]:
-    """(step, what was spent up to it) for every step of a run."""
+    """(step, amount spent up to it) for every step of a run."""
     steps = [int(row["step"]) for row in read_metrics(run)]
     if budget.tokens is not None:
         each = {int(p.stem): float(sum(len(t.tokens) for e in read_segment(p) for t in e.turns))
@@ -83,8 +83,8 @@ def cut(run: Path, budget: Budget, name: str) -> int | None:
     (kind, limit), way = next(iter(budget.model_dump(exclude_none=True).items())), spent(run, budget)
     if not way or way[-1][1] < limit:
         raise RunError(
-            f"{name} spent {way[-1][1] if way else 0:.6g} of {limit:.6g} {kind} in all its steps: give its recipe more steps, "
-            "or the study a smaller budget."
+            f"{name} spent {way[-1][1] if way else 0:.6g} of {limit:.6g} {kind} in all its steps: give its recipe more "
+            "steps, or the study a smaller budget."
         )
     inside = [step for step, total in way if total <= limit]
     if not inside:
@@ -93,7 +93,7 @@ def cut(run: Path, budget: Budget, name: str) -> int | None:
 
 
 def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str) -> Seen:
-    """What one run showed."""
+    """One measure of one run."""
     if measure.results:
         return _result(run, measure.metric, spec.reads.result or spec.name, name)
     file = measure.episodes and (spec.reads.episodes or measure.episodes)
@@ -133,7 +133,8 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
 
 
 def _failures(name: str, m: str, measure: Measure, seen: Seen) -> str:
-    how = "count as lost" if measure.failed == "lost" else f"are in no average (measures.{m}.failed=lost counts them as lost)"
+    apart = f"are in no average (measures.{m}.failed=lost counts them as lost)"
+    how = "count as lost" if measure.failed == "lost" else apart
     return f"{name}: {seen.failed} failed episodes {how} in {m}."
 
 
@@ -153,8 +154,8 @@ def collect(
     measures: Mapping[str, Measure], budget: Budget, specs: Sequence[Spec], claims: Sequence[Claim],
     seeds: Sequence[int], out: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every arm's numbers with intervals, every claim's verdict, and what a reader must know beside them. An arm that reads the
-    runs of another says whose (`of`) and what it reads in them (`episodes`)."""
+    """Every arm's numbers with intervals, every claim's verdict, and notes for the reader. An arm that reads the runs
+    of another arm names it (`of`) and the file to read (`episodes`)."""
     owners = {spec.runs: spec.name for spec in specs if spec.reads.of is None}
     seen: dict[tuple[str, str], list[Seen]] = {}
     arms, notes = [], []

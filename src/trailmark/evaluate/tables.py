@@ -1,6 +1,6 @@
-"""Rows as tables: for the terminal (rich) and for documents (Markdown). They say nothing that is not in the rows.
+"""Rows as tables: for the terminal (rich) and for documents (Markdown). Tables show only what is in the rows.
 
-A table that is wider than the screen is set the long way, a line for each number, so that no number and no word is ever broken.
+A table that is wider than the screen is written with one line per number, so that no number and no word is ever broken.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _COLOURS = {"holds": "green", "reversed": "red", "unclear": "yellow", "one seed": "yellow"}
-_DERIVED = ("cost",)  # the reward with another sign: left out where there is little room
+_DERIVED = ("cost",)  # the reward with another sign: left out of narrow tables
 
 
 def span(cell: Mapping[str, Any] | None, sign: bool = False, digits: int = 3) -> str:
-    """`0.710 [0.660, 0.758]`; a question mark where there is no interval, a dash where there is no number; behind it how many
-    episodes failed."""
+    """`0.710 [0.660, 0.758]`. A question mark means no interval, a dash no number. The number of failed episodes
+    follows."""
     if cell is None or cell.get("value") is None:
         return "-"
     plus = "+" if sign else ""
@@ -31,7 +31,7 @@ def _plain_zero(value: float, digits: int) -> float:
 
 
 def fit(text: str, room: int) -> str:
-    """The text with its middle left out where it is longer than `room`: both ends of a path say something."""
+    """The text, without its middle if it is longer than `room`: both ends of a path are useful."""
     text, room = str(text), max(room, 5)
     if len(text) <= room:
         return text
@@ -39,16 +39,18 @@ def fit(text: str, room: int) -> str:
     return f"{text[: room - 1 - tail]}…{text[-tail:]}"
 
 
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None, left: int = 1) -> Any:
-    """A rich table of cells that are never broken; names in the first column are shortened to fit. The first `left` columns
-    start at the left."""
+def grid(
+    head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None, left: int = 1
+) -> Any:
+    """A rich table whose cells are never broken; names in the first column are shortened to fit. The first `left`
+    columns are aligned left."""
     from rich.markup import escape
     from rich.table import Table
 
     if width is not None and rows:
         room = width - sum(max(map(len, column)) + 3 for column in list(zip(head, *rows))[1:]) - 4
         rows = [[fit(first, room), *rest] for first, *rest in rows]
-    whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title is as wide as its table
+    whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title may be as wide as its table
     out = Table(title=escape(fit(title, whole)), title_justify="left")
     for i, column in enumerate(head):
         out.add_column(escape(column), justify="left" if i < left else "right", no_wrap=True)
@@ -58,13 +60,15 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", wi
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]], least: int = 12) -> int:
-    """How many columns a table needs, its first column shortened to `least`."""
+    """The width that a table needs, with its first column shortened to `least`."""
     columns = [max(map(len, column)) for column in zip(head, *rows)]
     return min(columns[0], least) + sum(columns[1:]) + 3 * len(columns) + 1
 
 
-def measured(named: Sequence[tuple[str, Mapping[str, Any], str]], title: str, width: int | None, count: str = "") -> Any:
-    """(name, metric -> cell, count) as a table: a line for each name, or, where that is too wide, one for each number."""
+def measured(
+    named: Sequence[tuple[str, Mapping[str, Any], str]], title: str, width: int | None, count: str = ""
+) -> Any:
+    """(name, metric -> cell, count) as a table: one line per name or, if that is too wide, one per number."""
     metrics = list(dict.fromkeys(m for _, cells, _ in named for m in cells))
     head = ["", *metrics, *([count] if count else [])]
     rows = [[name, *(span(cells.get(m)) for m in metrics), *([n] if count else [])] for name, cells, n in named]
@@ -86,7 +90,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", width: int | None 
 
 
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be known beside the numbers, a line for each row that has such a thing."""
+    """Warnings beside the numbers, one line for each row that has one."""
     return [f"warning: {fit(r['name'], 40)}: {r['warning']}." for r in rows if r.get("warning")]
 
 
