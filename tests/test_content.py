@@ -1,4 +1,4 @@
-"""Every door through which a text comes in, tried with a text that would end a turn and begin one of the system."""
+"""Every way in which a text enters, tried with a text that would end the turn and begin a system message."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the tests of formats share: tokenizers, texts that try to break out, and the way there and back."""
+"""Shared by the tests of formats: tokenizers, texts that try to break a format, and the round trip."""
 
 import json
 import tempfile
@@ -28,7 +28,7 @@ more = st.dictionaries(st.sampled_from(["source", "№", "level"]), st.none() | 
 
 
 def trained(adds_bos=False):
-    """A byte-level tokenizer with merges that reach over borders and offsets without white space, as GPT-2 has them."""
+    """A byte-level tokenizer whose merges cross borders and whose offsets leave out white space, like GPT-2."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -67,7 +67,7 @@ def take(path):
 
 
 def exactly(value):
-    """A form in which 1, 1.0 and true are three different things."""
+    """A form in which 1, 1.0 and true differ."""
     return json.dumps(value, sort_keys=True)
 
 

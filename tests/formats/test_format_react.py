@@ -12,7 +12,7 @@ PROMPT = "Question:\nWhich?\n\nThought 1: "
 STEPS = [
     "it is red.\n\n",
     "Action 1: look at it.\nand on.\n",
-    "Observation 1: it is so.\nThought 2: \n",  # a thought that says nothing belongs to what it follows
+    "Observation 1: it is so.\nThought 2: \n",  # an empty thought belongs to the step before it
     "Thought 3: é🙂, so the answer is B.\n",
     "Action 3: Finish[The answer is B.]",
 ]

@@ -31,7 +31,7 @@ def test_five_files_by_hand(tmp_path):
     (thought, _) = formats.read("reflect-reflector", paths["sft_reflection"], TINY).episodes
     assert (thought.turns[0].seat, say(thought.turns[0].tokens)) == ("reflector", "B is east.<|im_end|>")
     (choice, _) = formats.read("reflect-policy", paths["sft_policy"], TINY).episodes
-    assert (choice.turns[0].seat, say(choice.turns[0].tokens)) == ("policy", "2")  # one token: it never writes an end
+    assert (choice.turns[0].seat, say(choice.turns[0].tokens)) == ("policy", "2")  # one token without an end
     assert say(choice.turns[0].prompt) == told["sft_policy"][0][:-1]
 
 
@@ -56,7 +56,7 @@ def test_there_and_back(rows, name, tokenizer):
     made = [{"text": a + marker + b + "!", **rest} for a, b, rest in rows]
     found = there_and_back(name, made, tokenizer)
     for e, row in zip(found.episodes, made):
-        at = row["text"].rindex(marker) + len(marker)  # the last one splits
+        at = row["text"].rindex(marker) + len(marker)  # the last marker splits the text
         assert (e.task.data["prompt"], e.turns[0].text) == (row["text"][:at], row["text"][at:])
 
 

@@ -27,7 +27,7 @@ KEYS = {"ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Chrome:
-    """`requests` holds every address that the pages asked for, `errors` what their consoles complained of."""
+    """`requests` holds every address that the pages asked for, `errors` the errors of their consoles."""
 
     def __init__(self, profile: Path, patience: float = 120):
         assert BINARY, "no Chromium on PATH"

@@ -1,4 +1,4 @@
-"""The page of a run: what is in it, that it opens for runs that are not whole, and how it behaves in Chromium."""
+"""The page of a run: what is in it, that it opens for unfinished runs, and how it behaves in Chromium."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def test_pieces_join_to_the_text_and_a_character_of_several_tokens_belongs_to_th
     pieces = Pieces(default=WORDS)
     assert pieces.of("policy", ids("ab é!")) == ["a", "b", " ", "", "é", "!"]
     assert "".join(pieces.of("policy", ids("naïve 中🙂 text\n"))) == "naïve 中🙂 text\n"
-    assert pieces.of("policy", ids("é")[:1]) == ["\ufffd"]  # half a character at the end is all there is
+    assert pieces.of("policy", ids("é")[:1]) == ["\ufffd"]  # half a character at the end
 
 
 def test_pieces_of_another_tokenizer_are_not_believed():
@@ -126,7 +126,7 @@ def test_concerns_name_what_is_wrong():
     assert say([panel("grad_norm", [1.0] * 12 + [30.0] + [1.0])])[0].startswith(
         "grad_norm spikes in 1 step: 30 at step 13"
     )
-    assert say([panel("kl_old", [0.0001] * 12 + [0.04])]) == []  # tiny, whatever the factor
+    assert say([panel("kl_old", [0.0001] * 12 + [0.04])]) == []  # too small to count
     assert say([panel("kl_old", [0.0001] * 12 + [0.4])])[0].startswith("kl_old spikes")
     assert say([panel("entropy", [2.0] * 9 + [0.01] * 3)])[0].startswith("Entropy has collapsed from 2 to 0.01")
     assert "no process works on it" in say([], state="stopped")[0] and "got no better" in say([], state="early")[0]
@@ -146,7 +146,7 @@ def test_concerns_name_what_is_wrong():
     ],
 )
 def test_turns_that_are_cut_off_name_the_key_of_their_recipe(method, key):
-    """The recipe is the method's own, with all that it holds by itself."""
+    """The recipe is the method's own, with all its defaults."""
     written = "" if method is None else dump(get_method(method).Config(method=method, steps=10_000))
     recipe = parse(written, "recipe.yaml")[0] or {}
     cut, whole = (Turn("reflector", (1,), (2,), stop=stop) for stop in ("length", "stop"))
@@ -219,7 +219,7 @@ def test_a_running_run_and_one_that_died_can_be_opened(tmp_path):
     with run.metrics_file.open("a") as f:
         f.write('{"step":41,"rew')
     newest = run.episodes_dir / "000040.jsonl"
-    newest.write_bytes(newest.read_bytes()[:-40])  # as a copy made while the disk was full
+    newest.write_bytes(newest.read_bytes()[:-40])  # like a copy made on a full disk
     data = build(run.path)
     assert (data["state"], data["step"], data["decoded"]) == ("stopped", 40, False)
     said = [c["text"] for c in data["concerns"]]
@@ -256,7 +256,7 @@ def test_nothing_in_the_file_points_anywhere(tmp_path, checkpoint):
     assert "http" not in text.replace("http-equiv", "")
     page = re.sub(
         r'(id="data">).*?</script>', r"\1", text, flags=re.DOTALL
-    )  # what a model wrote may look like anything
+    )  # the text of a model may look like anything
     assert not re.search(r"\b(src|href|action)\s*=\s*[\"']?(?!data:,|#)\w", page)
     assert "@import" not in page and "url(" not in page and "innerHTML" not in page
 
@@ -275,7 +275,7 @@ def chrome(tmp_path_factory):
 
 @pytest.fixture
 def opened(chrome, tmp_path):
-    """Open the report of a run; at the end nothing was asked for but the page, and the console is empty."""
+    """Open the report of a run; in the end only the page was requested, and the console is empty."""
     chrome.requests.clear()
     chrome.errors.clear()
     pages = []

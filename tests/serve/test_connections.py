@@ -1,4 +1,4 @@
-"""Connections that take their time, too many of them, and what is said about it."""
+"""Slow connections, too many connections, and what is logged about them."""
 
 import contextlib
 import json

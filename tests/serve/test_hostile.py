@@ -193,7 +193,7 @@ def test_three_hundred_half_sent_requests_at_256_files(folder, tmp_path):
             half = []
             for k in range(300):
                 one = held.enter_context(connect(url))
-                with contextlib.suppress(ConnectionError):  # it had to make room already
+                with contextlib.suppress(ConnectionError):  # the server has closed it already
                     one.sendall(
                         b""
                         if k % 3 == 0

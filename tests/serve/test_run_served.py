@@ -1,4 +1,4 @@
-"""What is served of a run: its length, dtype and stop texts, and chats that are prompted as the run was."""
+"""What the server takes from a run: length, dtype, stop texts, and how chats become prompts."""
 
 import json
 import re
@@ -158,7 +158,7 @@ def test_stop_texts_of_a_run_end_an_answer(make_lm):
         assert ask() == free.text[: free.text.index(stop)] and ask(stop=[]) == free.text == ask(stop="\0never")
         assert run(HttpEngine(url, "m", lm.tokenizer), [Request((5, 6), GREEDY, 1, 20, ())]) == [
             [free]
-        ]  # as it is here
+        ]  # as in this process
 
 
 def test_the_command_serves_a_run_as_it_was_trained(runs, make_lm, tmp_path):

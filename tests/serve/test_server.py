@@ -159,7 +159,7 @@ def test_logprobs_of_both_kinds(client, lm, local):
     scored = local.score_top(ids(lm, "Hi") + want.tokens, 3)[1:]
     for (_, _, best), top, word, logp in zip(scored, got.top_logprobs, got.tokens, want.logp):
         assert top.pop(word) == logp
-        for token, value in best:  # streamed from kept keys and values, scored in one pass
+        for token, value in best:  # streamed from cached keys and values, scored in one pass
             assert top.pop(token_name(lm.tokenizer, token), value) == pytest.approx(value, abs=1e-5)
         assert not top
     chat = {"model": "tiny", "messages": SAY, "seed": 5, "max_tokens": 9, "logprobs": True, "top_logprobs": 2}
@@ -397,7 +397,7 @@ def test_a_client_that_vanishes_frees_its_slots(lm, stream):
         wait_until(lambda: not engine._open)
         assert engine.decoded < 8 * 3000
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as raw:
-            raw.sendall(head + body[:10])  # gone in the middle of its request
+            raw.sendall(head + body[:10])  # disconnects in the middle of its request
         answer = httpx.post(
             f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2, "ignore_eos": True}, timeout=60
         )

@@ -1,4 +1,4 @@
-"""Search and values over real sockets: what is served is what the library finds, alone or in a crowd."""
+"""Search and values over real sockets: the server returns what the library finds, also under load."""
 
 import asyncio
 import json

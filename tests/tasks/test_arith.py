@@ -161,7 +161,7 @@ def test_a_careless_teacher_forgets_carries_and_goes_on_from_there():
         assert last == f"#### {said}"
     assert (
         carries > 150 and 0.55 < forgotten / carries < 0.75
-    )  # below 0.7: where it would lead below zero, all is careful
+    )  # below 0.7, because a mistake that leads below zero is not made
     assert all(t.meta["gold"] == u.meta["gold"] for t, u in zip(plain, Arith(2).tasks("train", 400, 7)))
     for wrong in ({"careless": 2}, {"careless": 0.5, "level": 5}):
         with pytest.raises(TaskError, match="careless"):

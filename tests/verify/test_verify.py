@@ -97,8 +97,8 @@ def test_a_sound_online_run_passes_every_check(sound, name):
 
 
 def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
-    """LoRA: the first weights and the newest are at hand. One checkpoint: staleness cannot show, and the report says
-    so."""
+    """With LoRA the first and the newest weights are available. With one checkpoint stale weights cannot be noticed,
+    and the report says so."""
     more = {"engine": {"slots": 16, "max_len": 256}, **ONLINE["taxi"]}
     model = {**TINY, "lora": {"rank": 2}}
     adapted = verify(train(tmp_path / "lora", method="online", steps=2, model=model, **more))
@@ -123,8 +123,7 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
 
 
 def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
-    """Where a method says who speaks when, prompts of every seat are compared; where it does not, the report says
-    so."""
+    """If a method names its protocol, the prompts of every seat are compared. If it does not, the report says so."""
 
     def rename(e):
         turns = tuple(dataclasses.replace(t, seat="adviser") if i == 0 else t for i, t in enumerate(e.turns))
@@ -234,7 +233,7 @@ def test_members_of_different_starts(copy):
 
 
 def test_stale_weights_by_hand(copy):
-    """The episodes of version 1 are passed off as those of version 3, whose weights are at hand."""
+    """Episodes of version 1 claim to be of version 3, whose weights are available."""
     run = copy("taxi")
     old = read_segment(segments(run / "episodes")[1])
     assert {t.version for e in old for t in e.turns} == {1}
@@ -246,7 +245,7 @@ def test_stale_weights_by_hand(copy):
 
 
 def test_stale_weights_of_an_engine_that_is_never_told(tmp_path, monkeypatch):
-    """A sampler with a copy of its own that counts versions and never takes the weights over."""
+    """A sampler with its own copy that counts versions but never takes new weights."""
 
     def publish(self, version, source=None):
         self.version = version
@@ -269,7 +268,7 @@ def test_an_edited_reward(copy):
     assert "outcome differs from the stored one" in report["replay"].what and chosen.id in report["replay"].what
     turns = (*chosen.turns[:-1], dataclasses.replace(chosen.turns[-1], reward=chosen.turns[-1].reward + 1))
     outcomes = {"self": Scored(chosen.outcome.reward + 1, True)}
-    consistent = dataclasses.replace(chosen, turns=turns, outcomes=outcomes)  # only the world knows better
+    consistent = dataclasses.replace(chosen, turns=turns, outcomes=outcomes)  # only the world can notice
     edit(run, lambda e: consistent if e.id == chosen.id else e, 3)
     report = verify(run)
     assert failed(report) == {"replay"} and "replayed reward differs" in report["replay"].what
@@ -294,8 +293,7 @@ def test_rank_correlation_against_scipy():
     assert (math.atanh(low), math.atanh(high)) == pytest.approx((math.atanh(rho) - half, math.atanh(rho) + half))
 
 
-# ------------------------------------------------------------------------------------------- defects of the mask
-# builder
+# ----------------------------------------------------------------------------------- defects of the mask builder
 
 
 def changed(change):
@@ -393,12 +391,12 @@ def test_a_truncated_checkpoint(copy):
     weights = run / "checkpoints" / "000004" / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     report = verify(run)
-    assert failed(report) == {"checkpoint"}  # the others go on with older weights
+    assert failed(report) == {"checkpoint"}  # the other checks use older weights
     assert "damaged (truncated?) (000004/policy/model.safetensors" in report["checkpoint"].what
 
 
 def test_a_checkpoint_of_other_weights(copy):
-    """Tensors that fit and are not numbers; an optimiser file that is gone half; a state of another step."""
+    """Tensors that fit but are not finite; half an optimiser file; a state of another step."""
     from safetensors.torch import load_file, save_file
 
     run = copy("taxi")
@@ -411,7 +409,7 @@ def test_a_checkpoint_of_other_weights(copy):
     assert "a tensor is not finite" in said and name in said and "another step than its folder" in said
 
 
-def test_records_with_holes(copy):
+def test_records_with_gaps(copy):
     run = copy("taxi")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))

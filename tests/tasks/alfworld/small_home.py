@@ -1,4 +1,4 @@
-"""A home of eight places and six things, small enough to know by heart, as the texts of a game.
+"""A home of eight places and six things, as the texts of a game. It is small enough to solve by hand.
 
 loc 1 fridge 1 (shut): apple 1          loc 5 shelf 1: nothing; shelf 2: book 1
 loc 2 microwave 1 (shut): nothing       loc 6 cabinet 1 (shut): apple 2

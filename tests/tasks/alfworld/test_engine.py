@@ -1,5 +1,5 @@
-"""The native engine on a small world of our own: what can be done is what the conditions say, tried on every
-combination."""
+"""The native engine on a small world of our own: the admissible commands equal a check of the
+conditions on every combination."""
 
 import itertools
 import random
@@ -185,7 +185,7 @@ def oracle(domain, problem, names, facts):
                     if holds(e.when, c, facts, problem.objects):
                         (adds if e.value else deletes).add((e.atom.predicate, *(c[x] for x in e.atom.args)))
             if action.name == "go" and b["?from"] == b["?to"]:
-                continue  # the only action here that can come to nothing whatever else is true
+                continue  # the only action here that can never change anything
             command = re.sub(r"\{(\w+)\}", lambda m, b=b: names[b[f"?{m.group(1)}"]], templates[action.name])
             out[command] = (facts - deletes) | adds
     return out

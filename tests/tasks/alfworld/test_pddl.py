@@ -1,4 +1,4 @@
-"""Reading PDDL: what is understood is exact; what is not is refused with file, line and word."""
+"""Reading PDDL: valid text is read exactly; anything else is refused with file, line and word."""
 
 import pytest
 

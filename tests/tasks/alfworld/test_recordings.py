@@ -1,4 +1,4 @@
-"""What the original engine said, word for word; and that a judge which sees a difference shows it."""
+"""The native engine repeats the recorded texts of the original word for word, and the comparison shows differences."""
 
 import dataclasses
 import lzma

@@ -15,7 +15,7 @@ def guarded(repo, tmp_path, monkeypatch):
     """A world in a repository beside a secret, and a watch on every file that is opened and every process started."""
     outside = tmp_path / "outside.py"
     outside.write_text(SECRET)
-    (tmp_path / "repository.py").write_text(SECRET)  # its path begins as that of the repository does
+    (tmp_path / "repository.py").write_text(SECRET)  # its path begins like the repository's
     (repo / "out.py").symlink_to(outside)
     (repo / "way").symlink_to(tmp_path)
     (repo / "loop.py").symlink_to(repo / "loop.py")

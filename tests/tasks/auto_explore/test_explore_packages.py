@@ -1,5 +1,5 @@
-"""Source distributions: found where pip is configured to look, checked, unpacked without running or following
-anything."""
+"""Source distributions: found by pip's configuration, checked, and unpacked without running code or
+following links."""
 
 import hashlib
 import io

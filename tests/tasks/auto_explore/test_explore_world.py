@@ -299,7 +299,7 @@ def test_binary_and_foreign_text_are_refused(repo):
 
 def test_a_huge_file_is_shown_by_its_beginning(repo):
     with (repo / "huge.py").open("wb") as f:
-        f.truncate(1 << 34)  # 16 GiB of nothing, in no place on the disk
+        f.truncate(1 << 34)  # a sparse file of 16 GiB
         f.write(b"x" * 10)
     with (repo / "long.py").open("w") as f:
         f.write("x" * (3 << 20))

@@ -1,4 +1,4 @@
-r"""Labelled by hand: (gold, answer, whether the answer is right). Grouped by what they try."""
+r"""Labelled by hand: (gold, answer, whether the answer is right), grouped by topic."""
 
 SAME = True
 OTHER = False
@@ -158,7 +158,7 @@ WORDS = [
     ("1010_2", "1010_{2}", SAME), ("1010_2", "1010", SAME), ("1010_2", "1010_3", OTHER), ("1010_2", "1011_2", OTHER),
 ]  # fmt: skip
 
-# Numbers with something under them, and numbers in other scripts, groups and words.
+# Numbers with subscripts, and numbers in other scripts, groups and words.
 UNDER = [
     ("40", r"40\text{ base 9}", OTHER), ("40", r"40\text{ (base nine)}", OTHER), ("40", r"40\text{_9}", OTHER),
     ("40", "40 (base 9)", OTHER), ("40_9", r"40\text{ base } 9", SAME), ("40", "101000 base 2", SAME),
@@ -233,7 +233,7 @@ RESPONSES = [
     ("it is 40^2", "2", "hash", OTHER), (r"\boxed{i}", r"\sqrt{-1}", "boxed", SAME),
 ]  # fmt: skip
 
-# What must neither hang nor crash nor be right.
+# These must not hang, crash or count as right.
 HOSTILE = [
     "9**9**9", "9^{9^{9}}", "9^{9^{9^{9}}}", "((((9!)!)!)!)!", "2^{2^{2^{2^{2^{2}}}}}",
     r"\sum_{k=1}^{10^{12}} \frac{1}{k^k}", r"\int_0^1 x^{x^{x^{x}}} dx", r"\prod_{n=1}^{10^{9}} n", "1e999999999",

@@ -1,4 +1,4 @@
-"""The answer checker against labels written by hand, and against input that means harm."""
+"""The answer checker against labels written by hand, and against hostile input."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from trailmark.tasks.math.pool import Pool
 
 CUT_OFF = [
     h for h in HOSTILE if "!" in h or h[:2] in ("9*", "9^", "2^", "\\s", "\\i", "\\p", "x^", "a ", "1+")
-]  # with a new process each
+]  # each in a new process
 
 
 @pytest.fixture(scope="module")
