@@ -21,10 +21,10 @@ import transformers
 from trailmark.config import LearnerConfig
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
 from trailmark.models.probe import probe
+from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.objectives import WeightedLogp
 from trailmark.types import Sample, SamplingLaw

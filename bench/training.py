@@ -20,9 +20,10 @@ import torch
 from common import compare, one_thread
 
 from trailmark.config import LearnerConfig, OptimConfig
-from trailmark.learn.forward import Readout
-from trailmark.learn.learner import Learner, Update, choose_shape
+from trailmark.learn.learner import Learner, Update
+from trailmark.models.forward import choose_shape
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.objectives import Clipped, Objective, Sft
 from trailmark.samples import build_samples

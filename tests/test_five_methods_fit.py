@@ -9,8 +9,8 @@ import torch
 
 from trailmark.config import LearnerConfig
 from trailmark.credit import discounted, group_relative, max_abs_normalise
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
+from trailmark.models.readout import Readout
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, WeightedLogp
 from trailmark.samples import build_samples, pair

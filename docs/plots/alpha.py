@@ -17,8 +17,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from trailmark.learn.forward import View, exact_kl
+from trailmark.models.forward import exact_kl
 from trailmark.models.layout import lay_out
+from trailmark.models.readout import View
 from trailmark.objectives import SoftBellman, Term
 from trailmark.types import Sample
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,8 +45,7 @@ def made(tmp_path_factory):
 def test_offline_data_set(made):
     files = {p.name for p in made.iterdir()}
     assert files == {".lock", "repos", "tasks.jsonl", "tasks_filtered.jsonl", "trajectories.jsonl", "train.jsonl",
-        "validate.jsonl",
-                     "test.jsonl", "sft", "settings.json", "reports"}  # fmt: skip
+                     "validate.jsonl", "test.jsonl", "sft", "settings.json", "reports", "stages"}  # fmt: skip
     assert set(tree(made / "repos")) == {
         "kettle/README.md", "kettle/decision.py", "kettle/src/kettle/boil.py", "kettle/src/kettle/pour.py",
         "kettle/src/kettle/taps.csv", "garden/guide/soil.rst", "garden/guide/paths.rst", "garden/beds.py",
@@ -175,15 +175,53 @@ def test_pages(tmp_path):
     assert all(d.reflection.endswith(d.command()) for d in decisions if d.command() != "next page")
 
 
-def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
+def test_the_same_command_goes_on_and_another_makes_its_stages_again(tmp_path):
     out = make(tmp_path)
     before = tree(out)
     assert tree(make(tmp_path)) == before
     assert tree(make(tmp_path, out="again"), but=["settings.json", ".lock"]) == tree(
         out, but=["settings.json", ".lock"]
     )
+    again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", "--negatives", "1")
+    assert again.exit_code == 0 and "stage 'walks' is made again: key 'negatives' was 2 and is 1." in again.output
+    assert "stage 'tasks' is made again" not in again.output  # its settings are the same
+    assert "stage 'sft' is made again: input 'train.jsonl' has changed." in again.output
+    kept = {n.removeprefix("replaced/walks-1/"): v for n, v in tree(out).items() if n.startswith("replaced/walks-1/tra")}
+    assert kept == {"trajectories.jsonl": before["trajectories.jsonl"]}
+    fresh = tree(make(tmp_path, "--negatives", "1", out="fresh"), but=[".lock"])
+    assert {n: v for n, v in tree(out, but=[".lock"]).items() if not n.startswith("replaced/")} == fresh
+    other = CliRunner().invoke(app, ["data", "taxi", "--out", str(out)])
+    assert other.exit_code == 2 and 'was begun with kind "auto-explore", not "taxi"' in other.stderr
+
+
+def test_a_folder_of_before_goes_on_and_its_settings_must_be_the_same(tmp_path):
+    """An older version kept reports, but no records of stages."""
+    out = make(tmp_path)
+    before = tree(out)
+    shutil.rmtree(out / "stages")
+    (out / "reports" / "sft.json").unlink()  # killed there
     again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", "--seed", "1")
     assert again.exit_code == 2 and "was begun with seed 0, not 1" in again.stderr
+    assert tree(make(tmp_path)) == before
+
+
+def test_an_output_that_was_edited_is_refused(tmp_path):
+    out = make(tmp_path)
+    text = (out / "tasks.jsonl").read_text()
+    (out / "tasks.jsonl").write_text(text.replace('"seed":', '"seeds":') + "\n")
+    before = tree(out)
+    for words in ((), ("--stage", "walks")):
+        again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", *words)
+        assert again.exit_code == 2 and f"{out}/tasks.jsonl of stage 'tasks' was changed after it was made" in again.stderr
+    assert tree(out) == before
+    (out / "tasks.jsonl").unlink()
+    (out / "stages" / "tasks.json").unlink()  # as the sentence says
+    make(tmp_path)
+    assert (out / "tasks.jsonl").read_text() == text
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path):
+    packages(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     assert "is not empty" in run(tmp_path / "kettle", "--out", tmp_path / "mine").stderr
@@ -275,7 +313,7 @@ def test_walks_that_do_not_replay_are_counted(tmp_path, made):
     (("kettle", "--stage", "walk"), "no stage 'walk'. Did you mean 'walks'"),
     (("kettle", "--split", "even"), "no split method 'even'"),
     (("kettle", "kettle"), "two repositories are called 'kettle'"),
-    (("kettle", "--tasks", "gone.jsonl"), "gone.jsonl: cannot be read"),
+    (("kettle", "--tasks", "gone.jsonl"), "needs gone.jsonl as its input 'tasks'"),
     (("bare",), "holds no file that could be read"),
 ])  # fmt: skip
 def test_mistakes(tmp_path, monkeypatch, words, said):

@@ -16,7 +16,7 @@ from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, parse_claim
 from trailmark.evaluate.pages import page, read_study
-from trailmark.evaluate.study import _flat, load_study, run_study
+from trailmark.evaluate.study import _flat, _mark, load_study, resolved, run_study
 from trailmark.runs.store import Run
 
 METHOD = '''
@@ -165,7 +165,7 @@ def test_nested_keys_merge_and_kinds_are_set_whole():
     }  # fmt: skip
 
 
-def test_finished_runs_are_kept_and_changed_ones_refused(study, tmp_path):
+def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path, capsys):
     result, folder = study()
     before = {p: p.stat().st_mtime_ns for p in (folder / "runs").rglob("ran.txt")}
     table = (folder / "table.md").read_bytes()
@@ -178,10 +178,28 @@ def test_finished_runs_are_kept_and_changed_ones_refused(study, tmp_path):
     assert (folder / "runs/low/seed-0/ran.txt").read_text() == "1\n2\n3\n4\n5\n6\n" and longer["arms"][0]["steps"] == [
         6
     ] * 3
-    with pytest.raises(RunError, match="arm 'low', seed 0: .* belongs to another recipe"):
+    ran = (folder / "runs/low/seed-0/ran.txt").read_bytes()
+    study(overrides=["set.cost=5"])
+    assert "stage 'low' is made again: key 'cost' was 2 and is 5." in capsys.readouterr().err
+    assert (folder / "runs/low/seed-0/ran.txt").read_text() == "1\n2\n3\n4\n"
+    assert (folder / "runs/replaced/low-seed-0-1/ran.txt").read_bytes() == ran
+    (folder / "runs/low/seed-1/metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low' was changed after it was made"):
         study(overrides=["set.cost=5"])
     with pytest.raises(RunError, match="is not empty"):
         run_study(tmp_path / "s.yaml", (), resume=False)
+
+
+def test_runs_that_an_older_version_finished_are_recognised(study, tmp_path):
+    """Before, finished.json held the hash of the recipe alone."""
+    result, folder = study()
+    spec = load_study(tmp_path / "s.yaml")[1][0]
+    run, other = folder / "runs/low/seed-0", folder / "runs/low/seed-1"
+    (run / "finished.json").write_bytes(_mark(resolved(spec, folder, 0)[1]))
+    (other / "finished.json").write_text('{"recipe": "another"}\n')
+    assert study()[0] == result
+    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads((run / "finished.json").read_text())
+    assert (other / "ran.txt").read_text() == "1\n2\n3\n4\n"  # all steps were there
 
 
 def test_a_half_finished_run_goes_on(study):

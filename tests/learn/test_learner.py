@@ -8,9 +8,9 @@ import torch
 
 from trailmark.config import LearnerConfig, ModelConfig, ModelShape, OptimConfig
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.models.load import load_model
+from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Sft, Value, WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.types import Episode, Sample, SamplingLaw, Scored, Task, Turn

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from trailmark.config import LearnerConfig
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.layout import lay_out, micro_batches, trie
 from trailmark.models.probe import probe, richest_layout
+from trailmark.models.readout import Readout
 from trailmark.objectives.base import Objective, Term
 from trailmark.types import Sample, SamplingLaw
 

@@ -8,8 +8,8 @@ import torch
 
 from trailmark.config import LearnerConfig
 from trailmark.engines.local import LocalEngine
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
+from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped
 from trailmark.rollout.play import Desk, Seat, play_all, start_all
 from trailmark.samples import build_samples

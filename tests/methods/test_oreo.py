@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from trailmark import methods
 from trailmark.config import ModelConfig, dump, resolve
 from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.learn.forward import Readout
 from trailmark.methods import oreo
 from trailmark.methods.oreo_data import trajectory_samples
 from trailmark.models.load import load_model
+from trailmark.models.readout import Readout
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics

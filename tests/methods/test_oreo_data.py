@@ -27,6 +27,7 @@ from trailmark.methods.oreo_data import (
 )
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
+from trailmark.runs.store import read_segment
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
@@ -292,14 +293,14 @@ def seats():
     return [Seat("policy", ScriptedEngine(policy, TOKENIZER))]
 
 
-def test_collect():
-    episodes = collect(Coin(), Coin().tasks(), seats(), n=6, seed=3, prefix="1:")
+def test_collect(tmp_path):
+    episodes = read_segment(collect(tmp_path / "1.jsonl", Coin(), Coin().tasks(), seats(), n=6, seed=3, prefix="1:"))
     assert [e.group for e in episodes[:6]] == ["1:p0.0"] * 6 and len(episodes) == 30
     assert len({e.id for e in episodes}) == 30
     assert [sum(won(e) for e in g) for g in by_group(episodes).values()][::4] == [0, 6]
 
 
-def test_balanced_collection():
+def test_balanced_collection(tmp_path):
     """p = 0: four wrong ones, none right. p = 1: one right one (max(wrong, 1)). Between: never more right than wrong."""
     played = []
 
@@ -308,7 +309,7 @@ def test_balanced_collection():
             played.append(action)
             return super().step(action)
 
-    episodes = collect_balanced(Counted(), Coin().tasks(), seats(), rounds=16, want=4, seed=0)
+    episodes = read_segment(collect_balanced(tmp_path / "1.jsonl", Counted(), Coin().tasks(), seats(), rounds=16, want=4))
     counts = {g: (sum(map(won, plays)), sum(not won(e) for e in plays)) for g, plays in by_group(episodes).items()}
     assert counts["p0.0"] == (0, 4) and counts["p1.0"] == (1, 0)
     assert counts["p0.5"] == (4, 4)
@@ -316,7 +317,41 @@ def test_balanced_collection():
         assert good <= max(bad, 1) and good <= 4 and bad <= 4
     assert len(played) < 5 * 16  # a task that has enough is not played on
     assert len({e.id for e in episodes}) == len(episodes)
-    assert collect_balanced(Coin(), Coin().tasks(), seats(), seed=0) == episodes
+    assert read_segment(collect_balanced(tmp_path / "2.jsonl", Coin(), Coin().tasks(), seats())) == episodes
+
+
+@pytest.mark.parametrize("way", [collect, collect_balanced])
+def test_a_collection_that_was_stopped_plays_the_rest_only(tmp_path, way):
+    """Stopped in its fourteenth play, in the middle of writing a line: thirteen plays are kept, and the bytes are those of a
+    collection that was never stopped."""
+    whole = way(tmp_path / "whole" / "1.jsonl", Coin(), Coin().tasks(), seats())
+    played, path = [], tmp_path / "1.jsonl"
+
+    class Stops(Coin):
+        stop = True
+
+        def step(self, action):
+            if self.stop and len(played) == 13:
+                raise KeyboardInterrupt
+            played.append(action)
+            return super().step(action)
+
+    with pytest.raises(KeyboardInterrupt):
+        way(path, Stops(), Coin().tasks(), seats())
+    kept = path.with_name("1.partial.jsonl")
+    assert len(kept.read_bytes().splitlines()) == 13 and not path.exists()
+    kept.write_bytes(kept.read_bytes() + b'{"id": "half')
+    Stops.stop = False
+    way(path, Stops(), Coin().tasks(), seats())
+    total = []
+
+    class Counts(Coin):
+        def step(self, action):
+            total.append(action)
+            return super().step(action)
+
+    way(tmp_path / "count.jsonl", Counts(), Coin().tasks(), seats())
+    assert path.read_bytes() == whole.read_bytes() and not kept.exists() and len(played) == len(total)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 import numpy as np
 import torch
 
-from trailmark.learn.forward import View, exact_kl
+from trailmark.models.forward import exact_kl
 from trailmark.models.layout import lay_out
+from trailmark.models.readout import View
 from trailmark.objectives import Term
 from trailmark.types import Sample
 

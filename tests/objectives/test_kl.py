@@ -6,9 +6,9 @@ import torch
 
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError, RecipeError
-from trailmark.learn import forward
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
+from trailmark.models import forward
+from trailmark.models.readout import Readout
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Clipped, Objective, Term
 from trailmark.objectives.kl import kl

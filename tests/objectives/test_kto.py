@@ -8,8 +8,8 @@ import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
+from trailmark.models.readout import Readout
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Kto, get_objective
 from trailmark.objectives.kto import mismatched

@@ -10,10 +10,10 @@ import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout, View
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.oreo_data import advantages, trajectory_samples
 from trailmark.models.layout import lay_out
+from trailmark.models.readout import Readout, View
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Note, SoftBellman, Term
 from trailmark.tasks.solved import paths, solve_soft, tree

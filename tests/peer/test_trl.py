@@ -16,9 +16,9 @@ import torch
 
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.objectives import Clipped, Kto, Pairwise, Sft
 from trailmark.samples import build_samples, pair

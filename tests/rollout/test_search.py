@@ -16,14 +16,15 @@ from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
-from trailmark.evaluate.searched import best_by_value
-from trailmark.learn.forward import Readout, view
+from trailmark.evaluate.searched import best_by_value, load_values, value_folder
+from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
+from trailmark.models.readout import Readout
 from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import Plan, Searcher, parse_plan, search
-from trailmark.rollout.values import HeadValues, Line, LogProb, load_values, value_folder
+from trailmark.score.values import HeadValues, Line, LogProb
 from trailmark.tasks import get_task
 from trailmark.tasks.solved import END, chain, evaluate, solve, tree
 from trailmark.types import Sample, SamplingLaw, Scored
@@ -412,13 +413,11 @@ def test_values_of_a_trie_are_the_same(lm, over, sharing, monkeypatch):
     lines += lines[:4]  # candidates are often the same
     rng.shuffle(lines)
     one_by_one = asyncio.run(HeadValues(lm, over=over).score(lines))
-    gpu = HeadValues(lm, over=over, fixed=False)
-    assert gpu.free == (lm.device.type == "cuda")
-    gpu.free = True
-    together = asyncio.run(gpu.score(lines))
+    shared = HeadValues(lm, over=over, fixed=False)
+    together = asyncio.run(shared.score(lines))
     assert together == pytest.approx(one_by_one, abs=1e-5) and len(set(together)) > 20
     with pytest.raises(ModelError, match="is unknown to"):
-        asyncio.run(gpu.values([(1, 10**6)]))
+        asyncio.run(shared.values([(1, 10**6)]))
 
 
 def test_values_in_bfloat16_are_those_that_the_learner_reads(lm):

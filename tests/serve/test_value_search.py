@@ -14,7 +14,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.engines.wire import EngineGarbage, EngineStatus
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.search import Plan, search
-from trailmark.rollout.values import HeadValues, HttpValues, Line, LogProb
+from trailmark.score.values import HeadValues, HttpValues, Line, LogProb
 from trailmark.serve.prompt_format import plain_format
 
 SAY = [{"role": "user", "content": "Where to?"}]

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from trailmark import methods
 from trailmark.config import dump, resolve
 from trailmark.engines.local import LocalEngine
-from trailmark.learn import learner
 from trailmark.methods import online, sft
+from trailmark.models import forward
 from trailmark.models import layout as pack
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import Run, read_segment, segments, write_segment
@@ -378,7 +378,7 @@ def test_packing_that_leaks(sound, monkeypatch):
 
 def test_a_packing_that_changes_between_scoring_and_training(sound, monkeypatch):
     shapes = iter(["rows", "tree"] * 100)
-    monkeypatch.setattr(learner, "choose_shape", lambda wish, lm: next(shapes) if wish == "auto" else wish)
+    monkeypatch.setattr(forward, "choose_shape", lambda wish, lm: next(shapes) if wish == "auto" else wish)
     report = verify(sound / "talk")
     assert failed(report) == {"step one"} and "ratio at step one is not 1" in report["step one"].what
 

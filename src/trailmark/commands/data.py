@@ -306,11 +306,11 @@ def rollouts(
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:
     from trailmark.data import plays
     from trailmark.data.output_paths import writable
-    from trailmark.data.stages import Counts, workshop
+    from trailmark.data.stages import Counts, data_folder
     from trailmark.progress import Progress
 
     writable(out)
-    with workshop(out, settings) as place:
+    with data_folder(out, settings) as place:
         who = open_teacher(out / "answers.jsonl")
 
         def stage() -> Counts:
@@ -320,7 +320,8 @@ def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide:
                     out, starts, guide, who, settings["perturb"], settings["seed"], lambda n: bar.update(n, {})
                 )
 
-        place.make({"plays": stage}, ["plays"], typer.echo)
+        outputs = ["steps.jsonl", "oracle", "behaviour", "plays.partial.jsonl"]
+        place.make([place.stage("plays", stage, outputs)], ["plays"], typer.echo)
 
 
 def _task(name: str, options: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trailmark.engines.local import LocalEngine
-    from trailmark.rollout.values import HeadValues
+    from trailmark.score.values import HeadValues
     from trailmark.serve.prompt_format import PromptFormat
     from trailmark.serve.run_settings import Home
 
@@ -79,7 +79,7 @@ def serve(
         engine = local_engine(lm, settings)
         values = None
         if value is not None:
-            from trailmark.rollout.values import load_values
+            from trailmark.evaluate.searched import load_values
 
             values = load_values(value, lm.tokenizer, device, dtype or home.model(device, None, None, None)["dtype"])
         app = build_app(engine, name or model, api_key, queue, values, prompt_format, home.stop)

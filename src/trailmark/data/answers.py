@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.runs.episode_json import object_from_json
-from trailmark.runs.store import append_line, cannot_write
+from trailmark.runs.store import append_line, whole_lines
 
 
 def request_key(request: Mapping[str, Any]) -> str:
@@ -42,18 +41,8 @@ class Answers:
 
 
 def _read(path: Path) -> dict[str, str]:
-    try:
-        raw = path.read_bytes()
-    except OSError as problem:
-        raise DataError(f"cannot be read ({problem.strerror}).", path) from None
-    whole = raw.rfind(b"\n") + 1
-    if whole < len(raw):
-        try:
-            os.truncate(path, whole)
-        except OSError as problem:
-            raise cannot_write(path, problem) from problem
     texts = {}
-    for number, line in enumerate(raw[:whole].split(b"\n")[:-1], 1):
+    for number, line in enumerate(whole_lines(path), 1):
         row = object_from_json(line, path, number)
         if not isinstance(row.get("key"), str) or not isinstance(row.get("text"), str):
             raise DataError("is not an answer of a teacher: 'key' and 'text' must be text.", path, number)

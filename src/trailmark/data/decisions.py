@@ -96,14 +96,15 @@ def read_decisions(path: str | Path) -> list[Decision]:
     path = Path(path)
     if path.is_dir():
         path = path / STEPS if (path / STEPS).exists() or not (path / "sft").is_dir() else path / "sft" / STEPS
-    return each(path, _from_row)[0]
+    return each(path, from_row)[0]
 
 
 _TEXTS = ("task", "trajectory", "state", "menu", "reflection", "action", "oracle", "model")
 _NAMES = [f.name for f in fields(Decision)]
 
 
-def _from_row(row: Row) -> Decision:
+def from_row(row: Row) -> Decision:
+    """One line of steps.jsonl."""
     v = row.fields(row.value, "", _NAMES[:-2], _NAMES[-2:])
     values: dict[str, Any] = {key: row.text(v[key], key) for key in _TEXTS}
     for key in ("labels", "actions"):

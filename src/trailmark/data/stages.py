@@ -1,12 +1,13 @@
-"""A folder that is made stage by stage and goes on where it was stopped.
+"""A folder of data that is made in stages (`runs/stages.py`). All stages write into one folder:
 
-    DIR/settings.json         what the data are made from and how; the same command goes on, another one is refused
-    DIR/reports/STAGE.json    what a stage kept, and what it left out and why; written last, so a stage with a report is done
+    DIR/settings.json         what the data are made from and how
+    DIR/reports/STAGE.json    what a stage kept, and what it left out and why
+    DIR/stages/STAGE.json     settings, inputs and outputs of a stage that is done
+    DIR/replaced/STAGE-1/     outputs of a stage that was made again with other settings
     DIR/answers.jsonl         what a teacher answered, so that nothing is asked twice
     DIR/.lock                 held while a process is at work here
 
-A stage is a function that writes its files and returns its counts. Its files are written whole or not at all, and a stage that
-was stopped is made again from the stages before it: by the same settings it writes the same bytes.
+The same command goes on where it was stopped. With other options the stages that depend on them are made again.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.runs.stages import Layout, Stage, as_json, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
 OURS = (".lock", "settings.json")  # there before anything is made
+LAYOUT = Layout(home=".", record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 
 
 @dataclass
@@ -37,47 +40,58 @@ class Counts:
         out = "; ".join(f"{n} {why}" for why, n in sorted(self.left_out.items()))
         return f"{stage}: {kept}" + (f" (left out: {out})" if out else "")
 
+    def plain(self) -> dict[str, dict[str, int]]:
+        return {"kept": dict(self.kept), "left_out": dict(sorted(self.left_out.items()))}
 
-Stage = Callable[[], Counts]
-
-
-class Workshop:
-    """The folder, opened with its settings."""
-
-    def __init__(self, out: Path):
-        self.out, self.reports = out, out / "reports"
-
-    def report(self, stage: str) -> Counts | None:
-        """The counts of a stage that is done."""
-        path = self.reports / f"{stage}.json"
-        if not path.exists():
-            return None
-        value = read_json(path)
+    @classmethod
+    def read(cls, value: Any, path: Path) -> Counts:
         if not isinstance(value, dict) or not all(isinstance(value.get(k), dict) for k in ("kept", "left_out")):
             raise DataError("is no report of a stage: take it away, and the stage is made again.", path)
-        return Counts(Counter(value["kept"]), Counter(value["left_out"]))
+        return cls(Counter(value["kept"]), Counter(value["left_out"]))
 
-    def make(self, stages: Mapping[str, Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
+
+class DataFolder:
+    """The folder, opened with its settings."""
+
+    def __init__(self, out: Path, settings: Mapping[str, Any]):
+        self.out, self.settings = out, settings
+
+    def stage(
+        self, name: str, make: Callable[[], Counts], outputs: Sequence[str], inputs: Sequence[str] = (),
+        keys: Sequence[str] | None = None, files: Mapping[str, str | Path] | None = None,
+    ) -> Stage:  # fmt: skip
+        """`inputs` are outputs of stages before it, `files` lie elsewhere, `keys` are the settings that it depends on (None: all)."""
+        report = self.out / "reports" / f"{name}.json"
+
+        def build(_: Path) -> dict[str, Any]:
+            counts = make()
+            atomic_write(report, as_json(counts.plain()), "report")
+            return counts.plain()
+
+        def earlier(_: Path) -> dict[str, Any] | None:
+            """Folders of before have reports alone."""
+            if not report.exists() or not all((self.out / p).exists() for p in outputs if ".partial." not in p):
+                return None
+            return Counts.read(read_json(report), report).plain()
+
+        return Stage(
+            name, build, {k: v for k, v in self.settings.items() if keys is None or k in keys},
+            {**{n: self.out / n for n in inputs}, **(files or {})}, (*outputs, f"reports/{name}.json"), earlier=earlier,
+        )  # fmt: skip
+
+    def make(self, stages: Sequence[Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
         """Run the wanted stages in the order of `stages`; one that is done is only told again."""
-        done: dict[str, Counts] = {}
-        names = list(stages)
-        for name in [n for n in names if n in wanted]:
-            for before in names[: names.index(name)]:
-                if self.report(before) is None:
-                    raise RunError(f"{self.out}: stage '{name}' needs '{before}', which is not done yet.")
-            counts = self.report(name)
-            if counts is None:
-                counts = stages[name]()
-                value = {"kept": dict(counts.kept), "left_out": dict(sorted(counts.left_out.items()))}
-                atomic_write(self.reports / f"{name}.json", as_json(value), "report")
-            done[name] = counts
-            say(counts.line(name))
-        return done
+        counts = lambda name, value: Counts.read(value, self.out / LAYOUT.record.format(name=name))
+        each = lambda name, value: say(counts(name, value).line(name))
+        done = run_stages(self.out, stages, say, wanted, LAYOUT, each)
+        if read_json(self.out / "settings.json") != json.loads(as_json(self.settings)):
+            atomic_write(self.out / "settings.json", as_json(self.settings), "settings")
+        return {name: counts(name, value) for name, value in done.items()}
 
 
 @contextmanager
-def workshop(out: Path, settings: Mapping[str, Any]) -> Iterator[Workshop]:
-    """Open `out` for one process: new, or made with the same settings. Where nothing was made yet, the settings may change."""
+def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
+    """Open `out` for one process: a new folder, or one that holds data of the same kind."""
     run = Run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -86,32 +100,29 @@ def workshop(out: Path, settings: Mapping[str, Any]) -> Iterator[Workshop]:
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
         run.lock()  # which sweeps: not before it is known that the folder is ours
         if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
-            _same(made, json.loads(as_json(settings)))
+            recorded = any((out / "stages").glob("*.json"))  # else by an older version, whose stages cannot be told apart
+            _same(made, json.loads(as_json(settings)), ("kind",) if recorded else None)
         else:
             atomic_write(made, as_json(settings), "settings")
         (out / "reports").mkdir(exist_ok=True)
-        yield Workshop(out)
+        yield DataFolder(out, settings)
     except OSError as problem:
         raise cannot_write(out, problem) from problem
     finally:
         run.close()
 
 
-def _same(made: Path, settings: Mapping[str, Any]) -> None:
+def _same(made: Path, settings: Mapping[str, Any], keys: Sequence[str] | None) -> None:
+    """Refuse other settings: of some keys, or of all (None)."""
     old = read_json(made)
     if not isinstance(old, dict):
         raise DataError("is no settings of a data set.", made)
-    other = [k for k in sorted({*old, *settings}) if old.get(k) != settings.get(k)]
-    if other:
-        k = other[0]
-        raise RunError(
-            f"{made.parent} was begun with {k} {json.dumps(old.get(k))}, not {json.dumps(settings.get(k))}: "
-            "go on with the same options, or choose another --out."
-        )
-
-
-def as_json(value: Any) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()
+    for k in sorted({*old, *settings}) if keys is None else keys:
+        if old.get(k) != settings.get(k):
+            raise RunError(
+                f"{made.parent} was begun with {k} {json.dumps(old.get(k))}, not {json.dumps(settings.get(k))}: "
+                "go on with the same options, or choose another --out."
+            )
 
 
 def read_json(path: Path) -> Any:

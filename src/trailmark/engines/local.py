@@ -22,10 +22,14 @@ from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.engines.stops import Watch
 from trailmark.memory import need
-from trailmark.models.attention import FLEX_BLOCK, Layout, Prefill, Slots
+from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
+from trailmark.models.forward import fill, pack
 from trailmark.models.law import gumbel, law_logits, working
+from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
 from trailmark.models.probe import decodes
+from trailmark.models.readout import Readout
+from trailmark.types import Sample
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
@@ -173,7 +177,7 @@ class LocalEngine:
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
         self._graph: Graph | None = None
-        self.free = not fixed and lm.device.type == "cuda"  # of shapes
+        self.free = not fixed and lm.device.type == "cuda"  # shapes may change from call to call
         self._held = 0  # turns for which a prefill was put off
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
@@ -263,34 +267,31 @@ class LocalEngine:
                 f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
             )
 
-    @torch.no_grad()
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        out = []
-        for tokens, start in zip(rows, starts):
-            logp = [whole.gather(1, target)[:, 0] for whole, target in self._scored(tokens, start)]
-            out.append([0.0] * (start == 0) + (torch.cat(logp).tolist() if logp else []))
-        return out
+        """Log-probs of each row's tokens from its start on. One row is computed alone, and its numbers depend on nothing else;
+        several share their prefixes."""
+        logp = self._scored(rows, starts, Readout("logp", law=False))
+        return [[0.0] * (start == 0) + s.streams["logp"][max(start, 1) :].tolist() for s, start in zip(logp, starts)]
 
-    @torch.no_grad()
     def score_top(self, tokens: Sequence[int], top: int = 0) -> list[tuple[float, int, list[tuple[int, float]]]]:
         """For each token but the first: its log-prob, its rank (1: the most likely), and the `top` most likely ones."""
-        out = []
-        for whole, target in self._scored(tokens, 1):
-            own = whole.gather(1, target)
-            rank = (whole > own).sum(-1) + 1
-            best = whole.topk(min(top, whole.shape[1]))
-            pairs = [list(zip(i, v)) for i, v in zip(best.indices.tolist(), best.values.tolist())]
-            out += zip(own[:, 0].tolist(), rank.tolist(), pairs)
-        return out
+        kinds = [Readout("logp", law=False), Readout("rank", "rank", law=False)]
+        kinds += [Readout("top", "top", law=False, top=top)] if top else []
+        (s,) = self._scored([tokens], [1], *kinds)
+        best = s.streams["top"][1:] if top else np.zeros((len(tokens) - 1, 2, 0))
+        pairs = [list(zip(i.astype(int).tolist(), v.tolist())) for i, v in best]
+        ranks = s.streams["rank"][1:].astype(int).tolist()
+        return list(zip(s.streams["logp"][1:].tolist(), ranks, pairs))
 
-    def _scored(self, tokens: Sequence[int], start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Log-probs of the whole vocabulary [C, V] and the tokens that stand there [C, 1], in chunks."""
+    def _scored(self, rows: Sequence[Sequence[int]], starts: Sequence[int], *readouts: Readout) -> list[Sample]:
         self.lm.train(False)
-        ids = torch.as_tensor(tokens, device=self.lm.device)[None]
-        pos = torch.arange(ids.shape[1], device=self.lm.device)[None]
-        hidden = self.lm.hidden(ids, Layout(torch.full_like(ids, ids.shape[1]), pos), pos)[0, max(start, 1) - 1 : -1]
-        for chunk, target in zip(hidden.split(512), ids[0, max(start, 1) :].split(512)):
-            yield working(self.lm.logits(chunk)).log_softmax(-1), target[:, None]
+        samples = []
+        for tokens, start in zip(rows, starts):
+            read = np.arange(len(tokens)) >= max(start, 1)
+            samples.append(Sample(np.array(tokens, np.int64), {"weight": read}))
+        models = {"policy": self.lm}
+        packs = [lay_out(samples, "rows")] if len(samples) == 1 else pack(models, samples)
+        return fill(models, samples, packs, readouts)
 
     # -- the pump -----------------------------------------------------------------------------------------------
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import TrailmarkError
+from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
-from trailmark.rollout.values import HttpValues, LogProb, Scorer, load_values
 from trailmark.run_async import wait
+from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored
 
@@ -132,3 +133,38 @@ def noted(e: Episode, searcher: Searcher) -> Episode:
     if empty:
         outcomes = {s: Scored(0.0, False) if isinstance(o, Scored | Invalid) else o for s, o in outcomes.items()}
     return dataclasses.replace(e, outcomes=outcomes, info={**e.info, "search": info})
+
+
+def value_folder(name: str) -> Path:
+    """The folder of a value model: of a run, the critic of its last checkpoint (or its policy, where that has the head)."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ModelError(f"--value {name}: there is no such run or folder.")
+    if (folder / "checkpoints").is_dir():
+        from trailmark.runs.checkpoints import listed
+
+        found = listed(folder / "checkpoints")
+        if not found:
+            raise ModelError(f"{folder}: this run has no checkpoint yet.")
+        folder = found[-1]
+    if (folder / "heads.safetensors").is_file():
+        return folder
+    for part in ("critic", "value", "policy"):
+        if (folder / part / "heads.safetensors").is_file():
+            return folder / part
+    raise ModelError(f"{folder} holds no value model: no heads.safetensors there or in critic/.")
+
+
+def load_values(name: str, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
+    """The value model of a run or folder, frozen. `tokenizer` is the policy's, whose tokens it will be shown."""
+    from trailmark.config import ModelConfig
+    from trailmark.models.load import load_model
+
+    lm = load_model(
+        ModelConfig.model_validate({"name": str(value_folder(name)), "device": device, "dtype": dtype})
+    ).freeze()
+    if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+        )
+    return HeadValues(lm)

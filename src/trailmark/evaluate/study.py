@@ -3,11 +3,12 @@
     studies/online-bandit.yaml            what is asked
     OUT/before/STAGE/seed-0/              what the arms of a seed share, made before them: a start, its data
     OUT/runs/ARM/seed-0/                  an ordinary run; finished.json beside its recipe says that it is whole
+    OUT/*/replaced/                       runs of another recipe or of other inputs, kept
     OUT/study.json, table.md, picture.*   what came out; rewritten whole each time, from the runs alone
 
-Every run is started by the code that `trailmark train` uses. Finished ones are skipped and half-finished ones resumed, so
-a study that was killed gives the same table. A run that another process is busy with is left to it and waited for, so
-two processes can work on one study.
+Every run is a stage (`runs/stages.py`), started by the code that `trailmark train` uses. Finished ones are skipped, half-finished
+ones resumed and changed ones made again, so a study that was killed gives the same table. A run that another process is busy
+with is left to it and waited for, so two processes can work on one study.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nea
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.recipe import load_yaml
+from trailmark.runs import stages as pipeline
 from trailmark.runs.diff import IGNORED
-from trailmark.runs.launch import launch
+from trailmark.runs.launch import training_stage
 from trailmark.runs.store import atomic_write
 
 
@@ -223,15 +225,17 @@ def stages(study: StudyConfig, file: Path) -> list[tuple[str, Gold | Spec]]:
     return out
 
 
-def make_gold(gold: Gold, out: Path, seed: int) -> None:
+def gold_stage(name: str, gold: Gold, seed: int) -> pipeline.Stage:
+    """Worked answers: one file, drawn by the seed."""
     from trailmark.data import gold as answers
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        answers.make(gold.task, out, gold.options, gold.n, gold.split, seed)
-    except RunError:
-        if not out.exists():  # else it is there, or another process was faster
-            raise
+    def make(path: Path) -> dict[str, int]:
+        path.unlink(missing_ok=True)
+        return {"rows": answers.make(gold.task, path, gold.options, gold.n, gold.split, seed)}
+
+    settings = {**gold.model_dump(mode="json"), "seed": seed}
+    # A file that an older version made is finished: it was written whole or not at all.
+    return pipeline.Stage(name, make, settings, single=True, earlier=lambda path: {} if path.is_file() else None)
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, list[Spec], list[Claim]]:
@@ -262,31 +266,52 @@ def _mark(config: RunConfig) -> bytes:
     return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
 
 
-def train_one(spec: Spec, out: Path, seed: int) -> bool:
-    """Bring one run to its end; False when another process is at it."""
+def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
+    """One run. Of an arm those outputs count that measures read; what follows reads the weights of what was made before it."""
     method, config = resolved(spec, out, seed)
-    marker = Path(config.out) / "finished.json"
-    if marker.is_file() and marker.read_bytes() == _mark(config):
-        return True
-    print(f"study: {spec.name}, seed {seed}", file=sys.stderr, flush=True)
+
+    def announced(folder: Path) -> Mapping[str, Any] | None:
+        print(f"study: {spec.name}, seed {seed}", file=sys.stderr, flush=True)
+        return made.make(folder)
+
+    def earlier(folder: Path) -> dict[str, Any] | None:
+        marker = folder / "finished.json"
+        return {} if marker.is_file() and marker.read_bytes() == _mark(config) else None
+
+    used = [name for name in spec.shared if any(f"{{{name}}}" in word for word in spec.overrides)]
+    inputs = {name: out / "before" / name / f"seed-{seed}" for name in used}
+    outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
+    made = training_stage(spec.runs, method, config, out, inputs, outputs=outputs, grows=("steps",), earlier=earlier)
+    return replace(made, make=announced)
+
+
+def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
+    """Bring one stage to its end; False when another process is at it."""
+    record = f"{{name}}/seed-{seed}.json" if stage.single else f"{{name}}/seed-{seed}/finished.json"
+    layout = pipeline.Layout(f"{{name}}/seed-{seed}", record, f"{{name}}/seed-{seed}.begun.json")
     try:
-        launch(method, config, resume=True)
+        pipeline.run_stages(home, [stage], layout=layout)
     except RunBusy:
         return False
     except TrailmarkError as e:
-        raise RunError(f"arm '{spec.name}', seed {seed}: {e}") from e
-    atomic_write(marker, _mark(config), "finished")
+        raise RunError(f"{title}, seed {seed}: {e}") from e
     gc.collect()  # the models of one arm must not be in the way of the next
     return True
+
+
+def train_one(spec: Spec, out: Path, seed: int) -> bool:
+    title = f"stage '{spec.name}'" if spec.home == "before" else f"arm '{spec.name}'"
+    return bring(train_stage(spec, out, seed), out / spec.home, seed, title)
 
 
 def prepare(shared: Sequence[tuple[str, Gold | Spec]], out: Path, seed: int, poll: float) -> None:
     """Make what the arms of a seed share, or wait for whoever is at it."""
     for name, stage in shared:
-        if isinstance(stage, Gold):
-            make_gold(stage, out / "before" / name / f"seed-{seed}", seed)
-            continue
-        while not train_one(stage, out, seed):
+        while not (
+            bring(gold_stage(name, stage, seed), out / "before", seed, f"stage '{name}'")
+            if isinstance(stage, Gold)
+            else train_one(stage, out, seed)
+        ):
             time.sleep(poll)
 
 

@@ -12,14 +12,13 @@ import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
-from trailmark.learn.forward import Readout, view
 from trailmark.learn.optim import Optimiser
-from trailmark.models.layout import Packed, Shape, micro_batches
+from trailmark.models.forward import fill, pack, view
+from trailmark.models.layout import Packed
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample
-
-RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attention computes exactly
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,31 +56,13 @@ class Learner:
 
     def pack(self, samples: Sequence[Sample]) -> list[Packed]:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
-        all_models = list(self.models.values())
-        poorest = min(all_models, key=lambda lm: RICHNESS[lm.sharing])
-        shape = choose_shape(self.config.layout, poorest)
-        longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in all_models)
-        if longest > context:
-            raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {context}")
-        return micro_batches(samples, self.config.micro_tokens, shape, max(lm.pad_multiple for lm in all_models))
+        return pack(self.models, samples, self.config.layout, self.config.micro_tokens)
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
         """Score: add one stream per readout, computed without gradient in the packing that training will use."""
-        places: dict[int, list[int]] = {}
-        for i, s in enumerate(samples):
-            places.setdefault(id(s), []).append(i)
-        out: list[Sample | None] = [None] * len(samples)
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
-        for packed in self.pack(samples):
-            with torch.no_grad():
-                seen = view(self.models, packed, wanted, amp=self.config.amp == "bf16")
-            values = {r.name: seen.read[r.name].cpu().numpy() for r in wanted}
-            for row, s in enumerate(packed.samples):
-                mine = packed.row == row
-                streams = {**s.streams, **{n: v[mine] for n, v in values.items()}}
-                out[places[id(s)].pop()] = dataclasses.replace(s, streams=streams)
-        return [s for s in out if s is not None]
+        return fill(self.models, samples, self.pack(samples), wanted, self.config.amp == "bf16")
 
     def gradient(
         self,
@@ -220,9 +201,3 @@ def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
     return [
         [s for u in listed[k * len(listed) // parts : (k + 1) * len(listed) // parts] for s in u] for k in range(parts)
     ]
-
-
-def choose_shape(wish: Shape, lm: LM) -> Shape:
-    """What was asked for, or the richest that is exact for the model."""
-    wish = "tree" if wish == "auto" else wish
-    return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]

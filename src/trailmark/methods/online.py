@@ -11,13 +11,13 @@ import numpy as np
 from trailmark.credit import discounted, group_relative, leave_one_out
 from trailmark.engines.local import local_engine
 from trailmark.errors import TaskError
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.learn.watch import sampler_gap, spread
 from trailmark.memory import need_rows
 from trailmark.methods.configs import OnlineRecipe as Config
 from trailmark.models.load import load_model, load_reference
+from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.store import Run, write_segment

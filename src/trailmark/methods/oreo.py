@@ -29,7 +29,6 @@ from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, ModelError, RecipeError
 from trailmark.formats.rows import each
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.memory import need_rows
@@ -42,12 +41,13 @@ from trailmark.methods.sft import batch_rows
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
+from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft, SoftBellman
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import parse_plan
-from trailmark.rollout.values import HeadValues
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
+from trailmark.score.values import HeadValues
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, SamplingLaw

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +25,9 @@ from trailmark import formats
 from trailmark.errors import DataError
 from trailmark.formats.scored import tie_pairs
 from trailmark.methods.configs import Split
-from trailmark.rollout.play import Protocol, Seat, play
+from trailmark.rollout.play import Protocol, Seat, Start, play_all, start_all
+from trailmark.run_async import wait
+from trailmark.runs.collect import Collection
 from trailmark.samples import build_samples, chains, pair, scored
 from trailmark.tasks.base import TaskSource
 from trailmark.texts import encode_with_places
@@ -267,38 +270,36 @@ def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def collect(
-    source: TaskSource,
-    tasks: Sequence[Task],
-    seats: Sequence[Seat],
-    n: int = 10,
-    seed: int = 0,
-    prefix: str = "",
+    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], n: int = 10, seed: int = 0, prefix: str = "",
     protocol: Protocol | None = None,
-) -> list[Episode]:
-    """`n` episodes of each task, every one kept, those of a task next to one another."""
-    return play(source, tasks, seats, protocol, n, seed, prefix)
+) -> Path:  # fmt: skip
+    """`n` episodes of each task, every one kept, those of a task next to one another. They are written as they finish."""
+    kept = Collection(path)
+    return kept.finish(_played(kept, source, start_all(tasks, n, seed, prefix), seats, protocol))
 
 
 def collect_balanced(
-    source: TaskSource,
-    tasks: Sequence[Task],
-    seats: Sequence[Seat],
-    rounds: int = 16,
-    want: int = 4,
-    seed: int = 0,
-    prefix: str = "",
-    protocol: Protocol | None = None,
-) -> list[Episode]:
+    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], rounds: int = 16, want: int = 4,
+    seed: int = 0, prefix: str = "", protocol: Protocol | None = None,
+) -> Path:  # fmt: skip
     """Up to `rounds` episodes of each task, one a round, until `want` are right and `want` wrong; then the balanced part."""
+    kept = Collection(path)
     found: dict[str, list[Episode]] = {t.id: [] for t in tasks}
     open_ = list(tasks)
     for number in range(rounds):
         if not open_:
             break
-        for t, e in zip(open_, play(source, open_, seats, protocol, 1, seed, f"{prefix}{number}:"), strict=True):
+        starts = start_all(open_, 1, seed, f"{prefix}{number}:")
+        for t, e in zip(open_, _played(kept, source, starts, seats, protocol), strict=True):
             found[t.id].append(replace(e, group=f"{prefix}{t.id}"))
         open_ = [t for t in open_ if not _enough(found[t.id], want)]
-    return [e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")]
+    return kept.finish([e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")])
+
+
+def _played(
+    kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat], protocol: Protocol | None
+) -> list[Episode]:
+    return kept.play(starts, lambda left, each: wait(play_all(source, left, seats, protocol, each=each)))
 
 
 def _enough(plays: Sequence[Episode], want: int) -> bool:

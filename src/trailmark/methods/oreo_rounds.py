@@ -26,7 +26,7 @@ from trailmark.methods.online import bound_task, summary
 from trailmark.models.load import load_model
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.launch import launch
-from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics, write_segment
+from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
 from trailmark.tasks import get_task
 from trailmark.tasks.base import draw_tasks
@@ -70,10 +70,9 @@ def gather(config: Config, run: Run, k: int) -> dict[str, float]:
         seats = [oreo.player(engine, config.seat, c.sampling)]
         tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
         if c.balanced is None:
-            episodes = oreo_data.collect(source, tasks, seats, c.n, config.seed, f"{k}:")
+            oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
         else:
-            episodes = oreo_data.collect_balanced(source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
-        write_segment(run.episodes_dir, k, episodes)
+            oreo_data.collect_balanced(path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
     good, dropped = scored(read_segment(path))
     return {**summary(good), **dropped}
 

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from trailmark.credit import discounted
 from trailmark.errors import TaskError
-from trailmark.learn.forward import Readout
 from trailmark.methods.configs import CurriculumConfig, RlConfig
 from trailmark.methods.configs import ReflectCritic as CriticConfig
 from trailmark.methods.sft import batch_rows
 from trailmark.models.attention import Layout, Slots
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.tasks.base import TaskSource, draw_tasks

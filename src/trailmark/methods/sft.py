@@ -12,12 +12,12 @@ from trailmark.errors import DataError
 from trailmark.formats import turns
 from trailmark.formats.messages import read_rows
 from trailmark.formats.reflect import read_texts
-from trailmark.learn.forward import Readout
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Plain, train
 from trailmark.memory import need_rows
 from trailmark.methods.configs import SftRecipe as Config
 from trailmark.models.load import load_model
+from trailmark.models.readout import Readout
 from trailmark.objectives import Sft
 from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES

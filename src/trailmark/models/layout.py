@@ -15,7 +15,9 @@ import numpy as np
 
 from trailmark.types import Sample, SamplingLaw
 
-Shape = Literal["auto", "tree", "flat", "rows", "left"]
+Shape = Literal["auto", "tree", "flat", "rows", "left", "fixed"]
+RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attention computes exactly
+FIXED_ROWS, FIXED_BUCKET = 4, 32  # of the shape "fixed": rows of a pass, and what a width is rounded up to
 NEAR = 256  # looking at so many places costs a small model on a CPU about what the rest of its layers cost
 
 
@@ -30,6 +32,7 @@ class Packed:
     streams: dict[str, np.ndarray]  # each [M, ...]
     laws: tuple[SamplingLaw, ...]
     samples: tuple[Sample, ...]
+    constant: bool = False  # its shape says nothing about what lies in it: a row must not depend on its neighbours
 
     @property
     def computed(self) -> int:
@@ -70,11 +73,13 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
     """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128). With a `budget` of
-    places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line."""
+    places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line. "fixed" are
+    padded rows of constant height: `micro_batches` gives it only samples of one width."""
     rows = [s.tokens for s in samples]
-    if shape in ("rows", "left"):
-        width = _up(max(map(len, rows)), multiple)
-        ids, pos = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
+    if shape in ("rows", "left", "fixed"):
+        width = _fixed_width(rows[0], multiple) if shape == "fixed" else _up(max(map(len, rows)), multiple)
+        height = FIXED_ROWS if shape == "fixed" else len(rows)
+        ids, pos = np.zeros((height, width), np.int64), np.zeros((height, width), np.int64)
         end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()  # padding sees itself and is seen by none
         places = []
         for b, row in enumerate(rows):
@@ -115,14 +120,25 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
         streams,
         laws,
         tuple(samples),
+        shape == "fixed",
     )
 
 
 def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1) -> list[Packed]:
     """Split a batch so that each part computes at most `budget` places (a single unit may exceed it).
 
-    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows).
+    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows). "fixed" knows no budget: parts of
+    at most `FIXED_ROWS` samples of one width, in the order they came.
     """
+    if shape == "fixed":
+        widths: dict[int, list[Sample]] = {}
+        for s in samples:
+            widths.setdefault(_fixed_width(s.tokens, multiple), []).append(s)
+        return [
+            lay_out(group[k : k + FIXED_ROWS], shape, multiple)
+            for group in widths.values()
+            for k in range(0, len(group), FIXED_ROWS)
+        ]
     units: dict[str, list[Sample]] = {}
     for n, s in enumerate(samples):
         units.setdefault(s.unit or f"\0{n}", []).append(s)
@@ -204,6 +220,11 @@ def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.nda
             cost = area * (1 + used / NEAR)
             found = line, offset, used, cost
     return found
+
+
+def _fixed_width(row: np.ndarray, multiple: int) -> int:
+    """A row's width under "fixed" is its own alone, so that its shape does not depend on its neighbours."""
+    return _up(len(row), max(FIXED_BUCKET, multiple))
 
 
 def _up(n: int, multiple: int) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from trailmark.config import Config
-from trailmark.objectives.readout import Readout, View
+from trailmark.models.readout import Readout, View
 from trailmark.types import Sample
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
 from trailmark.objectives.kl import Estimator, kl
-from trailmark.objectives.readout import Readout, View
 
 
 class Clipped(Objective):

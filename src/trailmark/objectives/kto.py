@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from trailmark.errors import LearnError
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Fill, Note, Objective, Term
-from trailmark.objectives.readout import Readout, View
 from trailmark.types import Sample
 
 

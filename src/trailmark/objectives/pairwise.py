@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 
 from trailmark.errors import LearnError
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
-from trailmark.objectives.readout import Readout, View
 
 
 class Pairwise(Objective):

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Note, Objective, Term
 from trailmark.objectives.kl import kl
-from trailmark.objectives.readout import Readout, View
 
 if TYPE_CHECKING:
     from torch import Tensor

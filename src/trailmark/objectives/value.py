@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trailmark.models.readout import Readout, View
 from trailmark.objectives.base import Objective, Term
-from trailmark.objectives.readout import Readout, View
 
 
 class Value(Objective):

@@ -271,9 +271,10 @@ async def play_all(
     protocol: Protocol | None = None,
     at_once: int = 256,
     side: str = "self",
+    each: Callable[[Episode], None] = lambda episode: None,
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `first_messages` that are said before its first observation."""
+    may have `first_messages` that are said before its first observation. `each` is given every episode when it is over."""
     table = {s.name: s for s in seats}
     protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "first_messages", ()))
     gate = asyncio.Semaphore(at_once)
@@ -303,8 +304,13 @@ async def play_all(
                 )
             return desk.episode(outcome, side)
 
+    async def told(start: Start) -> Episode:
+        episode = await one(start)
+        each(episode)
+        return episode
+
     try:
-        return list(await asyncio.gather(*(one(s) for s in starts)))
+        return list(await asyncio.gather(*(told(s) for s in starts)))
     finally:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)

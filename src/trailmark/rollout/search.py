@@ -25,8 +25,8 @@ from typing import Any, Literal
 
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TrailmarkError
-from trailmark.rollout.values import Line, Scorer
 from trailmark.run_async import wait
+from trailmark.score.values import Line, Scorer
 from trailmark.types import Tokens
 
 Kind = Literal["beam", "best_of", "actions"]

@@ -1,16 +1,19 @@
-"""Start a run in its directory, or go on with it: what `trailmark train` and every arm of a study do."""
+"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a study do."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import platform
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from trailmark.config import RunConfig, dump
 from trailmark.errors import RunError, TrailmarkError
 from trailmark.runs.diff import IGNORED, diff_recipes
-from trailmark.runs.store import Run, atomic_write
+from trailmark.runs.stages import Stage
+from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
@@ -25,6 +28,31 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
         except TrailmarkError:
             run.discard_if_empty()  # a mistake found before the first step leaves no run behind
             raise
+
+
+def training_stage(
+    name: str, method: Any, config: RunConfig, root: str | Path, inputs: Mapping[str, str | Path] | None = None, **more: Any
+) -> Stage:
+    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the settings, so it may
+    be moved. What lies there and is read belongs to `inputs`."""
+
+    def make(folder: Path) -> dict[str, Any]:
+        launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
+        rows = read_metrics(folder)
+        return rows[-1] if rows else {}
+
+    settings = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
+    return Stage(name, make, _without_place(settings, str(root)), inputs or {}, **more)
+
+
+def _without_place(value: Any, root: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_place(v, root) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_place(v, root) for v in value]
+    if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
+        return "{root}" + value[len(root) :]
+    return value
 
 
 def versions() -> dict[str, str]:

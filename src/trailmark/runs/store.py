@@ -140,8 +140,11 @@ def truncate_segments(folder: str | Path, first: int) -> None:
 
 def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics") -> None:
     """Append one JSON line by one write. Where it does not fit whole, the file is left as it was."""
-    path = Path(path)
-    data = (object_to_json(row, f"a line of {path.name}") + "\n").encode()
+    append_text(path, object_to_json(row, f"a line of {Path(path).name}") + "\n", name)
+
+
+def append_text(path: str | Path, text: str, name: str) -> None:
+    path, data = Path(path), text.encode()
     point(f"{name}.before")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -155,6 +158,18 @@ def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics")
     except OSError as e:
         raise cannot_write(path, e) from e
     point(f"{name}.after")
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that only grows. A last line that was not finished is cut off."""
+    try:
+        raw = path.read_bytes()
+        end = raw.rfind(b"\n") + 1
+        if end < len(raw):
+            os.truncate(path, end)
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+    return raw[:end].split(b"\n")[:-1]
 
 
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
@@ -197,6 +212,24 @@ def _being_written(temp: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
+
+
+def hold(path: Path, what: str) -> int:
+    """Lock a file until its number is closed, or the process dies. RunBusy where another process holds it."""
+    import fcntl
+
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        pid = os.read(fd, 32).decode("ascii", "replace").strip()
+        os.close(fd)
+        if e.errno not in (errno.EAGAIN, errno.EACCES):
+            raise RunError(f"{what} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
+        raise RunBusy(f"{what} is in use by process {pid or '?'}: wait for it or stop it first.") from None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
 
 
 class Run:
@@ -277,20 +310,7 @@ class Run:
 
     def lock(self) -> None:
         """Refuse a second process that would train here, and sweep temporary files of one that died."""
-        import fcntl
-
-        fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            pid = os.read(fd, 32).decode("ascii", "replace").strip()
-            os.close(fd)
-            if e.errno not in (errno.EAGAIN, errno.EACCES):
-                raise RunError(f"{self.path} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
-            raise RunBusy(f"{self.path} is in use by process {pid or '?'}: wait for it or stop it first.") from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
-        self._lock = fd
+        self._lock = hold(self.path / ".lock", str(self.path))
         for temp in self.path.rglob(".*.tmp"):
             if not _being_written(temp):
                 temp.unlink(missing_ok=True)

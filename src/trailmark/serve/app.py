@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import TrailmarkError
-from trailmark.rollout.values import HeadValues
+from trailmark.score.values import HeadValues
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat
 from trailmark.serve.service import Service

@@ -14,7 +14,7 @@ from typing import Any
 from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine, Written
 from trailmark.rollout.search import Found, Plan, Searcher
-from trailmark.rollout.values import HeadValues, LogProb
+from trailmark.score.values import HeadValues, LogProb
 from trailmark.serve.answers import Reply
 from trailmark.serve.body import Message, Sampling, ValuesBody, encoded
 from trailmark.serve.errors import ApiError

@@ -17,7 +17,7 @@ from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
 from trailmark.engines.local import Listener, LocalEngine, Written
 from trailmark.rollout.play import stop_ids
-from trailmark.rollout.values import HeadValues
+from trailmark.score.values import HeadValues
 from trailmark.serve.answers import Mark, Names, Reply
 from trailmark.serve.body import (
     Body,
@@ -178,9 +178,10 @@ class Service:
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
     async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
-        out = []
-        for tokens, start in rows:
-            out += self.engine.score_rows([tokens], [start])
+        """With fixed shapes each row alone, so that its numbers do not depend on the others; else rows share their prefixes."""
+        out, each = [], 1 if self.engine.fixed else 16
+        for k in range(0, len(rows), each):
+            out += self.engine.score_rows(*zip(*rows[k : k + each]))
             await asyncio.sleep(0)
         return out
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig
-from trailmark.learn.forward import Readout
-from trailmark.learn.learner import RICHNESS, Learner
-from trailmark.models.layout import saving
+from trailmark.learn.learner import Learner
+from trailmark.models.layout import RICHNESS, saving
 from trailmark.models.lm import LM
+from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Sft, WeightedLogp
 from trailmark.types import Episode, Sample
 from trailmark.verify.evidence import Evidence, Missing, spread

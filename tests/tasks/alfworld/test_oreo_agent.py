@@ -12,9 +12,9 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
+from trailmark.evaluate.searched import load_values
 from trailmark.methods import oreo_data
 from trailmark.models.load import load_model
-from trailmark.rollout.values import load_values
 from trailmark.runs.store import read_segment
 from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in

@@ -25,10 +25,11 @@ from trailmark.data.auto_explore.split import SHARES, By, split_records
 from trailmark.data.auto_explore.tasks import Repository, filter_records, generate, token_count
 from trailmark.data.auto_explore.walks import add_walks
 from trailmark.data.decisions import write_decisions
-from trailmark.data.stages import Counts, Stage, workshop
+from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.data.teacher import Teacher
 from trailmark.errors import DataError, TrailmarkError, nearest
 from trailmark.progress import Progress
+from trailmark.runs.stages import Stage
 
 STAGES = ("repos", "tasks", "filter", "walks", "split", "sft")
 
@@ -55,23 +56,33 @@ def make(
     out: Path, sources: Sequence[Source], plan: Plan, open_teacher: Callable[[Path], Teacher], settings: dict[str, Any],
     wanted: Sequence[str] = STAGES, say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Counts]:  # fmt: skip
-    """Run the wanted stages in `out`, continuing where an earlier run was stopped; then `settings` must be the same.
-    `open_teacher` gets the file that stores answers."""
+    """Run the wanted stages in `out`, continuing where an earlier run was stopped. Stages whose `settings` differ are made
+    again. `open_teacher` gets the file that stores answers."""
     for name in wanted:
         if name not in STAGES:
             raise TrailmarkError(f"there is no stage '{name}'.{nearest(name, STAGES)}")
     names = [s.name for s in sources]
     if twice := next((n for n in names if names.count(n) > 1), None):
         raise TrailmarkError(f"two repositories are called '{twice}': rename a folder.")
-    with workshop(out, settings) as place:
+    with data_folder(out, settings) as place:
         teacher = open_teacher(out / "answers.jsonl")
         repositories = [Repository(s.name, s.version, out / "repos" / s.name) for s in sources]
-        work = _Work(out, plan, teacher, repositories)
-        stages: dict[str, Stage] = {
-            "repos": partial(work.repos, sources), "tasks": work.tasks, "filter": work.filter, "walks": work.walks,
-            "split": work.split, "sft": work.sft,
-        }  # fmt: skip
-        return place.make(stages, wanted, say)
+        return place.make(_stages(place, _Work(out, plan, teacher, repositories), sources, plan), wanted, say)
+
+
+def _stages(place: DataFolder, work: _Work, sources: Sequence[Source], plan: Plan) -> list[Stage]:
+    """Each with what it writes, what it reads and the settings that it depends on."""
+    says = ("teacher", "temperature", "top_p", "tokenizer", "seed")
+    given = {"tasks": plan.tasks} if plan.tasks else {}
+    return [
+        place.stage("repos", partial(work.repos, sources), ["repos"], [], ["sources", "rules"]),
+        place.stage("tasks", work.tasks, ["tasks.jsonl"], ["repos"], [*says, "files", "per_file", "tasks"], given),
+        place.stage("filter", work.filter, ["tasks_filtered.jsonl"], ["tasks.jsonl", "repos"], []),
+        place.stage("walks", work.walks, ["trajectories.jsonl"], ["tasks_filtered.jsonl", "repos"],
+                    [*says, "negatives", "markov", "horizon"]),
+        place.stage("split", work.split, [f"{name}.jsonl" for name in SHARES], ["trajectories.jsonl"], ["seed", "split"]),
+        place.stage("sft", work.sft, ["sft"], ["train.jsonl", "repos"], ["horizon", "shuffle", "tokenizer"]),
+    ]  # fmt: skip
 
 
 class _Work:

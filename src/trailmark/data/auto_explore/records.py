@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.decisions import json_lines
-from trailmark.data.stages import as_json
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each
+from trailmark.runs.stages import as_json
 from trailmark.runs.store import atomic_write
 from trailmark.tasks.auto_explore.commands import way_to
 from trailmark.tasks.auto_explore.records import plain_path, repo_name

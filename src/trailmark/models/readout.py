@@ -1,5 +1,5 @@
-"""What an objective may read: numbers per sample token, computed by the learner. This module imports without torch,
-because recipes are checked before torch is imported.
+"""What can be read off a model: numbers per sample token. Objectives, scores and engines ask for them; `models/forward.py`
+computes them. This module imports without torch, because recipes are checked before torch is imported.
 
 Legend: M sample tokens.
 """
@@ -28,12 +28,14 @@ class Readout:
               swaps the two)
     head      a head's output: `at="before"` in the state where the token was chosen (V), `at="after"` once it was
               read (a step's class). One output gives [M], several give [M, outputs].
+    rank      the token's rank among all by probability; 1 is the most likely
+    top       the `top` most likely tokens, [M, 2, top]: their ids, then their log-probs
     `where` names a stream: only its non-zero entries are computed, the rest is 0. The model "x/base" is x without its
     adapter.
     """
 
     name: str
-    kind: Literal["logp", "entropy", "kl", "head"] = "logp"
+    kind: Literal["logp", "entropy", "kl", "head", "rank", "top"] = "logp"
     model: str = "policy"
     law: bool = True
     head: str = "value"
@@ -42,6 +44,7 @@ class Readout:
     reverse: bool = True
     where: str = "weight"
     detach: bool = False
+    top: int = 0
 
 
 @dataclass(eq=False)

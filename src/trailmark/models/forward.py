@@ -1,4 +1,7 @@
-"""From a packed micro-batch to what an objective reads: numbers per sample token, computed in chunks over tokens.
+"""The one teacher-forced pass: from token sequences to numbers per token, computed in chunks over tokens.
+
+`pack` lays samples out, `view` runs models over one layout (with gradients where they are wanted), `fill` adds what was read
+to the samples. The learner, the values of a search, the engine's scores and everything in `score/` go through here.
 
 Legend: M sample tokens, N tokens that are read (where the readout's stream is not 0), V vocabulary, W hidden width.
 """
@@ -6,6 +9,7 @@ Legend: M sample tokens, N tokens that are read (where the readout's stream is n
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +21,55 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.models.attention import Layout
 from trailmark.models.law import NEVER, entropy, law_logits, untruncated, working
-from trailmark.models.layout import Packed
+from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
 from trailmark.models.lm import LM
-from trailmark.objectives.readout import Readout, View
+from trailmark.models.readout import Readout, View
+from trailmark.types import Sample
 
 CHUNK = 1024
+PLACES = 65536  # computed in one pass where nobody says how many
+
+
+def choose_shape(wish: Shape, lm: LM) -> Shape:
+    """What was asked for, or the richest that is exact for the model."""
+    if wish == "fixed":
+        return wish
+    wish = "tree" if wish == "auto" else wish
+    return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]
+
+
+def pack(models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES) -> list[Packed]:
+    """Lay samples out so that every one of the models can read them. The same samples are always packed the same way, so
+    scoring and training see equal numbers."""
+    poorest = min(models.values(), key=lambda lm: RICHNESS[lm.sharing])
+    longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in models.values())
+    if longest > context:
+        raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {context}")
+    multiple = max(lm.pad_multiple for lm in models.values())
+    return micro_batches(samples, budget, choose_shape(shape, poorest), multiple)
+
+
+def fill(
+    models: Mapping[str, LM],
+    samples: Sequence[Sample],
+    packs: Sequence[Packed],
+    readouts: Sequence[Readout],
+    amp: bool = False,
+) -> list[Sample]:
+    """The samples, each with one stream more per readout, computed without gradient in these layouts of them."""
+    places: dict[int, list[int]] = {}
+    for i, s in enumerate(samples):
+        places.setdefault(id(s), []).append(i)
+    out: list[Sample | None] = [None] * len(samples)
+    for packed in packs:
+        with torch.no_grad():
+            seen = view(models, packed, readouts, amp=amp)
+        values = {r.name: seen.read[r.name].cpu().numpy() for r in readouts}
+        for row, s in enumerate(packed.samples):
+            mine = packed.row == row
+            streams = {**s.streams, **{n: v[mine] for n, v in values.items()}}
+            out[places[id(s)].pop()] = dataclasses.replace(s, streams=streams)
+    return [s for s in out if s is not None]
 
 
 def view(
@@ -89,7 +137,8 @@ def _read(
     target: np.ndarray,
 ) -> list[Tensor]:
     device = lm.device
-    states = hidden[model].index_select(0, torch.as_tensor(place, device=device))
+    at = torch.as_tensor(place, device=device)
+    states = hidden[model].index_select(0, at)
     out: dict[str, list[Tensor]] = {r.name: [] for r in group}
     tokens = [r for r in group if r.kind != "head"]
     for r in group:
@@ -99,12 +148,13 @@ def _read(
                     f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {', '.join(lm.heads) or 'none'}"
                 )
             head: Any = lm.heads[r.head]
+            # Where shapes are constant the head reads every place: what it computes must not depend on how many are wanted.
+            read = hidden[model] if packed.constant else states
             with torch.autocast(lm.device.type, enabled=False):
-                value = head(states.to(head.weight.dtype))
+                value = head(read.to(head.weight.dtype))
+            value = value.index_select(0, at) if packed.constant else value
             out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
-    others = {
-        r.to: hidden[r.to].index_select(0, torch.as_tensor(place, device=device)) for r in tokens if r.kind == "kl"
-    }
+    others = {r.to: hidden[r.to].index_select(0, at) for r in tokens if r.kind == "kl"}
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
     goal = torch.as_tensor(target, device=device)
@@ -129,6 +179,12 @@ def _read(
                 results.append(use.log_softmax(-1).gather(1, t[:, None])[:, 0])
             elif r.kind == "entropy":
                 results.append(entropy(use))
+            elif r.kind == "rank":
+                every = use.log_softmax(-1)
+                results.append((every > every.gather(1, t[:, None])).sum(-1) + 1)
+            elif r.kind == "top":
+                best = use.log_softmax(-1).topk(min(r.top, use.shape[1]))
+                results.append(torch.stack([best.indices.to(best.values.dtype), best.values], 1))
             else:
                 with _as(models, r.to) as second, torch.no_grad():
                     b = working(second.logits(other[list(others).index(r.to)]))

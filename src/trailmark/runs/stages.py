@@ -1,0 +1,405 @@
+"""Pipelines: stages that are made one after the other, each once.
+
+    FOLDER/NAME/               the outputs of a stage; a training stage is an ordinary run
+    FOLDER/NAME/stage.json     written last: settings, fingerprints of inputs and outputs, a summary
+    FOLDER/NAME.begun.json     settings and inputs of a stage that is being made
+    FOLDER/replaced/NAME-1/    a stage that was made with other settings or inputs, kept
+
+`run_stages` looks at each stage in turn:
+
+    done       stage.json is there, settings and inputs are the same: the stage is skipped
+    killed     begun.json is there: `make` is called again on the folder, which may hold a part of the outputs
+    changed    a setting or an input is another one: the old outputs are set aside, and the stage is made again
+    edited     an output is not what was written: refused, with the stage and the file
+    busy       another process makes this stage: RunBusy
+
+An input is a file (by its content), a folder (by its files), a run (by its recipe, metrics and newest checkpoint) or another
+stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import RunError, TrailmarkError
+from trailmark.fault_points import point
+from trailmark.marked_yaml import parse
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.diff import IGNORED
+from trailmark.runs.store import atomic_write, cannot_write, hold
+
+RECORD = "stage.json"
+Summary = Mapping[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a pipeline. `make(folder)` writes the outputs and returns a summary of JSON values. It is called again after a
+    kill and finds what it had written, so it must go on from there or write the same files again."""
+
+    name: str
+    make: Callable[[Path], Summary | None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str | Path] = field(default_factory=dict)
+    outputs: tuple[str, ...] | None = None  # files and folders that count, below the stage's folder; None: all of them
+    single: bool = False  # the output is one file that lies where the folder would
+    grows: tuple[str, ...] = ()  # settings whose change lets the stage go on from where it is, such as a number of steps
+    earlier: Callable[[Path], Summary | None] | None = None  # the summary of outputs that an older version finished
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a stage has its outputs, its record and its notes, below the folder of the pipeline."""
+
+    home: str = "{name}"
+    record: str = "{name}/" + RECORD
+    begun: str = "{name}.begun.json"
+    locks: bool = True  # False: whoever calls holds a lock of the whole folder
+
+
+class _Place:
+    """The files of one stage."""
+
+    def __init__(self, folder: Path, stage: Stage, layout: Layout):
+        self.folder, self.stage, self.locks = folder, stage, layout.locks
+        self.home = folder / layout.home.format(name=stage.name)
+        self.record = folder / layout.record.format(name=stage.name)
+        self.begun = folder / layout.begun.format(name=stage.name)
+        own = self.home.relative_to(folder).as_posix()
+        self.title = stage.name if own == "." else own.replace("/", "-")
+        self.shared = own == "."  # several stages write into one folder, so each must list its outputs
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        try:
+            self.begun.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise cannot_write(self.folder, problem) from problem
+        if not self.locks:
+            yield
+            return
+        name = self.begun.name.removesuffix(".begun.json")
+        fd = hold(self.begun.with_name(f".{name}.lock"), f"stage '{self.stage.name}' in {self.folder}")
+        try:
+            for path in (self.begun, self.record):
+                for temp in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that died
+                    temp.unlink(missing_ok=True)
+            yield
+        finally:
+            os.close(fd)
+
+    def parts(self) -> list[Path]:
+        """The outputs that lie there."""
+        if self.stage.outputs is None:
+            return [self.home] if _has_files(self.home) else []
+        return [p for name in self.stage.outputs if _has_files(p := self.home / name)]
+
+    def files(self) -> dict[str, str]:
+        """The outputs by name, with their hashes."""
+        if self.stage.outputs is None:
+            skipped = {self.record.name} if self.record.parent == self.home else set()
+            return fingerprint(self.home, skipped)
+        return {
+            name if not rest else f"{name}/{rest}": value
+            for name in self.stage.outputs if _has_files(self.home / name)
+            for rest, value in fingerprint(self.home / name).items()
+        }  # fmt: skip
+
+    def set_aside(self, shelf: Path) -> None:
+        """Move the outputs and the record to `shelf`. What was moved before a kill is not there any more."""
+        shelf.parent.mkdir(parents=True, exist_ok=True)
+        outside = self.record.exists() and (self.shared or self.home not in self.record.parents)
+        if self.shared:
+            for path in self.parts():
+                place = shelf / path.relative_to(self.home)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(place)
+                point("stage.moved")
+        elif self.home.exists():
+            self.home.rename(shelf)
+            point("stage.moved")
+        if outside:
+            self.record.rename(shelf / RECORD if self.shared else shelf.with_name(f"{shelf.name}.{RECORD}"))
+
+    def free_shelf(self) -> Path:
+        shelf, k = self.folder / "replaced", 1
+        while (shelf / f"{self.title}-{k}").exists():
+            k += 1
+        return shelf / f"{self.title}-{k}"
+
+
+def run_stages(
+    folder: str | Path, stages: Sequence[Stage], say: Say | None = None, only: Sequence[str] | None = None,
+    layout: Layout = Layout(), each: Callable[[str, Summary], None] = lambda name, summary: None,
+) -> dict[str, Summary]:  # fmt: skip
+    """Make every stage that is not done, in order; the summary of each, which `each` is told at once. `only`: make these alone,
+    those before them must be done. `say` is told why a stage is made again."""
+    say = say or (lambda line: print(line, file=sys.stderr, flush=True))
+    names = [s.name for s in stages]
+    if twice := next((n for n in names if names.count(n) > 1), None):
+        raise RunError(f"{folder}: two stages are called '{twice}'.")
+    done: dict[str, Summary] = {}
+    last = max((names.index(n) for n in only), default=-1) if only is not None else len(names) - 1
+    for stage in stages[: last + 1]:
+        place = _Place(Path(folder), stage, layout)
+        with place.locked():
+            if only is not None and stage.name not in only:
+                _must_be_done(place, next(n for n in names[names.index(stage.name) :] if n in only))
+                continue
+            done[stage.name] = _make(place, say)
+        each(stage.name, done[stage.name])
+    return done
+
+
+def _must_be_done(place: _Place, later: str) -> None:
+    wanted = _wanted(place.stage)
+    record = _record(place, wanted)
+    if record is None:
+        raise RunError(f"{place.folder}: stage '{later}' needs '{place.stage.name}', which is not done yet.")
+    _unedited(place, record)
+    if changed := _changes(record, wanted):
+        raise RunError(
+            f"{place.folder}: stage '{later}' needs '{place.stage.name}', which was made otherwise ({changed[0]}): make it again first."
+        )
+
+
+def _wanted(stage: Stage) -> dict[str, Any]:
+    return {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage)}
+
+
+def _make(place: _Place, say: Say) -> Summary:
+    stage = place.stage
+    wanted = _wanted(stage)
+    begun = _read(place.begun) if place.begun.exists() else None
+    if begun and (shelf := begun.pop("replaces", None)):  # killed while the old outputs were set aside
+        place.set_aside(place.folder / shelf)
+        _note(place.begun, wanted)
+        begun = wanted
+    record = _record(place, wanted)
+    if record is not None:
+        _unedited(place, record)
+        changed = _changes(record, wanted)
+        if not changed:
+            place.begun.unlink(missing_ok=True)
+            return record["summary"]
+        if _grows(stage, record, wanted):
+            say(f"stage '{stage.name}' goes on: {changed[0]}")
+        else:
+            _replace(place, wanted, changed[0], say)
+    elif begun is not None:
+        changed = _changes(begun, wanted)
+        if changed and place.parts() and not _grows(stage, begun, wanted):
+            _replace(place, wanted, changed[0], say)
+    elif place.parts() and stage.earlier is None:
+        raise RunError(
+            f"stage '{stage.name}' writes to {place.home}, which holds files that it did not make ('{_first(place)}'): "
+            "move them away."
+        )
+    _note(place.begun, wanted)
+    point("stage.begun")
+    try:
+        if not stage.single:
+            place.home.mkdir(parents=True, exist_ok=True)
+        summary = dict(stage.make(place.home) or {})
+    except TrailmarkError:
+        if not place.parts():  # a mistake that was found before anything was made leaves nothing behind
+            place.begun.unlink(missing_ok=True)
+            if not place.shared:
+                remove_empty(place.home)
+        raise
+    point("stage.made")
+    return _finish(place, wanted, summary)
+
+
+def _finish(place: _Place, wanted: Mapping[str, Any], summary: Summary) -> Summary:
+    whole = {**wanted, "outputs": place.files(), "summary": dict(summary)}
+    place.record.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(place.record, as_json(whole), "stage")
+    place.begun.unlink(missing_ok=True)
+    return summary
+
+
+def _record(place: _Place, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What stage.json says. Outputs that an older version finished get one."""
+    earlier = place.stage.earlier
+    found = _read(place.record) if place.record.exists() else None
+    if found is not None and all(k in found for k in ("settings", "inputs", "outputs", "summary")):
+        return found
+    if found is not None and earlier is None:
+        raise RunError(f"{place.record} is no record of a stage: take it away, and stage '{place.stage.name}' goes on.")
+    if earlier is not None and not place.begun.exists() and (summary := earlier(place.home)) is not None:
+        _finish(place, wanted, summary)
+        return _read(place.record)
+    return None
+
+
+def _replace(place: _Place, wanted: Mapping[str, Any], why: str, say: Say) -> None:
+    shelf = place.free_shelf()
+    say(f"stage '{place.stage.name}' is made again: {why}. What was there lies in {shelf}")
+    _note(place.begun, {**wanted, "replaces": shelf.relative_to(place.folder).as_posix()})
+    point("stage.replaced")
+    place.set_aside(shelf)
+    _note(place.begun, wanted)
+
+
+def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
+    now = place.files()
+    for name, value in record["outputs"].items():
+        if now.get(name) != value:
+            file = place.home / name if name else place.home
+            what = "was changed after it was made" if name in now else "is gone"
+            away = place.home if place.home in place.record.parents and not place.shared else f"{file} and {place.record}"
+            raise RunError(
+                f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and the stage is made again."
+            )
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """A sentence for each setting and each file of an input that differs."""
+    said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in _keys(old["settings"], new["settings"])]
+    for name in dict.fromkeys([*old["inputs"], *new["inputs"]]):
+        before, now = old["inputs"].get(name), new["inputs"].get(name)
+        if before is None or now is None:
+            said.append(f"input '{name}' is {'new' if before is None else 'no longer used'}")
+            continue
+        other = sorted(f for f in {*before, *now} if before.get(f) != now.get(f))
+        if other == [RECORD]:
+            said.append(f"input '{name}' is a stage that was made again")
+        elif other:
+            said.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
+    return said
+
+
+_NOTHING = object()
+
+
+def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in dict.fromkeys([*a, *b]):
+            yield from _keys(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{path}.{key}" if path else key)
+    elif json_text(a) != json_text(b):
+        yield path, a, b
+
+
+def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether only settings differ that a stage can go on with."""
+    keys = {key for key, _, _ in _keys(old["settings"], new["settings"])}
+    return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"]
+
+
+# --- fingerprints --------------------------------------------------------------------------------------------------
+
+
+def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
+    """Hashes of what counts of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is known by its record."""
+    if not path.is_dir():
+        return {"": file_hash(path)}
+    if skipped is None and (path / RECORD).is_file():
+        record = _read(path / RECORD)
+        return {RECORD: text_hash(json_text({k: record.get(k) for k in ("settings", "inputs", "outputs")}))}
+    if (path / "recipe.yaml").is_file():
+        return _run_files(path)
+    files = [p for p in sorted(path.rglob("*")) if p.is_file() and not _passing(p.relative_to(path))]
+    names = {p.relative_to(path).as_posix(): p for p in files}
+    return {name: file_hash(p) for name, p in names.items() if name not in (skipped or ())}
+
+
+def _passing(path: Path) -> bool:
+    """Locks, temporary files and half-written checkpoints: hidden, and of no account."""
+    return path.name == ".lock" or any(p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts)
+
+
+def _run_files(run: Path) -> dict[str, str]:
+    """Of a run: the recipe without names and places, the metrics and the newest checkpoint."""
+    recipe = parse((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))[0]
+    kept = {k: v for k, v in recipe.items() if k not in IGNORED} if isinstance(recipe, dict) else recipe
+    found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(kept, default=str))))}
+    if (run / "metrics.jsonl").is_file():
+        found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")
+    for last in listed(run / "checkpoints")[-1:]:
+        for path in sorted(p for p in last.rglob("*") if p.is_file()):
+            found[path.relative_to(run).as_posix()] = file_hash(path)
+    return found
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
+    found = {}
+    for name, path in stage.inputs.items():
+        path = Path(path)
+        if not path.exists():
+            raise RunError(f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder.")
+        found[name] = fingerprint(path)
+    return found
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def json_text(value: Any) -> str:
+    """Equal for equal values, whatever the order of keys."""
+    return "" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def as_json(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def _plain(stage: Stage) -> Any:
+    """The settings as they come back from a file."""
+    return json.loads(json_text(dict(stage.settings)))
+
+
+def _note(path: Path, value: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, as_json(value), "begun")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as problem:
+        raise RunError(f"{path} cannot be read ({problem.strerror}).") from None
+    except ValueError as problem:
+        raise RunError(f"{path} is not JSON ({problem}): take it away, and the stage is made again.") from None
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is no record of a stage: take it away, and the stage is made again.")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = "not set" if value is _NOTHING else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _has_files(path: Path) -> bool:
+    return path.is_file() or any(p.is_file() and not _passing(p.relative_to(path)) for p in path.rglob("*"))
+
+
+def _first(place: _Place) -> str:
+    first = place.parts()[0]
+    return first.name if first.is_file() else next(str(p.relative_to(place.home)) for p in sorted(first.rglob("*")) if p.is_file())
+
+
+def remove_empty(folder: Path) -> None:
+    """Take back a pipeline in which nothing was made."""
+    if folder.is_dir() and not _has_files(folder):
+        shutil.rmtree(folder, ignore_errors=True)

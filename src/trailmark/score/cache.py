@@ -1,0 +1,63 @@
+"""Answers that were paid for once: a file of JSON lines that only grows.
+
+One line is one answer, written by one write as soon as it is there. A process that is killed loses at most the line it was
+writing: a last line without its newline is left out when the file is opened, and cut off before the next one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, RunError
+
+
+class Cache:
+    """`path=None` keeps answers in memory only."""
+
+    def __init__(self, path: str | Path | None = None):
+        self.path = None if path is None else Path(path)
+        self._known: dict[str, dict[str, Any]] = {}
+        if self.path is not None and self.path.exists():
+            try:
+                lines = self.path.read_bytes().split(b"\n")
+            except OSError as e:
+                raise DataError(f"cannot be read ({e.strerror}).", self.path) from None
+            torn = lines.pop()
+            for i, line in enumerate(lines, 1):
+                try:
+                    row = json.loads(line)
+                    self._known[row["key"]] = {k: v for k, v in row.items() if k != "key"}
+                except (ValueError, TypeError, KeyError):
+                    raise DataError("is no line of this file of answers; move it away to ask again.", self.path, i) from None
+            if torn:
+                os.truncate(self.path, self.path.stat().st_size - len(torn))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        return self._known[key]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, key: str, row: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            data = (json.dumps({"key": key, **row}, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                try:
+                    size = os.fstat(fd).st_size
+                    if os.write(fd, data) != len(data):
+                        os.ftruncate(fd, size)
+                        raise OSError("the disk is full")
+                finally:
+                    os.close(fd)
+            except OSError as e:
+                raise RunError(f"cannot write {self.path}: {e.strerror or e}.") from e
+        self._known[key] = dict(row)

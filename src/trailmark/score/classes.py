@@ -1,0 +1,119 @@
+"""A head of several classes as a score: the probability of some of its classes, read at the end of every step, and one number
+over all steps.
+
+LPR's process reward is such a head: four classes (how many of three completions were right), the classes {2, 3}, the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from trailmark.errors import ModelError
+from trailmark.types import Annotation, Episode
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trailmark.models.layout import Shape
+    from trailmark.models.lm import LM
+
+Over = Literal["last", "min", "mean", "product", "geomean", "sum"]
+
+
+def over_steps(values: Sequence[float], over: Over) -> float:
+    """One number for all steps. Of no step there is none: an empty product would be the best score there is."""
+    if not values:
+        raise ModelError(f"no step to take the {over} over: leave out what has no steps.")
+    if over == "last":
+        return values[-1]
+    if over == "min":
+        return min(values)
+    if over == "product":
+        return math.prod(values)
+    if over == "geomean":
+        if min(values) < 0:
+            raise ModelError(f"a geometric mean needs numbers that are not negative, and one is {min(values):g}.")
+        return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0
+    return sum(values) if over == "sum" else sum(values) / len(values)
+
+
+def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
+    """Refuse a head that the model does not have, and a class that the head does not have."""
+    if head not in lm.heads:
+        raise ModelError(
+            f"model '{lm.name}' has no head '{head or 'value'}' to read values from (heads: {', '.join(lm.heads) or 'none'})."
+        )
+    made: Any = lm.heads[head]
+    outputs = made.weight.shape[0]
+    wrong = [c for c in classes or () if not 0 <= c < outputs]
+    if wrong or classes == () or len(set(classes or ())) != len(classes or ()):
+        raise ModelError(
+            f"head '{head}' of '{lm.name}' has classes 0 to {outputs - 1}; {list(classes or ())} is no set of some of them."
+        )
+
+
+def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.ndarray:
+    """A head's output [N] or [N, C] -> [N]: its one number as it is, or the probability of `classes` (None: of the last)."""
+    import torch
+
+    numbers = torch.as_tensor(out).double()
+    if numbers.ndim == 1:
+        return numbers.numpy()
+    p = numbers.softmax(-1)
+    return (p[..., -1] if classes is None else p[..., list(classes)].sum(-1)).numpy()
+
+
+def step_scores(
+    lm: LM,
+    episodes: Sequence[Episode],
+    head: str = "step",
+    classes: Sequence[int] | None = None,
+    seat: str = "policy",
+    name: str = "step_score",
+    shape: Shape = "auto",
+    amp: bool = False,
+) -> list[Annotation]:
+    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token."""
+    import numpy as np
+
+    from trailmark.models.forward import fill, pack
+    from trailmark.models.readout import Readout
+    from trailmark.score.tokens import source_of
+    from trailmark.types import Sample
+
+    check_classes(lm, head, classes)
+    samples, whose, ends = [], [], []
+    for e in episodes:
+        for i, turn in enumerate(e.turns):
+            if turn.seat == seat and turn.steps:
+                row = np.array(e.sequence(i), np.int64)
+                ends.append([len(row) - len(turn.tokens) + end - 1 for _, end in turn.steps])
+                read = np.zeros(len(row), bool)
+                read[ends[-1]] = True
+                samples.append(Sample(row, {"read": read}))
+                whose.append((e.id, i))
+    if not samples:
+        return []
+    models = {"judge": lm}
+    lm.train(False)
+    wanted = Readout("head", "head", model="judge", head=head, at="after", where="read")
+    filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
+    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "")
+    return [
+        Annotation(e, name, "step", tuple(class_numbers(s.streams["head"][at], classes).tolist()), i, source)
+        for (e, i), s, at in zip(whose, filled, ends)
+    ]
+
+
+def episode_scores(
+    steps: Sequence[Annotation], over: Over, skip: Mapping[tuple[str, int], Sequence[int]] | None = None
+) -> dict[str, float]:
+    """One number per episode from the annotations of its steps, in the order of its turns. `skip` lists steps of a turn,
+    (episode, turn) -> their numbers, that take no part; an episode of which no step is left has no number."""
+    found: dict[str, list[float]] = {}
+    for note in sorted(steps, key=lambda a: -1 if a.turn is None else a.turn):
+        left_out = (skip or {}).get((note.episode, note.turn if note.turn is not None else -1), ())
+        found.setdefault(note.episode, []).extend(v for k, v in enumerate(note.values) if k not in left_out)
+    return {e: over_steps(values, over) for e, values in found.items() if values}

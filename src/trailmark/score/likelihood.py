@@ -1,0 +1,147 @@
+"""How probable a gold text is, given a context and what was written: VR-CLI's reward, which needs no verifier.
+
+    nll(y | c)  = -1/|y| sum_t log p(y_t | c, y_<t)         natural log, mean over the scored tokens of y
+    ppl(y | c)  = exp(nll)
+    I           = 100 * (1 - ppl(y | x, a) / ppl(y | x))     percent: how much the answer a lowers the perplexity
+
+The baseline ppl(y | x) does not depend on the answer. It is computed once per row and kept in a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trailmark.chat import render
+from trailmark.errors import DataError, RecipeError
+from trailmark.score.cache import Cache
+from trailmark.types import Tokens
+
+if TYPE_CHECKING:
+    from trailmark.models.layout import Shape
+    from trailmark.models.lm import LM
+
+Rule = Literal["text", "turn", "template"]
+Context = str | Sequence[Mapping[str, Any]]
+Gain = Literal["stepped", "clipped", "binary", "linear", "nll"]
+STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: from which improvement in percent on, which reward
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The log-probability of a text, summed over its scored tokens."""
+
+    logp: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Log-prob per token."""
+        return self.logp / self.tokens
+
+    @property
+    def nll(self) -> float:
+        return -self.mean
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll)
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """A sequence in which the tokens [start, end) are the gold text."""
+
+    tokens: Tokens
+    start: int
+    end: int
+
+
+def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -> Gold:
+    """The context as the model sees it, then the gold text as its answer. A context is plain text, or messages that go through
+    the chat template. What is scored: "text" only the gold text, "turn" also the token that ends it (a sampler writes it),
+    "template" also what the template writes behind that (the reference implementation of VR-CLI scores it)."""
+    talk = [{"role": "user", "content": context}] if isinstance(context, str) else list(context)
+    template = None if isinstance(context, str) else "own"
+    made = render(tokenizer, [*talk, {"role": "assistant", "content": gold}], template=template)
+    if not made.spans or made.spans[-1].message != len(talk):
+        raise DataError("the chat template does not show the gold text as an answer: it cannot be scored")
+    span = made.spans[-1]
+    end = {"text": span.end - 1, "turn": span.end, "template": len(made.tokens)}[rule]
+    if end <= span.start:
+        raise DataError("the gold text has no tokens: there is nothing to score")
+    return Gold(made.tokens, span.start, end)
+
+
+def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool = False) -> list[Likelihood]:
+    """The likelihood of each row's gold text under the model itself. Rows that begin alike share what they share."""
+    import numpy as np
+
+    from trailmark.models.forward import fill, pack
+    from trailmark.models.readout import Readout
+    from trailmark.types import Sample
+
+    if not rows:
+        return []
+    samples = []
+    for row in rows:
+        if not 1 <= row.start < row.end <= len(row.tokens):
+            raise DataError(f"[{row.start}, {row.end}) of {len(row.tokens)} tokens cannot be scored: something must precede it")
+        at = np.arange(row.end)
+        samples.append(Sample(np.array(row.tokens[: row.end], np.int64), {"weight": at >= row.start}))
+    models = {"judge": lm}
+    lm.train(False)
+    wanted = Readout("logp", model="judge", law=False)
+    filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
+    return [
+        Likelihood(float(s.streams["logp"][row.start :].astype(np.float64).sum()), row.end - row.start)
+        for row, s in zip(rows, filled)
+    ]
+
+
+def improvement(baseline: Likelihood, now: Likelihood) -> float:
+    """In percent: 100 * (1 - ppl now / ppl before)."""
+    return -100.0 * math.expm1(now.nll - baseline.nll)
+
+
+def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[float, float]] = STEPS) -> float:
+    """What an improvement is worth. `nll` is the difference of the two losses, which the percentage determines."""
+    if kind == "stepped":
+        return max((reward for least, reward in steps if percent >= least), default=0.0)
+    if kind == "clipped":
+        return max(percent, 0.0)
+    if kind == "binary":
+        return float(percent >= 0)
+    if kind == "nll":
+        return -math.log1p(-percent / 100.0)
+    if kind == "linear":
+        return percent
+    raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear or nll.")
+
+
+class Baselines:
+    """Likelihoods of gold texts, kept in a file by what they are: the model, the tokens, the scored part. A second run over the
+    same rows computes nothing; another model or template finds nothing of it."""
+
+    def __init__(self, lm: LM, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
+        self.lm, self.shape, self.amp = lm, shape, amp
+        self.cache = Cache(path)
+        self.fingerprint = lm.fingerprint()[:16] + f" {str(lm.dtype).removeprefix('torch.')}" + " amp" * amp
+        self.computed = 0
+
+    def get(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        keys = [self._key(row) for row in rows]
+        new = {key: row for key, row in zip(keys, rows) if key not in self.cache}
+        for key, found in zip(new, likelihoods(self.lm, list(new.values()), self.shape, self.amp)):
+            self.cache.add(key, {"logp": found.logp, "tokens": found.tokens, "ppl": found.perplexity})
+            self.computed += 1
+        return [Likelihood(float(self.cache[k]["logp"]), int(self.cache[k]["tokens"])) for k in keys]
+
+    def _key(self, row: Gold) -> str:
+        what = json.dumps([self.fingerprint, row.start, row.end, list(row.tokens)])
+        return hashlib.sha256(what.encode()).hexdigest()[:32]
