@@ -186,7 +186,9 @@ def test_the_same_command_goes_on_and_another_makes_its_stages_again(tmp_path):
     assert again.exit_code == 0 and "stage 'walks' is made again: key 'negatives' was 2 and is 1." in again.output
     assert "stage 'tasks' is made again" not in again.output  # its settings are the same
     assert "stage 'sft' is made again: input 'train.jsonl' has changed." in again.output
-    kept = {n.removeprefix("replaced/walks-1/"): v for n, v in tree(out).items() if n.startswith("replaced/walks-1/tra")}
+    kept = {
+        n.removeprefix("replaced/walks-1/"): v for n, v in tree(out).items() if n.startswith("replaced/walks-1/tra")
+    }
     assert kept == {"trajectories.jsonl": before["trajectories.jsonl"]}
     fresh = tree(make(tmp_path, "--negatives", "1", out="fresh"), but=[".lock"])
     assert {n: v for n, v in tree(out, but=[".lock"]).items() if not n.startswith("replaced/")} == fresh
@@ -212,7 +214,9 @@ def test_an_output_that_was_edited_is_refused(tmp_path):
     before = tree(out)
     for words in ((), ("--stage", "walks")):
         again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", *words)
-        assert again.exit_code == 2 and f"{out}/tasks.jsonl of stage 'tasks' was changed after it was made" in again.stderr
+        assert (
+            again.exit_code == 2 and f"{out}/tasks.jsonl of stage 'tasks' was changed after it was made" in again.stderr
+        )
     assert tree(out) == before
     (out / "tasks.jsonl").unlink()
     (out / "stages" / "tasks.json").unlink()  # as the sentence says
@@ -354,7 +358,7 @@ def test_a_server_that_misbehaves(tmp_path):
     """Whatever fails is counted by its reason; the data set is made of the rest."""
     with teaching() as server:
         server.faults = [400, "garbage", "garbage", "garbage", "nonsense", "fine", 500, "empty", "hollow", "closed",
-            "garbage",
+                         "garbage",
                          "fine", "fine", "fine", 400, "nonsense", "nonsense", "fine", "nonsense"]  # fmt: skip
         out = make(tmp_path, *server_words(server, "--at-once", "1"))
     tasks, walks = rows_of_report(out, "tasks"), rows_of_report(out, "walks")

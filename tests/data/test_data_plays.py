@@ -85,13 +85,16 @@ def test_steps_without_an_answer_are_counted(tmp_path):
 
 
 def test_plays_are_kept_as_they_finish(tmp_path):
-    """Killed in the fourth play: three are kept, only the rest is played, and the files are those of an unbroken command."""
+    """Killed in the fourth play: three are kept, only the rest is played, and the files are those of an unbroken
+    command."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     make(whole, "--starts", "5")
     words = [sys.executable, "-m", "trailmark", "data", "taxi", "--out", str(killed), "--starts", "5"]
     died = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True)
     assert died.returncode == -9 and len((killed / "plays.partial.jsonl").read_text().splitlines()) == 3
-    done = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True, text=True)
+    done = subprocess.run(
+        words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr  # two were left, so there is no third
     assert tree(killed, but=[".lock"]) == tree(whole, but=[".lock"])
 

@@ -47,7 +47,7 @@ def test_our_lines(tmp_path):
     (theirs,), _ = load_records(tmp_path / "t.jsonl")
     assert (theirs.key, list(theirs.targets)) == (record.key, record.targets)
     shared = {"repo": "requests", "version": "2.0", "kind": "doc", "query": "q", "target": "a/b.md", "depth": 1,
-        "n_files": 9, "id": 7,
+              "n_files": 9, "id": 7,
               "split": "train"}  # fmt: skip
     (tmp_path / "s.jsonl").write_text(json.dumps(shared) + "\n")
     assert read_records(tmp_path / "s.jsonl")[0].to_json() == {

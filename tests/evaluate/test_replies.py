@@ -132,7 +132,7 @@ def test_nonsense_is_a_miss_every_time(worlds, name):
 
 
 SHELVES = {"A": "go to shelf 1", "B": "go to shelf 10", "C": "go to shelf 11", "I": "look", "1": "next page",
-    "2": "cat README",
+           "2": "cat README",
            "3": "cat README.md", "4": "cd ..", "5": "cat 'my file.py'", "6": "cat a.py", "7": "cat A.py",
            "8": "cd src"}  # fmt: skip
 

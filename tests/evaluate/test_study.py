@@ -184,7 +184,9 @@ def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path,
     assert (folder / "runs/low/seed-0/ran.txt").read_text() == "1\n2\n3\n4\n"
     assert (folder / "runs/replaced/low-seed-0-1/ran.txt").read_bytes() == ran
     (folder / "runs/low/seed-1/metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low' was changed after it was made"):
+    with pytest.raises(
+        RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low' was changed after it was made"
+    ):
         study(overrides=["set.cost=5"])
     with pytest.raises(RunError, match="is not empty"):
         run_study(tmp_path / "s.yaml", (), resume=False)
@@ -198,7 +200,9 @@ def test_runs_that_an_older_version_finished_are_recognised(study, tmp_path):
     (run / "finished.json").write_bytes(_mark(resolved(spec, folder, 0)[1]))
     (other / "finished.json").write_text('{"recipe": "another"}\n')
     assert study()[0] == result
-    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads((run / "finished.json").read_text())
+    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads(
+        (run / "finished.json").read_text()
+    )
     assert (other / "ran.txt").read_text() == "1\n2\n3\n4\n"  # all steps were there
 
 
@@ -304,9 +308,7 @@ def test_intervals_of_arms_and_differences():
     assert nothing.low < 0 < nothing.high
     own = [Seen(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
     lost = [Seen(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
-    assert (
-        difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29
-    )  # a failed start is left out
+    assert difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29  # a failed start is left out
     assert arm_interval(own).method == "t"  # each seed had starts of its own
     with pytest.raises(DataError, match="seed 0: the two arms were not evaluated on the same starts"):
         difference(claim, same, own, [0, 1, 2])

@@ -33,7 +33,7 @@ def convert(tmp_path, rows, source="messages", target="trajectories", *more):
 
 
 @pytest.mark.parametrize("field", [{"tool_calls": CALL}, {"function_call": {"name": "f"}}, {"tool_call_id": "1"},
-    {"name": "Ann"},
+                                   {"name": "Ann"},
                                    {"weight": 0}, {"train": False}, {"loss": False}, {"images": ["a.png"]},
                                    {"thinking": "hm"}])  # fmt: skip
 @pytest.mark.parametrize("source", ["messages", "agent"])

@@ -44,7 +44,7 @@ def test_where_steps_begin():
 
 def test_right_and_wrong(tmp_path):
     table = [(1, "B", True), (1, "A", False), (1, "", False), ("B", "B", True), ("12", " 12", True), (12, "12", True),
-        (-1, "A", None),
+             (-1, "A", None),
              (None, "A", None), (2, "C", True), ("", "", False)]  # fmt: skip
     assert [is_right(label, pred) for label, pred, _ in table] == [right for *_, right in table]
     rows = [
@@ -65,7 +65,7 @@ answers = st.lists(st.tuples(texts, st.sampled_from(["A", "B", ""])), min_size=1
 
 @FEW
 @given(st.lists(st.tuples(texts, answers, st.booleans(), st.sampled_from([{}, {"label": 0}, {"label": "B"}]), more),
-    min_size=1, max_size=3),
+       min_size=1, max_size=3),
        st.sampled_from([TINY, TRAINED]))  # fmt: skip
 def test_there_and_back(records, tokenizer):
     assume(all(text for text, *_ in records))

@@ -49,7 +49,7 @@ def test_parts_come_back(tmp_path_factory, steps):
 
 @FEW
 @given(st.lists(st.tuples(texts, texts, more), min_size=1, max_size=3),
-    st.sampled_from(["reflect-policy", "reflect-reflector"]),
+       st.sampled_from(["reflect-policy", "reflect-reflector"]),
        st.sampled_from([TINY, TRAINED]))  # fmt: skip
 def test_there_and_back(rows, name, tokenizer):
     marker = ACTION if name == "reflect-policy" else ANALYZE

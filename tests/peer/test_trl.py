@@ -184,7 +184,7 @@ def test_sft(request, models, tmp_path):
 
 def test_sft_without_a_prompt(one_each):
     """A first token has nothing before it: where they leave it out without a word, we ask for a prompt."""
-    with pytest.raises(LearnError, match="written from nothing"):
+    with pytest.raises(LearnError, match="has no prompt"):
         build_samples(texts(one_each, [("", "no prompt at all")]), "policy")
 
 

@@ -94,7 +94,9 @@ def test_without_stored_prompts_the_task_says_it(runs, tmp_path):
     bare = Home(home.folder, tmp_path, home.recipe)
     assert format_of_run(bare, TOKENIZER) == PromptFormat("text", "\n", why="as its task prompts")
     broken = Home(home.folder, tmp_path, {**home.recipe, "task": {"name": "no:such"}})
-    assert format_of_run(broken, TOKENIZER).kind == "template" and "cannot say" in format_of_run(broken, TOKENIZER).why
+    assert (
+        format_of_run(broken, TOKENIZER).kind == "template" and "does not show" in format_of_run(broken, TOKENIZER).why
+    )
     lost = Home(home.folder, tmp_path, {"method": "sft", "chat": False, "data": "gone.jsonl"})
     assert format_of_run(lost, TOKENIZER).kind == "plain" and "gone.jsonl" in format_of_run(lost, TOKENIZER).why
     other = tiny_tokenizer()

@@ -261,7 +261,7 @@ def test_scores(post, lm, local):
         ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, "cannot be streamed"),
         ("chat/completions", {"messages": []}, "'messages'"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "'messages'"),
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
         ("chat/completions", {"messages": SAY, "tools": [{}]}, "'tools' is not supported"),
         ("chat/completions", {"messages": SAY, "chat_template_kwargs": {"tokenize": True}}, "cannot be set"),
         ("score", {"prompt": "a"}, "give either"),

@@ -91,8 +91,8 @@ def make(
     out: Path, tasks: Sequence[Task], guide: Callable[[], Guide], teacher: Teacher, perturb: float, seed: int,
     done: Callable[[int], None] = lambda n: None,
 ) -> Counts:  # fmt: skip
-    """Write steps.jsonl and both sets of five files under `out`. A play that its world refuses is counted. Finished plays
-    are kept in plays.partial.jsonl, so a kill loses only the unfinished ones."""
+    """Write steps.jsonl and both sets of five files under `out`. A play that its world refuses is counted. Finished
+    plays are kept in plays.partial.jsonl, so a kill loses only the unfinished ones."""
     partial = out / "plays.partial.jsonl"
     kept = _kept(partial) if partial.exists() else {}
 

@@ -17,8 +17,8 @@ from trailmark.tasks.base import Observation
 ABOUT = (
     "You watch a taxi on a 5x5 map that is to fetch a passenger and bring them to the destination. D is the "
     "destination, P the passenger, T the empty taxi, O the taxi at the passenger's place, X the taxi with the "
-    "passenger; | and - are walls. An action that changes nothing ends the game. You may be told a spoiler; use it, and never "
-    "mention that there is one."
+    "passenger; | and - are walls. An action that changes nothing ends the game. You may be told a spoiler; use it, "
+    "and never mention that there is one."
 )
 FIRST = "\nSay in one sentence what the situation is and what to do next.\n"
 LATER = "\nSay in two sentences, at most 50 words: was the last action good, and what should be done next?\n"

@@ -178,7 +178,8 @@ class Service:
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
     async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
-        """With fixed shapes each row alone, so that its numbers do not depend on the others; else rows share their prefixes."""
+        """With fixed shapes each row is scored alone, so its numbers do not depend on the others. Otherwise rows share
+        their prefixes."""
         out, each = [], 1 if self.engine.fixed else 16
         for k in range(0, len(rows), each):
             out += self.engine.score_rows(*zip(*rows[k : k + each]))

@@ -105,7 +105,7 @@ def test_10000_fuzzed_commands(guarded, repo, tmp_path, digest):
     draw, before = random.Random(0), digest(repo)
     verbs = ["cd", "ls", "cat", "head", "tail", "id", "rm", "", "cat -n 3", "head -n", "tail -2"]
     parts = ["..", ".", "/", "//", "src", "deep", "inner.py", "setup.py", "my file.py", "out.py", "way", "loop.py",
-        "pipe.py", "hard.py", "outside.py", "~", "*", "$(ls)", ";",
+             "pipe.py", "hard.py", "outside.py", "~", "*", "$(ls)", ";",
              "|", "&&", "'", '"', "\\", "\n", "\0", "\x1b", "\ud800", "\u202e", " ", "-", "é", "repository.py", "etc",
              "passwd", str(tmp_path), str(repo), "%2e%2e", "1."]  # fmt: skip
     task = world.source.tasks("all")[0]

@@ -56,8 +56,8 @@ def make(
     out: Path, sources: Sequence[Source], plan: Plan, open_teacher: Callable[[Path], Teacher], settings: dict[str, Any],
     wanted: Sequence[str] = STAGES, say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Counts]:  # fmt: skip
-    """Run the wanted stages in `out`, continuing where an earlier run was stopped. Stages whose `settings` differ are made
-    again. `open_teacher` gets the file that stores answers."""
+    """Run the wanted stages in `out`, continuing where an earlier run was stopped. Stages whose `settings` differ are
+    made again. `open_teacher` gets the file that stores answers."""
     for name in wanted:
         if name not in STAGES:
             raise TrailmarkError(f"there is no stage '{name}'.{nearest(name, STAGES)}")
@@ -80,7 +80,8 @@ def _stages(place: DataFolder, work: _Work, sources: Sequence[Source], plan: Pla
         place.stage("filter", work.filter, ["tasks_filtered.jsonl"], ["tasks.jsonl", "repos"], []),
         place.stage("walks", work.walks, ["trajectories.jsonl"], ["tasks_filtered.jsonl", "repos"],
                     [*says, "negatives", "markov", "horizon"]),
-        place.stage("split", work.split, [f"{name}.jsonl" for name in SHARES], ["trajectories.jsonl"], ["seed", "split"]),
+        place.stage("split", work.split, [f"{name}.jsonl" for name in SHARES], ["trajectories.jsonl"],
+                    ["seed", "split"]),
         place.stage("sft", work.sft, ["sft"], ["train.jsonl", "repos"], ["horizon", "shuffle", "tokenizer"]),
     ]  # fmt: skip
 
