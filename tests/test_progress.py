@@ -11,7 +11,7 @@ from rich.console import Console
 
 from trailmark import progress
 from trailmark.errors import RecipeError
-from trailmark.progress import Phases, Progress, clock, many, rates, sparkline
+from trailmark.progress import Phases, Progress, duration, rates, short_count, sparkline
 from trailmark.runs.store import Run
 from trailmark.trackers import Trackers, open_trackers
 
@@ -26,8 +26,8 @@ def hands(monkeypatch):
 
 
 def test_numbers_for_people():
-    assert [clock(s) for s in (4.2, 65, 3725, -1)] == ["4 s", "1:05", "1:02:05", "0 s"]
-    assert [many(x) for x in (950, 999.6, 1234, 34_000, 1.5e6)] == ["950", "1.0k", "1.2k", "34k", "1.5M"]
+    assert [duration(s) for s in (4.2, 65, 3725, -1)] == ["4 s", "1:05", "1:02:05", "0 s"]
+    assert [short_count(x) for x in (950, 999.6, 1234, 34_000, 1.5e6)] == ["950", "1.0k", "1.2k", "34k", "1.5M"]
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█" and sparkline([2, 2]) == "▄▄" and sparkline([]) == ""
     assert sparkline([float("nan"), 0, 1]) == "▁█"
 

@@ -7,7 +7,7 @@ import pytest
 from data_fixtures import teaching
 
 from trailmark.data.answers import Answers, request_key
-from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, at_once, read_choice
+from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, read_choice, run_limited
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.tasks.base import Observation
 
@@ -159,8 +159,8 @@ def test_in_order_and_at_once():
         running.remove(i)
         return i * i
 
-    assert asyncio.run(at_once(range(20), work, 4)) == [i * i for i in range(20)] and max(most) == 4
-    assert asyncio.run(at_once([], work, 4)) == []
+    assert asyncio.run(run_limited(range(20), work, 4)) == [i * i for i in range(20)] and max(most) == 4
+    assert asyncio.run(run_limited([], work, 4)) == []
 
     async def fails(i):
         if i == 2:
@@ -168,4 +168,4 @@ def test_in_order_and_at_once():
         await asyncio.sleep(10)
 
     with pytest.raises(TeacherGone):
-        asyncio.run(at_once(range(20), fails, 4))
+        asyncio.run(run_limited(range(20), fails, 4))

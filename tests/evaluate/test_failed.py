@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.evaluate.run import summarise
 from trailmark.evaluate.stored_episodes import compare
-from trailmark.evaluate.tables import span
+from trailmark.evaluate.tables import format_interval
 from trailmark.report.tables import evaluation_row
 from trailmark.runs.store import to_json
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
@@ -58,7 +58,7 @@ def test_failed_counts_apart_or_as_lost():
     assert apart["metrics"]["reward"] == lost["metrics"]["reward"]  # a crash has no reward
     assert "2 of 10 episodes failed" in apart["warning"] and "1024 fit" in apart["warning"]
     assert "counted as lost" in lost["warning"] and "warning" not in summarise(PLAYED[:8])
-    assert span(apart["metrics"]["success"]).endswith("] (2 failed!)")
+    assert format_interval(apart["metrics"]["success"]).endswith("] (2 failed!)")
     no_notion = [episode(0, Scored(0.5)), episode(1, BROKEN)]
     assert "success" not in summarise(no_notion, failed="lost")["metrics"]
     assert "1 of 2 episodes are invalid" in summarise([episode(0, WON), episode(1, Invalid("x"))])["warning"]

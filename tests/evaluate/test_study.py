@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, parse_claim
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, parse_claim
 from trailmark.evaluate.pages import page, read_study
 from trailmark.evaluate.study import _flat, _mark, load_study, resolved, run_study
 from trailmark.runs.store import Run
@@ -300,14 +300,14 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
 
 def test_intervals_of_arms_and_differences():
     key = lambda i: (f"t{i}", 0, 1)
-    same = [Seen(1.0, {key(i): 1.0 for i in range(30)}, True)] * 3
+    same = [RunMeasure(1.0, {key(i): 1.0 for i in range(30)}, True)] * 3
     found = arm_interval(same)
     assert found.high == 1.0 and 0.8 < found.low < 0.95  # nothing varied, and yet 30 starts are only 30
     claim = Claim("a", "b", "m")
     nothing = difference(claim, same, same, [0, 1, 2])
     assert nothing.low < 0 < nothing.high
-    own = [Seen(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
-    lost = [Seen(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
+    own = [RunMeasure(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
+    lost = [RunMeasure(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
     assert difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29  # a failed start is left out
     assert arm_interval(own).method == "t"  # each seed had starts of its own
     with pytest.raises(DataError, match="seed 0: the two arms were not evaluated on the same starts"):

@@ -34,14 +34,14 @@ TOLD_BY_RULES = {"horizon", "mode", "first_bump_fatal"}
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class Mismatch:
     """A lesson that the world does not show, and how it differs."""
 
     decision: Decision
     why: str
 
 
-def shown_again(path: Path, decisions: Sequence[Decision], source: Any) -> list[Decision]:
+def replay_lessons(path: Path, decisions: Sequence[Decision], source: Any) -> list[Decision]:
     """The decisions as `source` shows them. A RecipeError if it shows something else."""
     folder = path if path.is_dir() else path.parent
     if source.name == "auto-explore":
@@ -61,34 +61,34 @@ def shown_again(path: Path, decisions: Sequence[Decision], source: Any) -> list[
     return out
 
 
-def _played_again(play: Sequence[Decision], task: Task | None, source: Any) -> tuple[list[Decision], list[Odd]]:
+def _played_again(play: Sequence[Decision], task: Task | None, source: Any) -> tuple[list[Decision], list[Mismatch]]:
     """One play. Steps recorded after the horizon of this world are kept, because this world's states lead to them."""
     if task is None:
-        return [], [Odd(d, "this task has no such start") for d in play]
+        return [], [Mismatch(d, "this task has no such start") for d in play]
     kept: list[Decision] = []
-    odd: list[Odd] = []
+    odd: list[Mismatch] = []
     world = source.make()
     try:
         seen, step = world.reset(task), None
         for k, d in enumerate(play):
             if d.step != k:
-                return kept, [*odd, *(Odd(x, f"step {k} of its play is missing") for x in play[k:])]
+                return kept, [*odd, *(Mismatch(x, f"step {k} of its play is missing") for x in play[k:])]
             if step is not None and step.over:
                 if step.truncated and kept:
                     return [*kept, *play[k:]], odd
-                return kept, [*odd, *(Odd(x, "the play is over by then") for x in play[k:])]
+                return kept, [*odd, *(Mismatch(x, "the play is over by then") for x in play[k:])]
             if why := _difference(d, seen):
-                odd.append(Odd(d, why))
+                odd.append(Mismatch(d, why))
             else:
                 kept.append(_relabelled(d, seen))
             command = d.command()
             if command not in seen.actions:
-                return kept, [*odd, *(Odd(x, f"'{command}' cannot be done before it") for x in play[k + 1 :])]
+                return kept, [*odd, *(Mismatch(x, f"'{command}' cannot be done before it") for x in play[k + 1 :])]
             step = world.step(seen.labels[seen.actions.index(command)])
             seen = step.observation
     except TaskError as problem:
         left = play[len(kept) + len(odd) :]
-        return kept, [*odd, *(Odd(x, f"the world refuses it ({problem})") for x in left)]
+        return kept, [*odd, *(Mismatch(x, f"the world refuses it ({problem})") for x in left)]
     return kept, odd
 
 
@@ -116,7 +116,7 @@ def _relabelled(d: Decision, seen: Observation) -> Decision:
     return replace(d, state=seen.state, menu=seen.menu, labels=seen.labels, action=now[d.action], oracle=now[d.oracle])
 
 
-def _told(odd: Sequence[Odd], total: int, path: Path, source: Any) -> str:
+def _told(odd: Sequence[Mismatch], total: int, path: Path, source: Any) -> str:
     first = odd[0]
     said = (
         f"{len(odd)} of {total} lessons of {path} are not what task '{source.name}' shows with the options of this "

@@ -109,11 +109,11 @@ class File:
         return tuple(sorted(saved, key=lambda w: (-saved[w], w))[:WORDS])
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
-        from trailmark.data.lesson_replay import shown_again
+        from trailmark.data.lesson_replay import replay_lessons
 
         tasks = list(dict.fromkeys(d.task for d in self.decisions))
         taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))
-        shown = shown_again(self.path, [d for d in self.decisions if d.task in taken], source)
+        shown = replay_lessons(self.path, [d for d in self.decisions if d.task in taken], source)
         kept = [d for d in shown if d.task in taken and (d.positive or perturb > 0)]
         return [Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions) for d in kept]
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from trailmark.data.decisions import Decision, from_row, write_decisions
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Moment, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Moment, Teacher, TeacherFailed, run_limited
 from trailmark.errors import TaskError
 from trailmark.formats.rows import Row
 from trailmark.run_async import wait
@@ -107,7 +107,7 @@ def make(
         append_line(partial, {"play": index, **asdict(played)}, "play")
         return played
 
-    plays = wait(at_once(list(enumerate(tasks)), one, teacher.at_once, done))
+    plays = wait(run_limited(list(enumerate(tasks)), one, teacher.at_once, done))
     counts = Counts()
     counts.left_out.update(p.left_out for p in plays if p.left_out)
     decisions = [d for play in plays for d in play.decisions]

@@ -274,7 +274,7 @@ def _plain(text: str) -> str:
     return text.strip().strip("*").strip()
 
 
-async def at_once(
+async def run_limited(
     items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int, done: Callable[[int], None] = lambda n: None
 ) -> list[R]:
     """The results of `work` for each item, in order, with at most `limit` at the same time. The first error ends it

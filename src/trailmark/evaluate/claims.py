@@ -30,7 +30,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunMeasure:
     """One measure of one run: a number, and for episodes the number of each start."""
 
     value: float
@@ -83,7 +83,7 @@ def _grid(rows: Sequence[dict[Key, float]], played: Sequence[frozenset[Key]]) ->
     return np.array([[float(np.mean(t[name])) for name in names] for t in tables]) if names else None
 
 
-def arm_interval(seen: Sequence[Seen]) -> Interval:
+def arm_interval(seen: Sequence[RunMeasure]) -> Interval:
     """The interval of one arm: over seeds and starts if every seed played the same starts, else over seeds; for one
     seed, over starts."""
     starts = [s.starts for s in seen if s.starts is not None]
@@ -103,7 +103,7 @@ def arm_interval(seen: Sequence[Seen]) -> Interval:
     return Interval(found.value, max(0.0, found.low), min(1.0, found.high), found.n, found.method)
 
 
-def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequence[int]) -> Interval:
+def difference(claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], seeds: Sequence[int]) -> Interval:
     """a - b, with the sign reversed for a claim of "below". So a positive value means that the claim is true."""
     if not claim.above:
         a, b = b, a

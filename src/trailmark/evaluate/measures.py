@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trailmark.config import Config
 from trailmark.errors import DataError, RunError, nearest
-from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, verdict
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
 from trailmark.runs.store import Run, read_metrics, read_segment, segments
@@ -76,7 +76,7 @@ def spent(run: Path, budget: Budget) -> list[tuple[int, float]]:
     return list(zip(steps, np.cumsum([each.get(s, 0.0) for s in steps]).tolist()))
 
 
-def cut(run: Path, budget: Budget, name: str) -> int | None:
+def last_step_within(run: Path, budget: Budget, name: str) -> int | None:
     """The last step that counts; None: all of them (a budget of steps ends the run itself)."""
     if budget.steps is not None:
         return None
@@ -92,7 +92,7 @@ def cut(run: Path, budget: Budget, name: str) -> int | None:
     return inside[-1]
 
 
-def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str) -> Seen:
+def measure_run(run: Path, measure: Measure, spec: Spec, last: int | None, name: str) -> RunMeasure:
     """One measure of one run."""
     if measure.results:
         return _result(run, measure.metric, spec.reads.result or spec.name, name)
@@ -104,7 +104,7 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
             known = {k for r in rows for k in r} - {"step"}
             hint = nearest(measure.metric, known) if known else " It logged nothing."
             raise DataError(f"{name} logged no '{measure.metric}'.{hint}")
-        return Seen(float(np.mean(values[-measure.last :])))
+        return RunMeasure(float(np.mean(values[-measure.last :])))
     path = run / file
     if path.is_dir():
         numbered = [p for p in segments(path) if last is None or int(p.stem) <= last]
@@ -129,16 +129,18 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")
     lost = {(e.task.id, e.task.seed, e.seed) for e in episodes} - starts.keys()
     failed = scored(episodes, measure.side)[1]["failed"]
-    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost), failed)
+    return RunMeasure(
+        float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost), failed
+    )
 
 
-def _failures(name: str, m: str, measure: Measure, seen: Seen) -> str:
+def _failures(name: str, m: str, measure: Measure, seen: RunMeasure) -> str:
     apart = f"are in no average (measures.{m}.failed=lost counts them as lost)"
     how = "count as lost" if measure.failed == "lost" else apart
     return f"{name}: {seen.failed} failed episodes {how} in {m}."
 
 
-def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
+def _result(run: Path, metric: str, arm: str, name: str) -> RunMeasure:
     path = run / "results.json"
     try:
         rows = json.loads(path.read_text("utf-8"))
@@ -147,7 +149,7 @@ def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
         raise DataError(f"{name}: cannot be read as a list of rows with arm, metric and value ({e}).", path) from None
     if len(found) != 1:
         raise DataError(f"{name}: {len(found)} rows have arm '{arm}' and metric '{metric}'; there must be one.", path)
-    return Seen(float(found[0]))
+    return RunMeasure(float(found[0]))
 
 
 def collect(
@@ -157,13 +159,13 @@ def collect(
     """Every arm's numbers with intervals, every claim's verdict, and notes for the reader. An arm that reads the runs
     of another arm names it (`of`) and the file to read (`episodes`)."""
     owners = {spec.runs: spec.name for spec in specs if spec.reads.of is None}
-    seen: dict[tuple[str, str], list[Seen]] = {}
+    seen: dict[tuple[str, str], list[RunMeasure]] = {}
     arms, notes = [], []
     for spec in specs:
         runs = [(f"arm '{spec.name}', seed {seed}", spec.folder(out, seed)) for seed in seeds]
-        cuts = [cut(run, budget, name) for name, run in runs]
+        cuts = [last_step_within(run, budget, name) for name, run in runs]
         for m, measure in measures.items():
-            seen[spec.name, m] = [observe(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
+            seen[spec.name, m] = [measure_run(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
             notes += [f"{name}: {len(s.lost)} of {len(s.played)} starts have no {m} and are left out."
                       for (name, _), s in zip(runs, seen[spec.name, m]) if s.lost]  # fmt: skip
             notes += [_failures(name, m, measure, s) for (name, _), s in zip(runs, seen[spec.name, m]) if s.failed]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.evaluate.tables import span, study_markdown
+from trailmark.evaluate.tables import format_interval, study_markdown
 from trailmark.runs.store import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
@@ -89,7 +89,7 @@ def page(result: Mapping[str, Any], picture: str) -> str:
     for c in result["claims"]:
         known = c["low"] is not None or c["verdict"] == "one seed"
         verdict = said[c["verdict"]] if known else "unclear: there is no interval"
-        out.append(f"- *{c['claim']}* {verdict} ({span(c, sign=True)}; {c['method']}).")
+        out.append(f"- *{c['claim']}* {verdict} ({format_interval(c, sign=True)}; {c['method']}).")
     out += ["", "## Arms", "", "| arm | recipe | keys set | steps |", "|---|---|---|---|"]
     out += [*map(_arm, result["arms"]), "", *(f"Note: {note}" for note in result["notes"])]
     return "\n".join(out).rstrip() + "\n"

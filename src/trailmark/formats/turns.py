@@ -55,7 +55,7 @@ class Writer:
 # --- text -> turns -----------------------------------------------------------------------------------------------
 
 
-def talk(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
+def conversation_turns(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
     """A turn for every message of the assistant, except those in `given`, which are context."""
     found: dict[int, tuple[Tokens, Tokens, int | None]] = {}
     for sequence in chat.sequences(r.tokenizer, messages, template=_template(r.tokenizer)):
@@ -167,7 +167,7 @@ def conversation(
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given), None)
     if first is None:
         raise DataError("there is no message of the assistant: nothing would be trained")
-    turns = talk(r, messages, given)
+    turns = conversation_turns(r, messages, given)
     name = r.starts.name([(m["role"], m["content"]) for m in messages[:first]])
     more = {**info, "messages": [dict(m) for m in messages[first:]]}
     return episode(name, {"messages": [dict(m) for m in messages[:first]]}, turns, reward, more)

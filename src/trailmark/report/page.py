@@ -30,7 +30,7 @@ _VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "peft", "safetensor
 
 def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "apart") -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
-    run, lines = Run.open(path), read.Lines()
+    run, lines = Run.open(path), read.LineReader()
     recipe = read.recipe_of(run)
     metrics, timings = lines.objects(run.metrics_file), lines.objects(run.timings_file)
     steps = recipe.get("steps") if isinstance(recipe.get("steps"), int) else None

@@ -16,7 +16,7 @@ from trailmark.types import Annotation
 
 
 @dataclass
-class Lines:
+class LineReader:
     """Counts the lines that were left out of each file, for the page."""
 
     broken: dict[str, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def _held(path: Path) -> bool:
     return False
 
 
-def annotations(run: Run, files: list[Path], lines: Lines) -> dict[str, dict[str, list[Annotation]]]:
+def annotations(run: Run, files: list[Path], lines: LineReader) -> dict[str, dict[str, list[Annotation]]]:
     """Annotations of the given segments: episode id -> name -> its annotations."""
     found: dict[str, dict[str, list[Annotation]]] = {}
     root = run.path / "annotations"

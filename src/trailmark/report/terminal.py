@@ -17,7 +17,7 @@ from rich.text import Text
 from trailmark.errors import DataError, nearest
 from trailmark.report.episodes import credit, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
-from trailmark.report.read import Lines, recipe_of
+from trailmark.report.read import LineReader, recipe_of
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
@@ -35,7 +35,7 @@ def inspect_file(
 ) -> None:  # fmt: skip
     console = _console(color)
     files, run = _files(path)
-    lines = Lines()
+    lines = LineReader()
     shown, held = 0, []  # held: lines that wait until the wanted seat has been seen once
     seats: set[str] = set()
     found: tuple[Episode, list[Episode], Path] | None = None
@@ -109,7 +109,7 @@ def _notes(file: Path, e: Episode) -> dict[str, list[Annotation]]:
     found: dict[str, list[Annotation]] = {}
     root = file.parent.parent / "annotations"
     for folder in sorted(root.iterdir()) if root.is_dir() and file.parent.name == "episodes" else []:
-        for a in Lines().rows(folder / file.name, Annotation):
+        for a in LineReader().rows(folder / file.name, Annotation):
             if a.episode == e.id:
                 found.setdefault(a.name, []).append(a)
     return found

@@ -57,7 +57,7 @@ def build_app(
         return JSONResponse({"object": "list", "data": [the_model()]})
 
     async def one_model(request: Request) -> Response:
-        service.known(request.path_params["name"])
+        service.check_model_name(request.path_params["name"])
         return JSONResponse(the_model())
 
     async def values_of(request: Request) -> Response:

@@ -85,7 +85,7 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await self.service.unless_gone(receive, self.stream_response(send))
+            await self.service.unless_disconnected(receive, self.stream_response(send))
         except ApiError as problem:  # the server is stopping
             await send({"type": "http.response.body", "body": event(problem.body()).encode()})
         finally:
@@ -121,14 +121,14 @@ class Service:
         with contextlib.ExitStack() as held:
             data = await received(request, lambda n: held.enter_context(self.bytes.holding(n)))
             body = await self.threads.read(read, kind, data)
-            self.known(body.model)
+            self.check_model_name(body.model)
             yield body
 
     async def complete(self, request: Request) -> Response:
         async with self.asked(CompletionBody, request) as body:
             texts = listed(body.prompt)
             self.capacity.check_possible(len(texts) * body.n)
-            self.readable(texts)
+            self.check_length(texts)
             prompts = await self.threads.read(body.prompts, self.tokenizer)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
@@ -139,7 +139,7 @@ class Service:
         async with self.asked(ChatBody, request) as body:
             if body.top_logprobs and not body.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
-            self.presentable(body.messages)
+            self.check_conversation(body.messages)
             prompt = await self.threads.read(self.prompt, body)
             budget = body.max_completion_tokens or body.max_tokens
             if budget == 0:
@@ -155,15 +155,15 @@ class Service:
         async with self.asked(ScoreBody, request) as body:
             texts = [] if body.completion is None else listed(body.completion)
             if body.messages is not None:
-                self.presentable(body.messages, len(texts))
+                self.check_conversation(body.messages, len(texts))
             given = listed(body.tokens if body.tokens is not None else body.prompt or "")
             self.capacity.check_possible(max(len(given), len(texts)))
-            self.readable([*given, *texts])
+            self.check_length([*given, *texts])
             rows = await self.threads.read(score_rows, body, self.tokenizer, self.prompt_format)
             for tokens, _ in rows:
                 self.check(tokens, "tokens")
             with self.capacity.holding(len(rows)):
-                scored = await self.unless_gone(request.receive, self.threads.engine(self.scored(rows)))
+                scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
             if scored is None:
                 return Response(status_code=499)
             return await self.threads.write(self.scores, rows, scored)
@@ -192,15 +192,15 @@ class Service:
             if self.values is None:
                 raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
             self.capacity.check_possible(len(body.states))
-            self.readable([s for s in body.states if isinstance(s, str)])
+            self.check_length([s for s in body.states if isinstance(s, str)])
             talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
             for talk in talks:
-                self.presentable(talk, len(talks))
+                self.check_conversation(talk, len(talks))
             rows = await self.threads.read(value_rows, body, self.tokenizer, self.prompt_format)
             for tokens in rows:
                 self.check(tokens, "states")
             with self.capacity.holding(len(rows)):
-                return await self.unless_gone(request.receive, self.threads.engine(self.values.values(rows)))
+                return await self.unless_disconnected(request.receive, self.threads.engine(self.values.values(rows)))
 
     async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
         if body.stream and body.prompt_logprobs is not None:
@@ -227,10 +227,12 @@ class Service:
             if plan is not None:
                 by = self.values if body.search and body.search.by == "value" else None
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
-                found = await self.unless_gone(request.receive, work)
+                found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
                     return await self.threads.write(lambda: JSONResponse(told(reply, found)))
-            elif done := await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo)):
+            elif done := await self.unless_disconnected(
+                request.receive, self.whole(reply, asks if budget else [], echo)
+            ):
                 return done
             return Response(status_code=499)  # the client has left
 
@@ -337,7 +339,9 @@ class Service:
             if reply.wants_logprobs:
                 choice.marks = [Mark(m.token, m.logp, None, m.top[: reply.top]) for m in marks[at]]
 
-    async def unless_gone(self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
+    async def unless_disconnected(
+        self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]
+    ) -> T | None:
         """Do the work; drop it if the client disconnects first. (The framework's own way waits for a moment in which no
         token has arrived, and such a moment may never come.)"""
 
@@ -367,17 +371,17 @@ class Service:
         """End the threads. Returns whether they have ended: one may be in a long computation."""
         return self.threads.close()
 
-    def known(self, model: str | None) -> None:
+    def check_model_name(self, model: str | None) -> None:
         if model is not None and model != self.name:
             raise ApiError(404, f"there is no model '{model}' here, only '{self.name}'.", "model", "model_not_found")
 
-    def readable(self, texts: Sequence[Any]) -> None:
+    def check_length(self, texts: Sequence[Any]) -> None:
         """Refuse a text that is too long for any tokenizer: encoding megabytes would delay everyone."""
         for text in texts:
             if isinstance(text, str) and len(text) > self.most_letters:
                 raise ApiError(400, f"{len(text)} characters are too many.", code="context_length_exceeded")
 
-    def presentable(self, messages: Sequence[Message], times: int = 1) -> None:
+    def check_conversation(self, messages: Sequence[Message], times: int = 1) -> None:
         """Refuse a conversation that is too long, or that must be rendered too often (`times`: completions)."""
         if sum(m.letters for m in messages) > self.most_letters:
             raise ApiError(400, "the messages have too many characters.", "messages", "context_length_exceeded")

@@ -108,7 +108,7 @@ class Evidence:
             raise Missing("the run has no episodes" if not self.unreadable else "no episodes can be read")
         return [e for index in sorted(self.read) for e in self.read[index]]
 
-    def some(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
+    def sample_episodes(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
         """At most `limit` episodes, spread over the run."""
         return spread([e for e in self.episodes if wanted(e)], self.limit)
 

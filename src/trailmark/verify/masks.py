@@ -24,7 +24,7 @@ def check_turns(ev: Evidence) -> Check:
     """Every written token has its log-probs, is allowed by its law, and matches the turn's text. A turn that stopped
     holds the token (or text) it stopped at."""
     found = Findings("turns")
-    episodes, tokenizer = ev.some(), ev.weights.any().tokenizer
+    episodes, tokenizer = ev.sample_episodes(), ev.weights.any().tokenizer
     ends, turns = set(stop_ids(tokenizer, chat=True)), 0
     for e in episodes:
         for i, turn in enumerate(e.turns):
@@ -68,7 +68,7 @@ def check_masks(ev: Evidence) -> Check:
     if ev.conversations:
         return _conversations(ev, found)
     mean, length = ev.mean
-    episodes, samples, tokens, trained = ev.some(), 0, 0, 0
+    episodes, samples, tokens, trained = ev.sample_episodes(), 0, 0, 0
     for seat, mine in ev.trained(episodes):
         made = ev.build(mine, seat, None, mean, length)
         by_episode: dict[str, list[Sample]] = {}

@@ -31,7 +31,7 @@ class _Silent:
 def check_replay(ev: Evidence) -> Check:
     found = Findings("replay")
     source = ev.source
-    episodes = ev.some(lambda e: isinstance(e.outcome, Scored))
+    episodes = ev.sample_episodes(lambda e: isinstance(e.outcome, Scored))
     if not episodes:
         return found.skip("no play was scored")
     steps = 0

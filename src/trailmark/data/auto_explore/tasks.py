@@ -18,7 +18,7 @@ from pathlib import Path
 from trailmark.data.auto_explore.records import Record, Walk
 from trailmark.data.queries import Excerpt, FileKind, plain_text
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Offline, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Offline, Teacher, TeacherFailed, run_limited
 from trailmark.errors import DataError
 from trailmark.run_async import wait
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode, kind_of
@@ -125,7 +125,7 @@ async def _ask(
             counts.left_out[f"file: {problem.reason}"] += 1
             return []
 
-    found = await at_once(excerpts, one, teacher.at_once)
+    found = await run_limited(excerpts, one, teacher.at_once)
     offline = isinstance(teacher, Offline)
     if offline:
         found = unique([[(q, a) for q, a in pairs] for pairs in found], excerpts, texts, counts)

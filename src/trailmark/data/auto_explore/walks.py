@@ -18,7 +18,7 @@ from trailmark.data.auto_explore.explorer import Explorer, Seeker
 from trailmark.data.auto_explore.records import Record, Walk
 from trailmark.data.auto_explore.tasks import renumbered
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, run_limited
 from trailmark.errors import DataError
 from trailmark.run_async import wait
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE
@@ -120,7 +120,7 @@ def add_walks(
     async def one(record: Record) -> Record:
         return await walks_of(explorer, record, teacher, seed, negatives, markov, counts)
 
-    made = wait(at_once(records, one, teacher.at_once, done))
+    made = wait(run_limited(records, one, teacher.at_once, done))
     kept = [r for r in made if any(w.positive and w.found for w in r.walks)]
     counts.left_out["record in which no file was pointed out"] += len(made) - len(kept)
     counts.left_out = +counts.left_out
