@@ -33,8 +33,8 @@ def Make(broken=False):
             return Source()
     return One()
 """
-ONLINE = """
-method: online
+POLICY_GRADIENT = """
+method: policy_gradient
 out: {out}
 steps: 2
 starts: 2
@@ -57,7 +57,7 @@ model: {{name: tiny, shape: {{layers: 1, width: 32, heads: 2, context: 64}}}}
 def shell(tmp_path):
     (tmp_path / "worlds.py").write_text(TASK)
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n' * 3)
-    (tmp_path / "online.yaml").write_text(ONLINE.format(out=tmp_path / "run"))
+    (tmp_path / "pg.yaml").write_text(POLICY_GRADIENT.format(out=tmp_path / "run"))
     (tmp_path / "sft.yaml").write_text(SFT.format(out=tmp_path / "run", data=tmp_path / "data.jsonl"))
 
     def run(*words, limit=None):
@@ -94,7 +94,7 @@ def test_recipes(shell):
     shell.fails("train", "sft.yaml", "learner.optim.lrr=1", says=["learner.optim.lrr", "Did you mean", "'lr'"])
     shell.fails("train", "sft.yaml", "steps=2020-01-01", says=["steps", "2020-01-01"])
     shell.fails("train", "sft.yaml", "method=sftt", says=["sftt", "Did you mean 'sft'"])
-    shell.fails("train", "online.yaml", "objective={kind: clipped, bta: 1}", says=["objective", "bta"])
+    shell.fails("train", "pg.yaml", "objective={kind: clipped, bta: 1}", says=["objective", "bta"])
     with (shell.folder / "sft.yaml").open("a") as f:
         f.write("nonsense: 3\n")
     shell.fails("train", "sft.yaml", says=["sft.yaml:8", "nonsense"])
@@ -118,13 +118,13 @@ def test_models(shell):
 
 
 def test_a_world_that_raises_is_counted_and_not_scored(shell):
-    done = shell("train", "online.yaml")
+    done = shell("train", "pg.yaml")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (shell.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["failed"] for r in rows] == [2, 2] and all(r["reward"] in (0.0, 0.5, 1.0) for r in rows)
-    shell.fails("train", "online.yaml", "task.options={broken: true}", f"out={shell.folder}/other",
+    shell.fails("train", "pg.yaml", "task.options={broken: true}", f"out={shell.folder}/other",
                 says=["every one of the 4 episodes", "the world fell apart"])  # fmt: skip
-    shell.fails("train", "online.yaml", "task.name=worlds:Mke", f"out={shell.folder}/third", says=["Mke"])
+    shell.fails("train", "pg.yaml", "task.name=worlds:Mke", f"out={shell.folder}/third", says=["Mke"])
 
 
 def test_a_loss_that_is_not_a_number(shell):
@@ -144,11 +144,11 @@ def test_a_full_disk(shell):
 
 
 def test_episodes_that_are_missing_or_cut(shell):
-    assert shell("train", "online.yaml").returncode == 0
+    assert shell("train", "pg.yaml").returncode == 0
     segment = shell.folder / "run" / "episodes" / "000002.jsonl"
     whole = segment.read_bytes()
     segment.write_bytes(whole[:-7])
-    assert shell("train", "online.yaml", f"out={shell.folder}/b").returncode == 0
+    assert shell("train", "pg.yaml", f"out={shell.folder}/b").returncode == 0
     done = shell("diff", "run", "b")
     assert done.returncode in (1, 2) and "Traceback" not in done.stderr and "000002.jsonl" in done.stdout + done.stderr
     from trailmark.errors import DataError

@@ -16,7 +16,7 @@ def test_a_task_of_your_own(tmp_path):
     command = "from trailmark.commands.app import main; main()"
     words = [
         "train",
-        str(ROOT / "recipes/taxi-online.yaml"),
+        str(ROOT / "recipes/taxi-policy-gradient.yaml"),
         'task={name: "guess:Guess"}',
         "out=runs/guess",
         "steps=2",

@@ -20,6 +20,7 @@ WORLDS = {
 RECIPES = sorted(p for p in (Path(__file__).parent.parent / "recipes").glob("*.yaml") if p.stem not in WORLDS)
 PAPERS = {
     "oreo-qwen-math",
+    "preference-qwen-math",
     "oreo-qwen-math-sft",
     "oreo-qwen-math-data",
     "oreo-deepseekmath",
@@ -28,12 +29,13 @@ PAPERS = {
     "oreo-minicpm-alfworld-data",
 }  # large published models
 LAPTOP = {  # recipe -> overrides with which two steps run
-    "taxi-online": [],
-    "bandit-online": [],
+    "taxi-policy-gradient": [],
+    "bandit-policy-gradient": [],
     "arith-sft": [],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
+    "preference-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "oreo-arith-rounds": ["model.name=tiny", "collect.starts=2", "collect.n=2", "training=2", "batch=2"],
     "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
@@ -46,7 +48,8 @@ def shell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["data", "gold", "arith", "arith.jsonl", "level=2", "--n", "40"])
     assert done.exit_code == 0, done.output
-    Path("scored.jsonl").write_text('{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n' * 4)
+    right = '{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n'
+    Path("scored.jsonl").write_text(right * 4 + '{"prompt": "1+1=?\\n", "response": "3", "reward": 0}\n')
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     return CliRunner()
 

@@ -12,7 +12,7 @@ from trailmark.memory import TooLarge, parameters
 from trailmark.models.load import describe, load_model
 
 RECIPE = """
-method: online
+method: policy_gradient
 out: run
 steps: 1
 starts: 2
@@ -51,11 +51,13 @@ def test_a_method_that_is_no_name(refused, name):
 
 
 def test_what_others_call_a_method_is_told_what_it_is_here(refused):
-    refused("method=grpo", says=["'grpo': here it is method: online", "credit: group", "recipes/arith-grpo.yaml"])
-    refused("method=GRPO", says=["here it is method: online"])
-    refused("method=dr-grpo", says=["here it is method: online"])
-    refused("method=dpo", says=["'dpo': here it is method: oreo with objective: dpo"])
-    refused("method=onlin", says=["Did you mean 'online'?"])
+    refused(
+        "method=grpo", says=["'grpo': here it is method: policy_gradient", "credit: group", "recipes/arith-grpo.yaml"]
+    )
+    refused("method=GRPO", says=["here it is method: policy_gradient"])
+    refused("method=dr-grpo", says=["here it is method: policy_gradient"])
+    refused("method=dpo", says=["'dpo': here it is method: preference with objective: dpo"])
+    refused("method=policy-gradiant", says=["Did you mean 'policy_gradient'?"])
 
 
 def test_a_method_of_ones_own_that_does_not_import(refused, tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def run_demo(config: Demo, run: Run, resume: bool) -> None:
 @pytest.fixture
 def demo(monkeypatch, tmp_path):
     """A method that only counts, a recipe for it, and a way to call the command line."""
-    known = {"demo": SimpleNamespace(Config=Demo, run=run_demo)}
+    known = {"demo": SimpleNamespace(Config=Demo, train=run_demo)}
 
     def get_method(name: str):
         if name not in known:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import load_recipe, resolve
-from trailmark.methods.reflect import Config
+from trailmark.methods.reflect import ReflectRecipe
 from trailmark.tasks.alfworld import Alfworld
 from trailmark.tasks.auto_explore import AutoExplore
 from trailmark.tasks.taxi import Taxi
@@ -200,7 +200,7 @@ def test_every_key_is_a_key_of_a_recipe(line):
     for key in ours + noted:
         name = key.split("=", 1)[0]
         needed = ["model.lora.rank=64"] if name.startswith("model.lora.") else ["rl.baseline=batch"]
-        config = resolve(load_recipe(ROOT / "recipes/reflect-explore.yaml", [*needed, key]), Config)
+        config = resolve(load_recipe(ROOT / "recipes/reflect-explore.yaml", [*needed, key]), ReflectRecipe)
         if name.startswith("task.options."):
             assert name.removeprefix("task.options.") in OPTIONS, name
             continue

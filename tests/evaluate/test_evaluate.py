@@ -96,7 +96,7 @@ def test_playing_is_training_s_own_code(tmp_path):
 def trained(tmp_path_factory):
     """Two runs of four steps that differ in their credit, and are evaluated on the same starts."""
     folder = tmp_path_factory.mktemp("trained")
-    recipe = str((__import__("pathlib").Path(__file__).parents[2] / "recipes/bandit-online.yaml").resolve())
+    recipe = str((__import__("pathlib").Path(__file__).parents[2] / "recipes/bandit-policy-gradient.yaml").resolve())
     for name in ("group", "returns"):
         shell(
             "train", recipe, f"out={folder / name}", f"credit={name}", "steps=4", "eval.every=4", "eval.n=30", "seed=3"

@@ -23,6 +23,7 @@ METHOD = '''
 """Counts. Success is `skill` plus a little that depends on the seed and the step."""
 import json
 from trailmark.config import RunConfig
+from trailmark.methods.base import Method
 from trailmark.runs.store import append_line, read_metrics, to_json, write_segment
 from trailmark.types import Episode, Scored, Task, Turn
 
@@ -37,20 +38,24 @@ def played(name, skill, n, seed):
                     {"self": Scored(float((i * 7 + seed) % 10 < 10 * skill), (i * 7 + seed) % 10 < 10 * skill)},
                     seed=1) for i in range(40)]
 
-def run(config, run, resume=False):
-    for step in range(len(read_metrics(run.path)) + 1, config.steps + 1):
-        if config.stop_at and step > config.stop_at:
-            break
-        write_segment(run.episodes_dir, step, played(f"{step}", config.skill, config.cost, config.seed)[:5])
-        write_segment(run.path / "evaluation", step, played("e", config.skill * step / config.steps, 1, config.seed))
-        run.log(step, {"success": config.skill * step / config.steps + 0.01 * (config.seed % 3)}, {"seconds": 1.0})
-        with open(run.path / "ran.txt", "a") as f:
-            f.write(f"{step}\\n")
-    for name, skill in (("low", 0.2), ("high", 0.8)):
-        lines = "".join(to_json(e) + "\\n" for e in played(name, skill, 1, config.seed))
-        (run.path / "evaluation" / f"{name}.jsonl").write_text(lines)
-    (run.path / "results.json").write_text(json.dumps([{"arm": "high", "metric": "score", "value": config.skill}]))
-    return {}
+class Counting(Method):
+    Config = Config
+
+    @classmethod
+    def train(cls, config, run, resume=False):
+        for step in range(len(read_metrics(run.path)) + 1, config.steps + 1):
+            if config.stop_at and step > config.stop_at:
+                break
+            write_segment(run.episodes_dir, step, played(f"{step}", config.skill, config.cost, config.seed)[:5])
+            write_segment(run.path / "evaluation", step, played("e", config.skill * step / config.steps, 1, config.seed))
+            run.log(step, {"success": config.skill * step / config.steps + 0.01 * (config.seed % 3)}, {"seconds": 1.0})
+            with open(run.path / "ran.txt", "a") as f:
+                f.write(f"{step}\\n")
+        for name, skill in (("low", 0.2), ("high", 0.8)):
+            lines = "".join(to_json(e) + "\\n" for e in played(name, skill, 1, config.seed))
+            (run.path / "evaluation" / f"{name}.jsonl").write_text(lines)
+        (run.path / "results.json").write_text(json.dumps([{"arm": "high", "metric": "score", "value": config.skill}]))
+        return {}
 '''
 STUDY = {
     "recipe": "count.yaml",
@@ -294,7 +299,7 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
             study("bad", **changes)
         assert not (tmp_path / "runs/studies/bad").exists()  # found before anything runs
     done = CliRunner().invoke(app, ["study", "onlin-bandit"])
-    assert done.exit_code == 2 and "Did you mean 'online-bandit'" in done.stderr
+    assert done.exit_code == 2 and "Did you mean 'policy-gradient-bandit'" in done.stderr
     assert "no such study" in CliRunner().invoke(app, ["study", "no.yaml"]).stderr
 
 
@@ -318,7 +323,7 @@ def test_intervals_of_arms_and_differences():
 
 def test_every_study_in_the_repository_is_one():
     files = sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
-    assert "online-bandit" in [f.stem for f in files]
+    assert "policy-gradient-bandit" in [f.stem for f in files]
     for f in files:
         load_study(f)
 
@@ -327,7 +332,7 @@ def test_every_study_in_the_repository_is_one():
 
 REAL = [
     "study",
-    "online-bandit",
+    "policy-gradient-bandit",
     "budget.steps=4",
     "set.eval.every=2",
     "set.eval.n=10",

@@ -13,18 +13,23 @@ METHOD = '''
 """Writes what it read, and how often it ran."""
 import json
 from trailmark.config import RunConfig
+from trailmark.methods.base import Method
 
 class Config(RunConfig):
     word: str = ""
     data: str = ""
 
-def run(config, run, resume=False):
-    read = open(config.data).read() if config.data else ""
-    (run.path / "said.txt").write_text(config.word + str(config.seed) + read)
-    with open(run.path / "ran.txt", "a") as f:
-        f.write("once\\n")
-    run.log(config.steps, {"success": float(len(read))})
-    return {}
+class Saying(Method):
+    Config = Config
+
+    @classmethod
+    def train(cls, config, run, resume=False):
+        read = open(config.data).read() if config.data else ""
+        (run.path / "said.txt").write_text(config.word + str(config.seed) + read)
+        with open(run.path / "ran.txt", "a") as f:
+            f.write("once\\n")
+        run.log(config.steps, {"success": float(len(read))})
+        return {}
 '''
 STUDY = {
     "before": {

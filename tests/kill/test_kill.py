@@ -27,8 +27,8 @@ learner: {{optim: {{lr: 1e-3, schedule: cosine, warmup: 0.1}}, ema: 0.9}}
 checkpoint: {{every: 3, keep_last: 2, keep_best: 1, metric: eval/nll, mode: min}}
 eval: {{every: 4}}
 """
-ONLINE = """
-method: online
+POLICY_GRADIENT = """
+method: policy_gradient
 out: {out}
 steps: 8
 starts: 3
@@ -58,6 +58,7 @@ POINTS = [
     "checkpoint.begin", "checkpoint.weights#2", "checkpoint.optimiser", "checkpoint.state#2", "checkpoint.synced",
     "checkpoint.renamed#2", "checkpoint.pruned", "metrics.before#5", "metrics.after#4", "timings.after#3",
     "segment.before#3", "segment.half#4", "segment.synced#2", "segment.renamed#3", "recipe.half", "recipe.renamed",
+    "annotation.half#3", "annotation.renamed#4",
 ]  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def recipe(folder, kind, name, data_folder=None):
         scored.write_text("".join(json.dumps({**r, "reward": int(k < 20)}) + "\n" for k, r in enumerate(rows)))
     path = folder / f"{name}.yaml"
     lora = "{rank: 2}" if kind == "lora" else "null"
-    text = {"sft": SFT, "oreo": OREO}.get(kind, ONLINE)
+    text = {"sft": SFT, "oreo": OREO}.get(kind, POLICY_GRADIENT)
     path.write_text(text.format(data=data, scored=scored, out=folder / name, lora=lora))
     return path
 
@@ -111,7 +112,7 @@ def whole(tmp_path_factory):
     """The uninterrupted runs, and how long they take."""
     folder = tmp_path_factory.mktemp("whole")
     seconds = {}
-    for kind in ("sft", "online", "lora", "oreo"):
+    for kind in ("sft", "policy_gradient", "lora", "oreo"):
         began = time.monotonic()
         done = start(recipe(folder, kind, kind))
         _, said = done.communicate()
@@ -120,7 +121,7 @@ def whole(tmp_path_factory):
     return folder, seconds
 
 
-@pytest.mark.parametrize("kind", ["sft", "online", "oreo"])
+@pytest.mark.parametrize("kind", ["sft", "policy_gradient", "oreo"])
 @pytest.mark.parametrize("moment", range(20))
 def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     """Twenty moments each, from the first second to the last; some runs are killed twice."""
@@ -144,9 +145,9 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     ("kind", "point"),
     [
         (k, p)
-        for k in ("sft", "online", "lora", "oreo")
+        for k in ("sft", "policy_gradient", "lora", "oreo")
         for p in POINTS
-        if k in ("online", "lora") or "segment" not in p
+        if k in ("policy_gradient", "lora") or not p.startswith(("segment", "annotation"))
     ],
 )
 def test_killed_inside_a_write(tmp_path, whole, kind, point):

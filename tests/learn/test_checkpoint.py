@@ -20,7 +20,7 @@ from trailmark.config import (
 )
 from trailmark.errors import LearnError, RunError
 from trailmark.learn.learner import Learner, Update, split
-from trailmark.learn.loop import Plain, train
+from trailmark.learn.loop import Training, train
 from trailmark.learn.optim import Optimiser, rate
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft, Value
@@ -43,7 +43,7 @@ def rows(seed, n=4, head=False):
     return out
 
 
-class Toy(Plain):
+class Toy(Training):
     """Two models, two optimisers, two kinds of update, a critic every second step, a replay of what was seen before, and
     a memory of its own: a sixth method that touches no file of the core."""
 

@@ -32,7 +32,7 @@ class World:
         return Step(Observation(""), 0.25, True, False, Scored(0.25 if self.flat else float(action == "a")))
 """
 RECIPE = """
-method: online
+method: policy_gradient
 out: run
 steps: 7
 starts: 2

@@ -43,7 +43,7 @@ def recipe(path, out, steps=3, **more):
         "task": {"name": "taxi", "options": PLAIN}, "teacher": {"name": "file", "path": str(path)}, "rl": {"starts": 2},
         "final": {"n": 1}, "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
         "engine": {"slots": 4, "max_len": 512}, **more,
-    }, reflect.Config)  # fmt: skip
+    }, reflect.ReflectRecipe)  # fmt: skip
 
 
 def refused(config):

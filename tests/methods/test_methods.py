@@ -19,7 +19,7 @@ def go(tmp_path, name, **recipe):
     method = methods.get_method(recipe["method"])
     config = resolve({"out": str(tmp_path / name), "model": TINY, **recipe}, method.Config)
     run = Run.create(config.out, "method: x\n")
-    method.run(config, run)
+    method.train(config, run)
     return run
 
 
@@ -28,7 +28,7 @@ def go(tmp_path, name, **recipe):
 def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
     """One good arm of six: success rises from about 1/6 to 0.9 well within 200 iterations, for every seed."""
     run = go(
-        tmp_path, "bandit", method="online", seed=seed, steps=60, starts=4, n=8, credit="leave_one_out",
+        tmp_path, "bandit", method="policy_gradient", seed=seed, steps=60, starts=4, n=8, credit="leave_one_out",
         task={"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
         objective={"kind": objective}, learner={"optim": {"lr": 3e-3}}, engine={"slots": 8, "max_len": 64},
     )  # fmt: skip
@@ -39,7 +39,7 @@ def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
 def test_a_tree_is_learned_turn_by_turn(tmp_path):
     """Three binary decisions, each its own turn; discounted returns find the best leaf."""
     run = go(
-        tmp_path, "tree", method="online", steps=80, starts=8, n=4, credit="returns", mean="decision",
+        tmp_path, "tree", method="policy_gradient", steps=80, starts=8, n=4, credit="returns", mean="decision",
         task={"name": "solved", "options": {"kind": "tree", "depth": 3, "actions": 2, "seed": 3}},
         objective={"kind": "weighted_logp"}, learner={"optim": {"lr": 3e-3}}, engine={"slots": 16, "max_len": 64},
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_a_tree_is_learned_turn_by_turn(tmp_path):
 def test_the_reference_is_the_policy_as_it_starts(tmp_path, lora):
     """Also where it starts from an adapter: then the model below that is somebody else."""
     bandit = {"name": "solved", "options": {"kind": "bandit", "actions": 4, "rewards": [0, 0, 0, 1]}}
-    common = {"method": "online", "starts": 2, "n": 4, "task": bandit, "engine": {"slots": 8, "max_len": 64},
+    common = {"method": "policy_gradient", "starts": 2, "n": 4, "task": bandit, "engine": {"slots": 8, "max_len": 64},
               "learner": {"optim": {"lr": 3e-3}}}  # fmt: skip
     first = go(tmp_path, "first", steps=2, model={**TINY, "lora": lora}, **common)
     start = {**TINY, "lora": lora, "name": str(first.path / "checkpoints" / "000002" / "policy")}
@@ -118,16 +118,29 @@ def test_epochs_are_permutations_laid_end_to_end():
 
 
 def test_methods_are_open(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
-        "from trailmark.config import RunConfig\nclass Config(RunConfig):\n    extra: int = 3\n"
-        "def run(config, run, resume=False):\n    run.log(1, {'extra': config.extra})\n    return {}\n"
+    mine = (
+        "from trailmark.config import RunConfig\nfrom trailmark.methods.base import Method\n"
+        "class Recipe(RunConfig):\n    extra: int = 3\n"
+        "class Mine(Method):\n    Config = Recipe\n    @classmethod\n    def train(cls, config, run, resume=False):\n"
+        "        run.log(1, {'extra': config.extra})\n        return {}\n"
     )
+    (tmp_path / "mine.py").write_text(mine)
+    (tmp_path / "two_methods.py").write_text(mine + "class Other(Mine):\n    pass\nclass Wrong(Method):\n    Config = dict\n")
     monkeypatch.syspath_prepend(tmp_path)
-    run = go(tmp_path, "own", method="mine", extra=5)
-    assert read_metrics(run.path) == [{"step": 1, "extra": 5}]
-    with pytest.raises(RecipeError, match="Did you mean 'online'"):
-        methods.get_method("onlin")
+    for k, name in enumerate(("mine", "mine:Mine", "two_methods:Other")):
+        run = go(tmp_path, f"own{k}", method=name, extra=5)
+        assert read_metrics(run.path) == [{"step": 1, "extra": 5}]
+    with pytest.raises(RecipeError, match="one defines Mine, Other, Wrong: name it as two_methods:Class"):
+        methods.get_method("two_methods")
+    with pytest.raises(RecipeError, match="Config must be a class that derives from"):
+        methods.get_method("two_methods:Wrong")
+    with pytest.raises(RecipeError, match="'mine:Recipe' is no method"):
+        methods.get_method("mine:Recipe")
+    with pytest.raises(RecipeError, match="'mine:Nobody' cannot be imported"):
+        methods.get_method("mine:Nobody")
+    with pytest.raises(RecipeError, match="Did you mean 'policy_gradient'"):
+        methods.get_method("policy_gradien")
     with pytest.raises(RecipeError, match=r"no\.such\.module"):
         methods.get_method("no.such.module")
-    with pytest.raises(RecipeError, match="must have a Config"):
+    with pytest.raises(RecipeError, match="this one defines none"):
         methods.get_method("json.tool")

@@ -99,7 +99,7 @@ def test_reflector_and_policy_in_lessons_and_in_play(folder):
         "method": "reflect", "steps": 2, "sft": {"reflector": 1, "policy": 1}, "thought": 60, "teacher": {"starts": 1},
         "task": {"name": "taxi", "options": {"mode": "pickup", "horizon": 2}}, "engine": {"slots": 2, "max_len": 512},
         "model": {"name": "tiny", "tokenizer": str(folder), "shape": SHAPE},
-    }, reflect.Config)  # fmt: skip
+    }, reflect.ReflectRecipe)  # fmt: skip
     method = reflect.ReflectMethod(config, None)
     (e,) = play(method.source, method.source.tasks("all", 1), method.seats(), reflect.two_players(method.talk))
     seen = method.source.make().reset(method.source.tasks("all", 1)[0])

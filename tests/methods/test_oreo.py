@@ -1,9 +1,8 @@
-"""OREO and its baselines end to end on files: what they start from, learn, keep, resume and import."""
+"""OREO end to end on files: what they start from, learn, keep, resume and import."""
 
 import json
 import random
 import shutil
-import warnings
 
 import numpy as np
 import pytest
@@ -12,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from trailmark import methods
 from trailmark.config import ModelConfig, dump, resolve
-from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.methods import oreo
+from trailmark.errors import ModelError, RecipeError, RunError
+from trailmark.learn.loop import train
+from trailmark.methods import oreo, oreo_rounds
 from trailmark.methods.oreo_data import trajectory_samples
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
+from trailmark.runs.collect import Collection
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics
@@ -39,12 +40,12 @@ def data(tmp_path):
 
 def config(tmp_path, data, name="run", **recipe):
     given = {"method": "oreo", "data": data, "out": str(tmp_path / name), "model": TINY, "steps": 4, "batch": 8}
-    return resolve({**given, "learner": {"optim": {"lr": 1e-3}}, **recipe}, oreo.Config)
+    return resolve({**given, "learner": {"optim": {"lr": 1e-3}}, **recipe}, oreo.OreoRecipe)
 
 
 def go(*args, **recipe):
     c = config(*args, **recipe)
-    launch(oreo, c)
+    launch(oreo.OreoMethod, c)
     return Run.open(c.out)
 
 
@@ -79,7 +80,7 @@ def test_a_value_model_is_saved_and_loaded(tmp_path, data):
         name = f"lora{bool(lora)}"
         c = config(tmp_path, data, name, critic={"lora": lora}, learner={"optim": {"lr": 0.01}})
         method = oreo.OreoMethod(c, run := Run.create(c.out, dump(c)))
-        oreo.train(method, c, run)
+        train(method, c, run)
         folder = run.checkpoints_dir / "000004" / "critic"
         samples = trajectory_samples(method.rows[:4])
         (want, *_) = [s.streams["v"] for s in method.learner.fill(samples, v=Readout("", "head", model="critic"))]
@@ -160,7 +161,7 @@ def test_epochs_count_the_rows(tmp_path, data):
         ({"level": "step", "states": "token"}, "states: step"),
         ({"format": "nothing"}, "not known"),
         ({"format": "pairs"}, "no rewards"),
-        ({"objective": "ppo"}, "objective"),
+        ({"objective": "oreo"}, "'objective': is not known"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, data, more, why):
@@ -180,45 +181,6 @@ def test_it_learns_which_answers_are_right(tmp_path, data):
     assert rows[-1]["log_weight_won_median"] > rows[-1]["log_weight_lost_median"] + 1.0
 
 
-@pytest.mark.parametrize("objective", ["rejection", "dpo", "ipo", "kto"])
-def test_baselines_learn_from_the_same_file(tmp_path, data, objective):
-    run = go(tmp_path, data, objective=objective, steps=25, batch=12, learner={"optim": {"lr": 3e-3}})
-    rows = read_metrics(run.path)
-    name = {"rejection": "nll", "kto": "kto"}.get(objective, "pair")
-    assert rows[-1][name] < rows[0][name]
-    start = {"rejection": 5.0, "dpo": np.log(2), "ipo": 25.0, "kto": 0.5}[objective]
-    assert rows[0][name] == pytest.approx(start, abs=1.0 if objective == "rejection" else 1e-5)
-    assert rows[0]["rows"] == {"rejection": 24, "kto": 48}.get(
-        objective, 48
-    )  # 12 prompts, two of each kind: 4 pairs each
-    assert not (run.checkpoints_dir / "000025" / "critic").exists()
-
-
-def test_kto_says_when_failures_outweigh_successes(tmp_path):
-    path = tmp_path / "few.jsonl"
-    path.write_text("".join(f'{{"prompt": "{k}", "response": "b", "reward": {int(k < 2)}}}\n' for k in range(10)))
-    with pytest.warns(UserWarning, match="8 failures outweigh 2 successes.*undesirable=0.25 balances them"):
-        go(tmp_path, str(path), objective="kto", steps=1)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "objective kto")
-        go(tmp_path, str(path), "balanced", objective="kto", undesirable=0.25, steps=1)
-
-
-def test_capped_pairs_and_files_of_pairs(tmp_path, data):
-    assert read_metrics(go(tmp_path, data, objective="dpo", pairs=3, steps=1).path)[0]["rows"] == 36
-    path = tmp_path / "pairs.jsonl"
-    path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 5)
-    run = go(tmp_path, str(path), "p", objective="dpo", format="pairs", steps=1)
-    assert read_metrics(run.path)[0]["rows"] == 5
-    one = tmp_path / "one.jsonl"
-    one.write_text('{"prompt": "a", "response": "b", "reward": 1}\n')
-    with pytest.raises(DataError, match=r"one\.jsonl.*both a success and a failure"):
-        go(tmp_path, str(one), "q", objective="dpo")
-    one.write_text('{"prompt": "a", "response": "b", "reward": 0}\n')
-    with pytest.raises(DataError, match="no success"):
-        go(tmp_path, str(one), "r", objective="rejection")
-
-
 def test_evaluation_plays_the_task(tmp_path, data):
     task = {"name": "arith", "options": {"level": 1}}
     run = go(tmp_path, data, task=task, eval={"every": 2, "n": 3}, engine={"slots": 4, "max_len": 64},
@@ -235,7 +197,6 @@ def test_evaluation_plays_the_task(tmp_path, data):
     [
         {"kl": {"target": 0.01, "lr": 0.1}, "learner": {"optim": {"lr": 1e-2, "schedule": "cosine", "warmup": 0.03}}},
         {"target": "ema", "learner": {"ema": 0.9, "optim": {"lr": 1e-2}}, "critic": {"lora": {"rank": 2}}},
-        {"objective": "kto"},
     ],
 )
 def test_a_resumed_run_is_the_run(tmp_path, data, more, monkeypatch):
@@ -252,9 +213,9 @@ def test_a_resumed_run_is_the_run(tmp_path, data, more, monkeypatch):
     monkeypatch.setattr(oreo.OreoMethod, "updates", dies)
     c = config(tmp_path, data, "parts", **settings)
     with pytest.raises(KeyboardInterrupt):
-        launch(oreo, c)
+        launch(oreo.OreoMethod, c)
     monkeypatch.undo()
-    launch(oreo, c, resume=True)
+    launch(oreo.OreoMethod, c, resume=True)
     assert diff_runs(whole.path, tmp_path / "parts") == []
     state = json.loads((whole.checkpoints_dir / "000006" / "state.json").read_text())
     if "kl" in more:
@@ -268,7 +229,7 @@ def their_critic(tmp_path, data):
     """A trained critic of ours and what it says of a row."""
     c = config(tmp_path, data, "ours", learner={"optim": {"lr": 0.01}})
     method = oreo.OreoMethod(c, run := Run.create(c.out, dump(c)))
-    oreo.train(method, c, run)
+    train(method, c, run)
     run.close()
     sample = trajectory_samples(method.rows[:1])
     values = lambda m: m.learner.fill(sample, v=Readout("", "head", model="critic"))[0].streams["v"]
@@ -297,7 +258,7 @@ def test_an_openrlhf_lora_critic(tmp_path, data):
     folder = tmp_path / "ours" / "checkpoints" / "000004" / "critic"
     c = config(tmp_path, data, "ours", critic={"lora": {"rank": 4, "alpha": 8}}, learner={"optim": {"lr": 0.01}})
     method = oreo.OreoMethod(c, run := Run.create(c.out, dump(c)))
-    oreo.train(method, c, run)
+    train(method, c, run)
     run.close()
     theirs = tmp_path / "theirs"
     shutil.copytree(folder, theirs)
@@ -371,27 +332,62 @@ def test_rounds_may_only_collect(tmp_path):
     assert len(list(read_episodes(tmp_path / "run" / "episodes"))) == 64 and not (tmp_path / "run" / "round-1").exists()
 
 
-@pytest.mark.parametrize("place", ["gather", "launch"])
-def test_rounds_resume(tmp_path, monkeypatch, place):
-    small = {"steps": 2, "training": 3, "collect": {"starts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
-    method, c = rounds(tmp_path, "whole", **small)
-    launch(method, c)
-    method, c = rounds(tmp_path, "parts", **small)
-    real, calls = getattr(method, place), []
+SMALL = {"steps": 2, "training": 3, "collect": {"starts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
+
+
+def same_rounds(one, two):
+    assert diff_runs(one, two) == []
+    last = "round-2/checkpoints/000003"
+    for name in ("policy/model.safetensors", "critic/model.safetensors", "critic/heads.safetensors"):
+        a, b = (load_file(run / last / name) for run in (one, two))
+        assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounds")
+    launch(*rounds(folder, "whole", **SMALL))
+    return folder / "whole"
+
+
+@pytest.mark.parametrize(
+    ("home", "place", "call"),
+    [(oreo_rounds, "gather", 2), (oreo.OreoMethod, "updates", 5), (Collection, "_keep", 3), (Collection, "_keep", 10)],
+)
+def test_rounds_resume(tmp_path, monkeypatch, whole, home, place, call):
+    method, c = rounds(tmp_path, "parts", **SMALL)
+    real, calls = getattr(home, place), []
 
     def dies(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == call:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(method, place, dies)
+    monkeypatch.setattr(home, place, dies)
     with pytest.raises(KeyboardInterrupt):
         launch(method, c)
     monkeypatch.undo()
     launch(method, c, resume=True)
-    assert diff_runs(tmp_path / "whole", tmp_path / "parts") == []
-    last = "round-2/checkpoints/000003"
-    for name in ("policy/model.safetensors", "critic/model.safetensors", "critic/heads.safetensors"):
-        a, b = (load_file(tmp_path / run / last / name) for run in ("whole", "parts"))
-        assert all(torch.equal(a[n], b[n]) for n in a)
+    same_rounds(whole, tmp_path / "parts")
+
+
+def test_rounds_of_before_go_on_and_changed_ones_are_made_again(tmp_path, whole, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "stages")  # an older version kept no records
+    with pytest.raises(RunError, match="belongs to another recipe"):
+        launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)
+    launch(*rounds(tmp_path, "run", **SMALL), resume=True)
+    same_rounds(whole, run)
+    first = (run / "round-1/metrics.jsonl").read_bytes()
+    launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)
+    assert "stage 'round-2' is made again: key 'critic.name'" in capsys.readouterr().err
+    assert (run / "round-1/metrics.jsonl").read_bytes() == first
+    again = (run / "replaced/round-2-1/metrics.jsonl").read_bytes()
+    assert again == (whole / "round-2/metrics.jsonl").read_bytes() != (run / "round-2/metrics.jsonl").read_bytes()
+    launch(*rounds(tmp_path, "fresh", **SMALL, critic_from="fresh"))
+    assert diff_runs(run, tmp_path / "fresh") == []
+    (run / "episodes/000001.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"000001.jsonl of stage 'collect-1' was changed after it was made"):
+        launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)

@@ -1,4 +1,4 @@
-"""What OREO reads, leaves out, cuts into steps, pairs and collects."""
+"""What OREO and the preference methods read, leave out, cut into steps, pair and collect."""
 
 import json
 
@@ -8,23 +8,17 @@ import pytest
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError
 from trailmark.formats import read
+from trailmark.methods.offline import read_scored, successes, won
 from trailmark.methods.oreo_data import (
     balanced,
-    by_group,
     collect,
     collect_balanced,
-    labelled_samples,
     mark_steps,
-    pair_samples,
-    preference_pairs,
-    read_scored,
     split_steps,
-    stored_pairs,
-    successes,
     token_steps,
     trajectory_samples,
-    won,
 )
+from trailmark.methods.preference import by_group, labelled_samples, pair_samples, preference_pairs, stored_pairs
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
 from trailmark.runs.store import read_segment

@@ -23,7 +23,7 @@ RECIPE = {
 
 def config(**changes):
     Path("r.yaml").write_text(yaml.safe_dump({**RECIPE, **changes}))
-    return resolve(load_recipe("r.yaml"), oreo.Config)
+    return resolve(load_recipe("r.yaml"), oreo.OreoRecipe)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_files_of_the_end():
-    launch(oreo, config())
+    launch(oreo.OreoMethod, config())
     found = {p.stem: read_segment(p) for p in Path("run/evaluation").glob("*.jsonl")}
     assert set(found) == {"000002", "start", "beam-2", "best_of-3"}
     ids = [e.task.id for e in found["000002"]]
@@ -47,19 +47,19 @@ def test_files_of_the_end():
 
 
 def test_what_is_there_is_not_made_again_and_what_is_missing_is():
-    launch(oreo, config())
+    launch(oreo.OreoMethod, config())
     start, beam = Path("run/evaluation/start.jsonl"), Path("run/evaluation/beam-2.jsonl")
     as_made = beam.read_bytes()
     start.write_text("kept\n")
     beam.unlink()
-    launch(oreo, config(), resume=True)
+    launch(oreo.OreoMethod, config(), resume=True)
     assert start.read_text() == "kept\n" and beam.read_bytes() == as_made
 
 
 def test_searches_of_a_run_that_goes_on_are_made_again():
-    launch(oreo, config())
+    launch(oreo.OreoMethod, config())
     start = Path("run/evaluation/start.jsonl").read_bytes()
-    launch(oreo, config(steps=3), resume=True)
+    launch(oreo.OreoMethod, config(steps=3), resume=True)
     for name in ("beam-2", "best_of-3"):
         found = read_segment(Path(f"run/evaluation/{name}.jsonl"))
         assert len(found) == 5 and {t.version for e in found for t in e.turns} == {3}
@@ -70,7 +70,7 @@ def test_searches_of_a_run_that_goes_on_are_made_again():
     ("changes", "said"),
     [
         ({"task": None}, "final needs a task"),
-        ({"objective": "kto"}, "objective kto learns none"),
+        ({"format": "pairs"}, "method preference"),
         ({"final": {"search": ["beam"]}}, "expected beam:B"),
     ],
 )

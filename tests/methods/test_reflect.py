@@ -33,7 +33,7 @@ SMALL = {
 
 
 def run(out, **more):
-    config = resolve({**SMALL, "out": str(out), **more}, method.Config)
+    config = resolve({**SMALL, "out": str(out), **more}, method.ReflectRecipe)
     launch(get_method("reflect"), config)
     return config
 
@@ -93,7 +93,7 @@ def test_the_reflector_stays_frozen_and_is_the_one_saved(tmp_path):
 @pytest.mark.parametrize("reflect", [True, False])
 def test_killed_between_any_two_stages_it_resumes(tmp_path, reflect):
     whole = run(tmp_path / "whole", reflect=reflect)
-    short = resolve({**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect}, method.Config)
+    short = resolve({**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect}, method.ReflectRecipe)
     own = method.ReflectMethod.updates
 
     for stop in (4, 8, 12):

@@ -46,7 +46,7 @@ def recipe(tmp_path, monkeypatch):
                                                          "target": "part13/what.txt", "horizon": 3}},
             "rl": {"starts": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
             "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all", **more,
-        }, reflect.Config)  # fmt: skip
+        }, reflect.ReflectRecipe)  # fmt: skip
 
     return made
 
@@ -120,5 +120,5 @@ def test_a_quantised_base_takes_no_new_tokens(recipe):
         config = recipe()
         resolve(
             {**config.model_dump(), "model": {**config.model.model_dump(), "name": "gpt2", "quant": "int8"}},
-            reflect.Config,
+            reflect.ReflectRecipe,
         )

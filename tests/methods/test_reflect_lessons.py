@@ -20,7 +20,7 @@ LESSON = Lesson("map\n", "Choose one action:\n0. south\n1. north\n", "go north",
 @pytest.fixture
 def make(tmp_path):
     def made(**more):
-        config = resolve({**BASE, **more, "out": str(tmp_path / str(len(list(tmp_path.iterdir()))))}, reflect.Config)
+        config = resolve({**BASE, **more, "out": str(tmp_path / str(len(list(tmp_path.iterdir()))))}, reflect.ReflectRecipe)
         return reflect.ReflectMethod(config, Run.create(config.out, "method: x\n"))
 
     return made

@@ -18,13 +18,13 @@ RECIPES = sorted(p.stem for p in FOLDER.glob("reflect-*.yaml") if p.stem != "ref
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_resolves_and_its_model_is_known(name):
-    config = resolve(load_recipe(FOLDER / f"{name}.yaml"), reflect.Config)
+    config = resolve(load_recipe(FOLDER / f"{name}.yaml"), reflect.ReflectRecipe)
     assert describe(config.model)["parameters"] > 50_000
     assert config.steps > config.sft.reflector + config.sft.policy
 
 
 def test_the_paper_s_model():
-    config = resolve(load_recipe(FOLDER / "reflect-paper-gpu.yaml"), reflect.Config)
+    config = resolve(load_recipe(FOLDER / "reflect-paper-gpu.yaml"), reflect.ReflectRecipe)
     assert describe(config.model) == {"family": "gpt2", "parameters": 1_557_611_200, "context": 1024}
     assert config.model.quant == "int8" and config.head == "alphabet" and config.rl.replay == 50
 
@@ -62,7 +62,7 @@ def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkey
         "rl": {"starts": 4, "baseline": "batch"}, "head": head, "shuffle": shuffle, "thought": 18, "final": {"split": "all"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 256}},
         "curriculum": {"kind": "depth"}, "engine": {"slots": 8, "max_len": 256},
-    }, reflect.Config)  # fmt: skip
+    }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     rows, episodes = read_metrics(tmp_path / "run"), list(read_episodes(tmp_path / "run" / "episodes"))
     assert "policy/nll" in rows[3] and "success" in rows[5] and len(episodes) == 8
@@ -85,7 +85,7 @@ def test_a_prompt_that_is_too_long_keeps_the_question(tmp_path, repository, monk
                                                      "target": "src/deep/stock.py", "max_tokens": 400}},
         "rl": {"starts": 12}, "thought": 18, "final": {"split": "all"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 420}}, "engine": {"slots": 8},
-    }, reflect.Config)  # fmt: skip
+    }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     run = reflect.ReflectMethod(config.model_copy(update={"out": "unused"}), None)  # type: ignore[arg-type]
     decode = run.learner.models["policy"].tokenizer.decode
@@ -127,7 +127,7 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
         "rl": {"starts": 3}, "shuffle": "permute", "thought": 48, "final": {"split": "seen", "n": 3, "references": True},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 2048}},
         "engine": {"slots": 4, "max_len": 1920}, "eval": {"every": 5, "n": 2, "split": "seen"},
-    }, reflect.Config)  # fmt: skip
+    }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     from trailmark.runs.store import read_segment
 

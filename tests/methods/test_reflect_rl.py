@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, resolve
+from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
@@ -33,7 +34,7 @@ SMALL = {
 
 
 def made(tmp_path, **more):
-    config = resolve({**SMALL, "out": str(tmp_path / "run"), **more}, method.Config)
+    config = resolve({**SMALL, "out": str(tmp_path / "run"), **more}, method.ReflectRecipe)
     return method.ReflectMethod(config, Run.create(config.out, "method: x\n"))
 
 
@@ -43,7 +44,7 @@ def bandit(tmp_path, name, **rl_more):
         "method": "reflect", "out": str(tmp_path / name), "reflect": False, "steps": 70, "sft": {"reflector": 0, "policy": 0},
         "task": {"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
         "rl": {"starts": 16, "lr": 3e-3, "replay_batch": 4, **rl_more}, "model": TINY, "engine": {"slots": 16, "max_len": 64},
-    }, method.Config)  # fmt: skip
+    }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     return [row["success"] for row in read_metrics(tmp_path / name)]
 
@@ -89,7 +90,7 @@ def test_entropy_shifts_no_reported_success(tmp_path):
 
 
 def rollout(run, n=6):
-    tasks = run.stages[0].batch(run.source, n, 0, 9, 8)
+    tasks = run.curriculum[0].batch(run.source, n, 0, 9, 8)
     return play(run.source, tasks, run.seats(), method.two_players(run.talk), seed=3)
 
 
@@ -219,7 +220,7 @@ def test_the_taxi_s_thirds(tmp_path):
 
 def test_stages_are_played_and_evaluated_one_by_one(tmp_path):
     config = resolve({**SMALL, "out": str(tmp_path / "run"), "eval": {"every": 20, "n": 4},
-                      "final": {"n": 5, "references": True}}, method.Config)  # fmt: skip
+                      "final": {"n": 5, "references": True}}, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     modes = {}
     for e in read_episodes(tmp_path / "run" / "episodes"):
@@ -239,18 +240,18 @@ def test_stages_are_played_and_evaluated_one_by_one(tmp_path):
 
 def test_players_of_an_earlier_run(tmp_path):
     """A reflector and a policy are loaded and go on; the reflector stays what it was."""
-    first = resolve({**SMALL, "out": str(tmp_path / "first"), "steps": 8, "curriculum": {}}, method.Config)
+    first = resolve({**SMALL, "out": str(tmp_path / "first"), "steps": 8, "curriculum": {}}, method.ReflectRecipe)
     launch(get_method("reflect"), first)
     more = {"steps": 2, "sft": {"reflector": 0, "policy": 0}, "curriculum": {}, "final": {"n": 3}}
     more["load"] = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/checkpoints/000008")}
-    second = resolve({**SMALL, **more, "out": str(tmp_path / "second")}, method.Config)
+    second = resolve({**SMALL, **more, "out": str(tmp_path / "second")}, method.ReflectRecipe)
     launch(get_method("reflect"), second)
     reflector = [load_model(ModelConfig(name=str(tmp_path / p / "reflector"))).fingerprint()
                  for p in ("first/checkpoints/000008", "second/checkpoints/000002")]  # fmt: skip
     assert reflector[0] == reflector[1]
     for bad, said in (("nowhere", "there is no folder"), (str(tmp_path), "tokenizer|config.json")):
-        wrong = resolve({**SMALL, **more, "out": str(tmp_path / "x"), "load": {"policy": bad}}, method.Config)
-        with pytest.raises(method.ModelError, match=said):
+        wrong = resolve({**SMALL, **more, "out": str(tmp_path / "x"), "load": {"policy": bad}}, method.ReflectRecipe)
+        with pytest.raises(ModelError, match=said):
             launch(get_method("reflect"), wrong)
 
 
@@ -258,7 +259,7 @@ def test_ppo_needs_something_to_compare_with():
     from trailmark.errors import RecipeError
 
     with pytest.raises(RecipeError, match="ppo needs rl.critic.kind"):
-        resolve({"method": "reflect", "steps": 400, "rl": {"algorithm": "ppo"}}, method.Config)
+        resolve({"method": "reflect", "steps": 400, "rl": {"algorithm": "ppo"}}, method.ReflectRecipe)
 
 
 def test_optimisers_have_their_own_rates(tmp_path):

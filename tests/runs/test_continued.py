@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
     ):
         more = {} if start is None else {"load": {"policy": str(start), "reflector": str(start)},
                                          "sft": {"reflector": 0, "policy": 0}}  # fmt: skip
-        config = resolve({**SMALL, **more, "steps": steps, "out": str(folder / name)}, reflect.Config)
+        config = resolve({**SMALL, **more, "steps": steps, "out": str(folder / name)}, reflect.ReflectRecipe)
         launch(get_method("reflect"), config)
     return folder
 
@@ -112,7 +112,7 @@ def test_models_of_no_run_play_the_starts_of_the_run_beside_them(folder, tmp_pat
     starts = [json.loads(line)["task"]["id"] for line in Path(out).read_text().splitlines()]
     assert starts[:5] == starts[5:10] == starts[10:]
     config = resolve(
-        {**SMALL, "curriculum": {"kind": "modes"}, "steps": 3, "out": str(tmp_path / "stages")}, reflect.Config
+        {**SMALL, "curriculum": {"kind": "modes"}, "steps": 3, "out": str(tmp_path / "stages")}, reflect.ReflectRecipe
     )
     launch(get_method("reflect"), config)
     staged = CliRunner().invoke(app, ["eval", str(tmp_path / "stages"), "oracle", "--n", "2", "--json"])

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from trailmark import methods
 from trailmark.config import dump, resolve
 from trailmark.engines.local import LocalEngine
-from trailmark.methods import online, sft
+from trailmark.methods import sft
+from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models import forward
 from trailmark.models import layout as pack
 from trailmark.models.tiny import tiny_tokenizer
@@ -29,7 +30,7 @@ from trailmark.verify.masks import turn_defects
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 256}}
 KEPT = {"every": 1, "keep_last": 9}
 TAXI = {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "horizon": 6}}
-ONLINE = {
+POLICY_GRADIENT = {
     "taxi": {"task": TAXI, "starts": 4, "n": 4, "credit": "returns", "mean": "decision",
              "objective": {"kind": "weighted_logp"}},
     "talk": {"task": {"name": "talk_world:Talk"}, "starts": 3, "n": 3, "mean": "sequence", "sampling":
@@ -42,7 +43,7 @@ def train(out, **recipe):
     whole = {"out": str(out), "model": TINY, "learner": {"optim": {"lr": 3e-3}}, "checkpoint": KEPT, **recipe}
     config = resolve(whole, method.Config)
     with Run.create(out, dump(config)) as run:
-        method.run(config, run)
+        method.train(config, run)
     return out
 
 
@@ -51,8 +52,8 @@ def sound(tmp_path_factory):
     """Three sound runs: one-token decisions, conversations of several turns, imitation."""
     root = tmp_path_factory.mktemp("sound")
     engine = {"slots": 16, "max_len": 256}
-    for name, recipe in ONLINE.items():
-        train(root / name, method="online", steps=4, engine=engine, **recipe)
+    for name, recipe in POLICY_GRADIENT.items():
+        train(root / name, method="policy_gradient", steps=4, engine=engine, **recipe)
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper() * 3},
                           {"role": "user", "content": "again"},
                           {"role": "assistant", "content": c}]} for c in "abcdef"]  # fmt: skip
@@ -99,11 +100,11 @@ def test_a_sound_online_run_passes_every_check(sound, name):
 def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
     """With LoRA the first and the newest weights are available. With one checkpoint stale weights cannot be noticed,
     and the report says so."""
-    more = {"engine": {"slots": 16, "max_len": 256}, **ONLINE["taxi"]}
+    more = {"engine": {"slots": 16, "max_len": 256}, **POLICY_GRADIENT["taxi"]}
     model = {**TINY, "lora": {"rank": 2}}
-    adapted = verify(train(tmp_path / "lora", method="online", steps=2, model=model, **more))
+    adapted = verify(train(tmp_path / "lora", method="policy_gradient", steps=2, model=model, **more))
     assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
-    end = verify(train(tmp_path / "end", method="online", steps=2, checkpoint={"every": 0}, **more))
+    end = verify(train(tmp_path / "end", method="policy_gradient", steps=2, checkpoint={"every": 0}, **more))
     assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "stale weights" in end["sampler"].notes[0]
 
 
@@ -115,7 +116,8 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
     options = {"games": str(write_download(tmp_path / "games")), "mode": "text", "opening": opening, "horizon": 2}
     shape = {"layers": 1, "width": 16, "heads": 2, "context": 2048}
     run = train(
-        tmp_path / "run", method="online", steps=1, task={"name": "alfworld", "options": options}, starts=2, n=2,
+        tmp_path / "run", method="policy_gradient", steps=1, task={"name": "alfworld", "options": options}, starts=2,
+        n=2,
         sampling={"max_tokens": 4}, engine={"slots": 4, "max_len": 2048}, model={"name": "tiny", "shape": shape},
     )  # fmt: skip
     replay = next(c for c in verify(run).checks if c.name == "replay")
@@ -139,7 +141,7 @@ def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
     edit(run, rename)
     silent = verify(run)["replay"]
     assert silent.status == "pass" and "names no protocol" in silent.notes[0]
-    monkeypatch.setattr(online, "protocol", lambda config, source: by_turns, raising=False)
+    monkeypatch.setattr(PolicyGradientMethod, "protocol", classmethod(lambda cls, config, source: by_turns))
     told = verify(run)["replay"]
     assert told.status == "pass" and told.numbers["prompts_compared"] == told.numbers["episodes"]
     edit(run, on_turns(lambda t: dataclasses.replace(t, prompt=(*t.prompt, 5)) if t.seat == "adviser" else t))
@@ -163,7 +165,9 @@ def test_the_command(sound, copy, tmp_path):
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said == json.loads((run / "verify.json").read_text())
-    assert said["ok"] and said["method"] == "online" and said["fail"] == 0 and said["pass"] == len(said["checks"])
+    assert (
+        said["ok"] and said["method"] == "policy_gradient" and said["fail"] == 0 and said["pass"] == len(said["checks"])
+    )
     assert all(c.keys() == {"name", "status", "what", "numbers", "notes"} for c in said["checks"])
     first = read_segment(run / "episodes" / "000001.jsonl")
     write_segment(run / "episodes", 1, [dataclasses.replace(e, group="all one") for e in first])
@@ -252,7 +256,9 @@ def test_stale_weights_of_an_engine_that_is_never_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalEngine, "publish", publish)
     engine = {"slots": 16, "max_len": 256, "dtype": "float64"}
-    report = verify(train(tmp_path / "run", method="online", steps=3, engine=engine, **ONLINE["taxi"]))
+    report = verify(
+        train(tmp_path / "run", method="policy_gradient", steps=3, engine=engine, **POLICY_GRADIENT["taxi"])
+    )
     assert failed(report) == {"sampler"}
     assert "version 0, which is older, explains the log-probs of version 2" in report["sampler"].what
 

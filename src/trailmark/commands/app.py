@@ -85,12 +85,11 @@ def train(
 ) -> None:
     """Run the method of a recipe."""
     from trailmark import methods
-    from trailmark.config import dump, load_recipe, resolve
+    from trailmark.config import dump, load_recipe
     from trailmark.memory import INSIST
     from trailmark.runs.launch import launch
 
-    loaded = load_recipe(recipe, overrides or ())
-    config = resolve(loaded, methods.get_config(loaded.method))
+    config = methods.resolve_recipe(load_recipe(recipe, overrides or ()))
     if dry_run:
         typer.echo(dump(config), nl=False)
         for line in methods.check(config):
@@ -111,9 +110,10 @@ def diff(
     every: Annotated[bool, typer.Option("--all", help="Every difference, where there are many of one kind.")] = False,
 ) -> None:
     """Say whether two runs are the same, bit for bit, and where they part. Exit code 0: they are; 1: they are not."""
+    from trailmark.methods import complete
     from trailmark.runs.diff import diff_runs, few
 
-    found = diff_runs(a, b)
+    found = diff_runs(a, b, complete)
     typer.echo("\n".join(map(str, found) if every else few(found)) or "identical")
     raise typer.Exit(1 if found else 0)
 

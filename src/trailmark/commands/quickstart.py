@@ -35,7 +35,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
-    from trailmark.methods.reflect import Config, evaluate_advice, keep_evaluation, random_player
+    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice, random_player
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run, read_segment
@@ -48,11 +48,11 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         say("Reflect-RL: a reflector learns a teacher's words, a policy learns to act on them" if reflecting
             else "SFT, then RL, of a policy alone")  # fmt: skip
         raw = _recipe(recipe, out / name, seed, reflecting)
-        config = resolve(raw, Config)
+        config = resolve(raw, ReflectRecipe)
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
     source = get_task(raw["task"]["name"], **raw["task"]["options"])
-    keep_evaluation(both["reflect"], "random", random_player(source, seed + 1, tiny_tokenizer()))
+    both["reflect"].keep_evaluation("random", random_player(source, seed + 1, tiny_tokenizer()))
     evaluate_advice(both["reflect"], config, seed)
     files = {
         "random": both["reflect"].path / "evaluation/random.jsonl",

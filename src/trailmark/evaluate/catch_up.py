@@ -6,22 +6,20 @@ seed of the draws, plays of each start) and its recipe (task, sampling), so the 
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
-from trailmark.evaluate.players import Wish, find_model, local_seat
+from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
-from trailmark.marked_yaml import parse
-from trailmark.runs.store import Run
+from trailmark.runs.older import read_recipe
+from trailmark.seats.locate import locate
 from trailmark.types import Episode
-
-ALONE = ("online", "sft", "oreo")  # methods whose policy plays a task alone
 
 
 def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple[list[Episode], Path]]:
@@ -34,16 +32,12 @@ def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple
             continue
     missing = [path for path in runs if path not in found]
     if missing:
-        like = next((path for path in found if is_run(path) and _recipe(path).get("method") in ALONE), None)
-        if within is not None or like is None or any(_recipe(path).get("method") not in ALONE for path in missing):
+        like = next((path for path in found if is_run(path) and plays_alone(read_recipe(path))), None)
+        if within is not None or like is None or any(not plays_alone(read_recipe(path)) for path in missing):
             raise DataError(_advice(missing[0], runs))
         for path in missing:
             found[path] = _play_like(path, like, found[like][0])
     return [found[path] for path in runs]
-
-
-def _recipe(run: Path) -> dict[str, Any]:
-    return parse(Run(run).recipe, str(run / "recipe.yaml"))[0]
 
 
 def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list[Episode], Path]:
@@ -51,22 +45,22 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     from trailmark.rollout.play import play
     from trailmark.tasks import get_task
 
-    folder, own = find_model(str(run))
-    recipe = _recipe(like)
+    found, recipe = locate(str(run)), read_recipe(like)
     task = recipe["task"]
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
     source = get_task(task["name"], **(task.get("options") or {}))
-    seat = local_seat(folder, {**own, "engine": recipe.get("engine") or {}}, Wish(), sampling, source)
+    found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
+    seat = local_seat(found, Wish(), sampling, source)
     tasks = {e.task.id: e.task for e in episodes}
     times = Counter(e.task.id for e in episodes)
     print(f"{run} holds no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)
     each = [t for t in tasks.values() for _ in range(times[t.id])]
-    return play(source, each, [seat], seed=episodes[0].seed, prefix="eval:"), Path(folder)
+    return play(source, each, [seat], seed=episodes[0].seed, prefix="eval:"), Path(found.folder)
 
 
 def _advice(run: Path, runs: Sequence[Path]) -> str:
     """What to type where nothing can be compared as it is."""
-    known = [t for path in runs if is_run(path) and (t := _recipe(path).get("task"))]
+    known = [t for path in runs if is_run(path) and (t := read_recipe(path).get("task"))]
     options = [f"{k}={v}" for k, v in ((known[0].get("options") or {}) if known else {}).items() if isinstance(v, str | int)]
     task = shlex.join(["--task", known[0]["name"], *options]) if known else "--task TASK KEY=VALUE"
     lines = [

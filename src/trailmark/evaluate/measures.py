@@ -15,7 +15,8 @@ from trailmark.errors import DataError, RunError, nearest
 from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
-from trailmark.runs.store import Run, read_metrics, read_segment, segments
+from trailmark.runs.older import read_recipe
+from trailmark.runs.store import read_metrics, read_segment, segments
 from trailmark.samples import scored
 
 if TYPE_CHECKING:
@@ -67,9 +68,8 @@ def spent(run: Path, budget: Budget) -> list[tuple[int, float]]:
     elif budget.seconds is not None:
         each = {int(r["step"]): float(r.get("seconds", 0.0)) for r in read_metrics(run / "timings.jsonl")}
     elif budget.updates is not None:
-        from trailmark.marked_yaml import parse
 
-        recipe = parse(Run(run).recipe, "recipe.yaml")[0]
+        recipe = read_recipe(run)
         each = dict.fromkeys(steps, float(recipe.get("passes", 1) * recipe.get("minibatches", 1)))
     else:
         return [(s, float(s)) for s in steps]

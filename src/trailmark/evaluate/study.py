@@ -1,6 +1,6 @@
 """Studies: arms x seeds at an equal budget, and a verdict per claim computed from what they measured.
 
-    studies/online-bandit.yaml            what is asked
+    studies/policy-gradient-bandit.yaml            what is asked
     OUT/before/STAGE/seed-0/              what the arms of a seed share, made before them: a start, its data
     OUT/runs/ARM/seed-0/                  an ordinary run; finished.json beside its recipe says that it is whole
     OUT/*/replaced/                       runs of another recipe or of other inputs, kept
@@ -254,9 +254,8 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
     """The method and the checked config of one run."""
     where = spec.folder(out, seed)
     more = _words({**dict.fromkeys(spec.seed_keys, seed), "name": f"{spec.name}, seed {seed}", "out": str(where)})
-    loaded = load_recipe(spec.recipe, [*spec.words(out, seed), *more])
-    method = methods.get_method(loaded.method)
-    return method, resolve(loaded, method.Config)
+    config = methods.resolve_recipe(load_recipe(spec.recipe, [*spec.words(out, seed), *more]))
+    return methods.get_method(config.method), config
 
 
 def _mark(config: RunConfig) -> bytes:

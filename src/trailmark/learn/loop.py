@@ -1,7 +1,7 @@
 """The outer loop of every method: step, evaluate, log, checkpoint, stop early, resume as if nothing had happened.
 
-A method is an object with `updates(step)`, which collects or reads data and yields `Update`s; whatever it must remember
-goes through `state()` and `load()`. The loop knows nothing else about it.
+A `Training` has `updates(step)`, which collects or reads data and yields `Update`s. What it must remember goes through
+`state()` and `load()`. The loop knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
@@ -19,43 +19,41 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
-from trailmark.runs.store import Run, truncate_metrics, truncate_segments
+from trailmark.runs.store import Run, truncate_run
 from trailmark.trackers import open_trackers
 
 
-class Method(Protocol):
+class Training:
+    """What the loop trains: a learner, and the updates of each step. Everything else has a default."""
+
     learner: Learner
 
-    def updates(self, step: int) -> Iterator[Update]: ...
+    def updates(self, step: int) -> Iterator[Update]:
+        """Collect or read the data of a step (from 1), and yield what the learner shall do with it."""
+        raise NotImplementedError(f"{type(self).__name__} must define updates(step)")
 
     def metrics(self) -> Mapping[str, float]:
         """What the step just made is worth reporting beside the losses."""
-        ...
-
-    def evaluate(self, step: int) -> Mapping[str, float]: ...
-
-    def state(self) -> Mapping[str, Any]: ...
-
-    def load(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Plain:
-    """What a method has when it says nothing: no metrics of its own, no evaluation, nothing to remember."""
-
-    def metrics(self) -> Mapping[str, float]:
         return {}
 
     def evaluate(self, step: int) -> Mapping[str, float]:
+        """The numbers of an evaluation on the way."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold beside the learner."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        """Go back to a `state`."""
+        return None
+
+    def finish(self, step: int) -> None:
+        """Called once training is over, also where a resumed run was complete already."""
         return None
 
 
-def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
+def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
     """Run `config.steps` steps, or go on from the newest checkpoint."""
     start, bad, stopped = 0, 0, False
     best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
@@ -67,10 +65,7 @@ def train(method: Method, config: RunConfig, run: Run, resume: bool = False) -> 
     elif resume:
         print(f"{run.path} has no checkpoint yet: it starts again at step 1", file=sys.stderr)
     if resume:
-        truncate_metrics(run, start)
-        truncate_segments(run.episodes_dir, start + 1)
-        if (run.path / "evaluation").is_dir():
-            truncate_segments(run.path / "evaluation", start + 1)
+        truncate_run(run, start)
         if start >= config.steps or stopped:
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}

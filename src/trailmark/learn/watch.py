@@ -38,6 +38,20 @@ def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
 
 
+def summary(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What episodes came to: mean reward, turns, success where the world says it, and the tokens that were written."""
+    if not episodes:
+        return {}
+    outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
+    wins = [o.success for o in outcomes if o.success is not None]
+    out: dict[str, float] = {
+        "reward": float(np.mean([o.reward for o in outcomes])),
+        "turns": float(np.mean([len(e.turns) for e in episodes])),
+        "written_tokens": sum(len(t.tokens) for e in episodes for t in e.turns),
+    }
+    return {**out, "success": float(np.mean(wins))} if wins else out
+
+
 def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, float]:
     """How far the learner's log-probs (`scored`) are from those that the tokens were drawn with, over the trained tokens."""
     gaps = [

@@ -1,41 +1,47 @@
-"""Methods by name: each a `Config` and a `run`. `sft` and `online` are here; `my_package.my_module` may be anybody's."""
+"""Methods by name. Each is a class that derives from `methods.base.Method`; `my_package.my_module:MyMethod` may be anybody's."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from trailmark.config import RunConfig
+from trailmark.config import RunConfig, resolve
 from trailmark.errors import RecipeError, nearest
-from trailmark.runs.store import Run
+from trailmark.recipe import Loaded
+from trailmark.runs import older
 
-METHODS = {name: f"trailmark.methods.{name}" for name in ("sft", "online", "reflect", "oreo", "oreo_rounds")}
+if TYPE_CHECKING:
+    from trailmark.methods.base import Method
 
-
-class MethodModule(Protocol):
-    Config: type[RunConfig]
-
-    def run(self, config: Any, run: Run, resume: bool = False) -> dict[str, float]: ...
-
-
+METHODS = {
+    "sft": "trailmark.methods.sft:SftMethod",
+    "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
+    "reflect": "trailmark.methods.reflect:ReflectMethod",
+    "preference": "trailmark.methods.preference:PreferenceMethod",
+    "oreo": "trailmark.methods.oreo:OreoMethod",
+    "oreo_rounds": "trailmark.methods.oreo_rounds:OreoRoundsMethod",
+}
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 CALLED = {  # what others call a method, and what it is here
-    "grpo": "method: online with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
-    "rloo": "method: online with credit: leave_one_out",
-    "reinforce": "method: online with credit: returns and objective: {kind: weighted_logp}",
-    "ppo": "method: reflect with rl.algorithm: ppo, or method: online with objective: {kind: clipped}",
+    "grpo": "method: policy_gradient with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
+    "rloo": "method: policy_gradient with credit: leave_one_out",
+    "reinforce": "method: policy_gradient with credit: returns and objective: {kind: weighted_logp}",
+    "ppo": "method: reflect with rl.algorithm: ppo, or method: policy_gradient with objective: {kind: clipped}",
     "imitation": "method: sft",
-    "dpo": "method: oreo with objective: dpo",
-    "ipo": "method: oreo with objective: ipo",
-    "kto": "method: oreo with objective: kto",
-    "rejection": "method: oreo with objective: rejection",
+    "dpo": "method: preference with objective: dpo",
+    "ipo": "method: preference with objective: ipo",
+    "kto": "method: preference with objective: kto",
+    "rejection": "method: preference with objective: rejection",
     "reflect_rl": "method: reflect",
+    "online": "method: policy_gradient",
 }
 OTHERS = {  # further names of the same
-    "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo", "gspo": "grpo", "policy_gradient": "reinforce", "pg": "reinforce",
+    "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo", "gspo": "grpo", "pg": "reinforce",
     "bc": "imitation", "behavior_cloning": "imitation", "behaviour_cloning": "imitation", "finetune": "imitation",
     "rft": "rejection", "rejection_sampling": "rejection", "raft": "rejection", "reflectrl": "reflect_rl",
 }  # fmt: skip
@@ -48,24 +54,56 @@ def get_config(name: str) -> type[RunConfig]:
     return RECIPES[name] if name in RECIPES else get_method(name).Config
 
 
-def get_method(name: str) -> Any:
-    """The module (or, for "package.module:Name", the object) of a method."""
-    if name in METHODS:
-        return importlib.import_module(METHODS[name])
-    key = re.sub(r"[-_ ]+", "_", name.lower())
-    if here := CALLED.get(OTHERS.get(key, key)):
-        raise RecipeError(f"unknown method '{name}': here it is {here}.")
-    own = "A method of your own is named package.module or package.module:Name."
-    if not NAME.fullmatch(name) or (name.isidentifier() and importlib.util.find_spec(name) is None):
-        raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
-    module, _, attribute = name.partition(":")
+def resolve_recipe(loaded: Loaded) -> RunConfig:
+    """A recipe that a person wrote, checked. One that uses older names is refused with the new ones."""
+    older.refuse(loaded)
+    return resolve(loaded, get_config(loaded.method))
+
+
+def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe of a run in today's words, with every key that it could have set, for comparing two of them."""
+    today = older.translate(recipe)
+    if today.get("method") not in METHODS:
+        return today
     try:
-        found: Any = importlib.import_module(module)
-        found = getattr(found, attribute) if attribute else found
+        return resolve(today, get_config(today["method"])).model_dump(mode="json")
+    except RecipeError:  # of a version that had other keys: it is compared as it stands
+        return today
+
+
+def get_method(name: str) -> type[Method]:
+    """The class of a method: one of METHODS, or "package.module:Class", or "package.module" where that defines one method."""
+    from trailmark.methods.base import Method
+
+    own = "A method of your own is named package.module or package.module:Class."
+    if name not in METHODS:
+        key = re.sub(r"[-_ ]+", "_", name.lower())
+        if here := CALLED.get(OTHERS.get(key, key)):
+            raise RecipeError(f"unknown method '{name}': here it is {here}.")
+        if not NAME.fullmatch(name) or (name.isidentifier() and importlib.util.find_spec(name) is None):
+            raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
+    module, _, attribute = METHODS.get(name, name).partition(":")
+    try:
+        imported = importlib.import_module(module)
+        found: Any = getattr(imported, attribute) if attribute else None
     except Exception as problem:  # a module of somebody's may raise anything while it is imported
         raise RecipeError(f"method '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
-    if not hasattr(found, "Config") or not hasattr(found, "run"):
-        raise RecipeError(f"method '{name}' must have a Config (a RunConfig) and run(config, run, resume)")
+    if not attribute:
+        here = [v for v in vars(imported).values() if inspect.isclass(v) and v.__module__ == imported.__name__]
+        mine = [v for v in here if issubclass(v, Method)]
+        if len(mine) != 1:
+            which = f"defines {', '.join(v.__name__ for v in mine)}" if mine else "defines none"
+            raise RecipeError(
+                f"method '{name}': a module must define one class that derives from trailmark.methods.base.Method, and this "
+                f"one {which}: name it as {name}:Class."
+            )
+        found = mine[0]
+    if not (inspect.isclass(found) and issubclass(found, Method)):
+        raise RecipeError(
+            f"method '{name}' is no method: write a class that derives from trailmark.methods.base.Method, with a Config."
+        )
+    if not (inspect.isclass(found.Config) and issubclass(found.Config, RunConfig)):
+        raise RecipeError(f"method '{name}': its Config must be a class that derives from trailmark.config.RunConfig.")
     return found
 
 
@@ -82,20 +120,19 @@ def _first_start(task: Any) -> str:
 def check(config: RunConfig) -> list[str]:
     """What `--dry-run` can say about a recipe without network or weights."""
     from trailmark.models.load import describe
+    from trailmark.seats.config import described
+    from trailmark.seats.names import fix_names
 
-    about = describe(config.model)
+    model = config.model if config.model.shape else fix_names(config).model
+    about = describe(model)
     lines = [
-        f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
+        f"model: {model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
     ]
     task = getattr(config, "task", None)
     if task is not None:
         lines.append(f"task: {task.name}, {_first_start(task)}")
-    data = getattr(config, "data", None)
-    if hasattr(method := get_method(config.method), "check"):
-        lines += method.check(config)
-    elif data is not None:
-        from trailmark.formats.messages import count_rows
-
-        here = Path(data).is_file()
-        lines.append(f"data: {data}, {f'{count_rows(data)} rows' if here else 'which is not here yet'}")
-    return lines
+    method = get_method(config.method)
+    seats = method.seats_of(config)
+    if len(seats) > 1:
+        lines += described(seats)
+    return [*lines, *method.check(config)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesModel,
     OptimConfig,
     RunConfig,
     SamplingConfig,
@@ -21,12 +22,13 @@ from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
+from trailmark.seats.config import SeatConfig, seats_section
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
 Split = Literal["turn", "newline", "sentence", "auto"]
 
-# --- online -----------------------------------------------------------------------------------------------------
+# --- policy_gradient -------------------------------------------------------------------------------------------------
 
 
 class TaskConfig(Config):
@@ -34,12 +36,13 @@ class TaskConfig(Config):
     options: dict[str, Any] = Field({}, description="keywords of the task")
 
 
-class OnlineRecipe(RunConfig):
+class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     starts: PositiveInt = Field(8, description="tasks drawn in one step")
     n: PositiveInt = Field(8, description="episodes of each task: one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    seats: dict[str, SeatConfig] = seats_section()
     credit: Literal["returns", "group", "leave_one_out"] = Field("group", description="who earned the reward")
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="how tokens, turns and episodes are averaged")
@@ -49,7 +52,7 @@ class OnlineRecipe(RunConfig):
     old: Literal["learner", "sampler"] = Field("learner", description="whose log-probs the ratio starts from")
 
     @model_validator(mode="after")
-    def _groups(self) -> OnlineRecipe:
+    def _groups(self) -> PolicyGradientRecipe:
         if self.n < 2 and self.credit != "returns":
             raise ValueError(
                 f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every advantage "
@@ -136,8 +139,12 @@ class ImitationConfig(Config):
 class LoadConfig(Config):
     """Players from earlier runs: a run, a checkpoint or a model folder."""
 
-    policy: str | None = Field(None, description="where the policy begins; none: as model says")
-    reflector: str | None = Field(None, description="the reflector, already taught; none: as model says")
+    policy: Annotated[str | None, NamesModel("policy", stored=True)] = Field(
+        None, description="where the policy begins; none: as model says"
+    )
+    reflector: Annotated[str | None, NamesModel("reflector", stored=True)] = Field(
+        None, description="the reflector, already taught; none: as model says"
+    )
 
 
 class ReflectFinal(Config):
@@ -186,6 +193,63 @@ class ReflectRecipe(RunConfig):
         return self
 
 
+# --- from a file of scored trajectories ------------------------------------------------------------------------------
+
+
+class OfflineFinal(Config):
+    """Evaluations at the end, beside those on the way; each is a file evaluation/NAME.jsonl of the run."""
+
+    start: bool = Field(False, description="of the policy as it started: evaluation/start.jsonl")
+
+
+class OfflineRecipe(RunConfig):
+    """What the methods that learn from a file of scored trajectories have in common."""
+
+    data: str | list[str] = Field(description="one file of scored trajectories, or several")
+    format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
+    seat: str = Field("policy", description="whose turns are trained")
+    max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
+    batch: PositiveInt = Field(128, description="trajectories (or pairs) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
+    ref: Annotated[str | None, NamesModel()] = Field(
+        None, description="the reference: a name as in model.name; none: the policy as it starts"
+    )
+    task: TaskConfig | None = Field(None, description="a world to evaluate in")
+    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, v: str) -> str:
+        if v not in FORMATS:
+            raise ValueError(f"format '{v}' is not known. Known: {', '.join(FORMATS)}.")
+        return v
+
+    @property
+    def files(self) -> list[str]:
+        return [self.data] if isinstance(self.data, str) else self.data
+
+
+# --- preference ---------------------------------------------------------------------------------------------------
+
+
+class PreferenceRecipe(OfflineRecipe):
+    objective: Literal["rejection", "dpo", "ipo", "kto"] = Field("dpo", description="what is learnt")
+    beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, kto); none: 0.1")
+    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
+    desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
+    undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
+    final: OfflineFinal = Field(OfflineFinal(), description="evaluations at the end")
+
+    @model_validator(mode="after")
+    def _fits(self) -> PreferenceRecipe:
+        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
+            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
+        if self.final.start and self.task is None:
+            raise ValueError("final needs a task to play")
+        return self
+
+
 # --- oreo -------------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +268,9 @@ class KlConfig(Config):
 class OreoCritic(Config):
     """The model of the value. Its head starts at zero unless it is loaded."""
 
-    name: str | None = Field(None, description="folder of a value model (also OpenRLHF's); none: the policy's start")
+    name: Annotated[str | None, NamesModel("critic")] = Field(
+        None, description="a value model: a folder (also OpenRLHF's), a run, a checkpoint; none: the policy's start"
+    )
     lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
     optim: OptimConfig | None = Field(None, description="its optimiser; none: as the policy's")
 
@@ -214,10 +280,7 @@ class RewardConfig(Config):
     add: float = Field(0.0, description="R = mul * reward + add")
 
 
-class OreoFinal(Config):
-    """Evaluations at the end, beside those on the way; each is a file evaluation/NAME.jsonl of the run."""
-
-    start: bool = Field(False, description="of the policy as it started: evaluation/start.jsonl")
+class OreoFinal(OfflineFinal):
     search: list[str] = Field([], description="with the value that was learnt: beam:3, best_of:4, actions:5")
     temperature: float = Field(1.0, gt=0, description="of what is searched")
 
@@ -232,15 +295,8 @@ class OreoFinal(Config):
         return v
 
 
-class OreoRecipe(RunConfig):
-    data: str | list[str] = Field(description="one file of scored trajectories, or several")
-    format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
-    seat: str = Field("policy", description="whose turns are trained")
-    max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
-    batch: PositiveInt = Field(128, description="trajectories (or pairs) in one step")
-    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
-    objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field("oreo", description="what is learnt")
-    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03 for oreo, 0.1 for dpo, ipo and kto")
+class OreoRecipe(OfflineRecipe):
+    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03")
     level: Level = Field("token", description="which policy loss")
     states: Literal["token", "step"] | None = Field(
         None, description="which moments have a value; none: steps at level step, else tokens"
@@ -257,21 +313,12 @@ class OreoRecipe(RunConfig):
     freeze: float = Field(0.0, ge=0, lt=1, description="share of the steps before the policy starts to move")
     critic_only: bool = Field(False, description="train the value only")
     critic: OreoCritic = Field(OreoCritic(), description="the value's model")
-    ref: str | None = Field(None, description="the reference; none: the policy as it starts")
-    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
-    desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
-    undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
-    task: TaskConfig | None = Field(None, description="a world to evaluate in")
-    sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
     final: OreoFinal = Field(OreoFinal(), description="evaluations at the end")
-    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
 
     @model_validator(mode="after")
     def _fits(self) -> OreoRecipe:
-        if self.format not in FORMATS:
-            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
-        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
-            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
+        if self.format == "pairs":
+            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo or ipo")
         if self.level == "step" and self.states == "token":
             raise ValueError("level step needs states: step")
         if self.hinge and self.level != "response":
@@ -280,13 +327,7 @@ class OreoRecipe(RunConfig):
             raise ValueError("target ema needs learner.ema, such as 0.995")
         if (self.final.search or self.final.start) and self.task is None:
             raise ValueError("final needs a task to play")
-        if self.final.search and self.objective != "oreo":
-            raise ValueError(f"final.search needs a value, and objective {self.objective} learns none")
         return self
-
-    @property
-    def files(self) -> list[str]:
-        return [self.data] if isinstance(self.data, str) else self.data
 
 
 # --- oreo_rounds ------------------------------------------------------------------------------------------------
@@ -303,6 +344,13 @@ class CollectConfig(Config):
 
 
 class RoundsRecipe(OreoRecipe):
+    objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field(
+        "oreo", description="how a round learns: oreo, or as method preference does"
+    )
+    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03 for oreo, 0.1 for dpo, ipo and kto")
+    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
+    desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
+    undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
     data: str | list[str] = Field("", description="not used: each round collects its own")
     format: str = Field("episodes", description="of what is collected")
     steps: PositiveInt = Field(3, description="rounds")
@@ -315,11 +363,18 @@ class RoundsRecipe(OreoRecipe):
     critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
     learn_from: Literal["new", "all"] = Field("new", description="which episodes a round learns from")
 
+    @model_validator(mode="after")
+    def _has_a_value(self) -> RoundsRecipe:
+        if self.final.search and self.objective != "oreo":
+            raise ValueError(f"final.search needs a value, and objective {self.objective} learns none")
+        return self
+
 
 RECIPES: dict[str, type[RunConfig]] = {
     "sft": SftRecipe,
-    "online": OnlineRecipe,
+    "policy_gradient": PolicyGradientRecipe,
     "reflect": ReflectRecipe,
+    "preference": PreferenceRecipe,
     "oreo": OreoRecipe,
     "oreo_rounds": RoundsRecipe,
 }

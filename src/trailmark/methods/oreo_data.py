@@ -1,9 +1,7 @@
-"""The data of OREO and of the baselines over the same file: what is read, left out, cut into steps, paired and collected.
+"""The data of OREO: steps of a text, one sample per trajectory, and collecting trajectories.
 
-reading      scored trajectories of any format; what cannot be learnt from is left out and counted
 steps        spans of tokens; a turn that has none is split by newline, or by sentence too
 samples      one sequence per trajectory, with the states and the actions as streams
-builders     successes (rejection sampling), pairs (DPO, IPO), good and bad (KTO)
 collection   n samples of each start, or a balanced number of right and wrong ones
 """
 
@@ -12,104 +10,23 @@ from __future__ import annotations
 import random
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from trailmark import formats
-from trailmark.errors import DataError
-from trailmark.formats.scored import tie_pairs
 from trailmark.methods.configs import Split
+from trailmark.methods.offline import won
 from trailmark.rollout.play import Protocol, Seat, Start, play_all, start_all
 from trailmark.run_async import wait
 from trailmark.runs.collect import Collection
-from trailmark.samples import build_samples, chains, pair, scored
+from trailmark.samples import build_samples
 from trailmark.tasks.base import TaskSource
 from trailmark.texts import encode_with_places
 from trailmark.types import Episode, Sample, Scored, Task, Tokens
-
-Pair = tuple[Episode, Episode]
-NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
-
-
-# --- reading ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Data:
-    """The episodes that can be learnt from, and how many were left out and why."""
-
-    episodes: list[Episode]
-    skipped: Mapping[str, int] = field(default_factory=dict)
-
-
-def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
-    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
-    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
-    episodes: list[Episode] = []
-    skipped: dict[str, int] = {}
-    for number, path in enumerate(paths):
-        more = {"prefix": f"{number}:"} if len(paths) > 1 else {}
-        found = formats.read(format, path, tokenizer, seat=seat, skip_bad=True, **more)
-        for why in found.skipped:
-            if not any(words in why for words in NOTHING):
-                raise DataError(why)
-        _count(skipped, "no_action", len(found.skipped))
-        episodes += found.episodes
-    if format != "pairs":
-        episodes, dropped = scored(episodes)
-        _count(skipped, "no_reward", dropped["invalid"])
-        _count(skipped, "failed", dropped["failed"])
-    kept = []
-    for e in episodes:
-        if why := _useless(e, seat, max_len):
-            _count(skipped, why, 1)
-        else:
-            kept.append(e)
-    if not kept and set(skipped) == {"several_sequences"}:
-        raise DataError(
-            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
-            "so the world must be played as one growing conversation.",
-            paths[0],
-        )
-    if not kept:
-        why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
-        raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
-    if len({e.id for e in kept}) < len(kept):
-        raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
-    return Data(kept, skipped)
-
-
-def _count(counts: dict[str, int], name: str, more: int) -> None:
-    if more:
-        counts[name] = counts.get(name, 0) + more
-
-
-def _useless(e: Episode, seat: str, max_len: int) -> str:
-    """Why a trajectory cannot be learnt from, or nothing."""
-    mine = [t for t in e.turns if t.seat == seat and t.tokens]
-    if not mine:
-        return "no_action"
-    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
-        return "empty"
-    found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
-    if len(found) > 1:
-        return "several_sequences"  # a turn was shown a prompt of its own
-    return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
-
-
-def won(e: Episode) -> bool:
-    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
-    outcome = e.outcome
-    if not isinstance(outcome, Scored):
-        return False
-    return outcome.reward > 0 if outcome.success is None else outcome.success
-
 
 # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -206,24 +123,6 @@ def _states(s: Sample, success: bool, states: str, mean: str) -> Sample:
     return Sample(s.tokens, streams, mass, episode=s.episode, group=s.group)
 
 
-def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """One sample per trajectory with weight 1 on every action, so that sums over a row are sums over its actions."""
-    rows = build_samples(episodes, seat, mean="token")
-    keep = lambda s: {"weight": s.streams["weight"]}
-    return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
-
-
-def pair_samples(pairs: Sequence[Pair], seat: str = "policy") -> list[Sample]:
-    sides = [answer_samples([p[k] for p in pairs], seat) for k in (0, 1)]
-    return [s for n, both in enumerate(zip(*sides, strict=True)) for s in pair(*both, unit=f"pair {n}")]
-
-
-def labelled_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """For KTO: a role by success, and mass 1 a row."""
-    rows = zip(answer_samples(episodes, seat), episodes, strict=True)
-    return [replace(s, mass={"weight": 1.0}, role="desirable" if won(e) else "undesirable") for s, e in rows]
-
-
 def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
     """For each step of a scored sample (streams value, policy_logp, ref): what the value says it was worth, A = V(s') - V(s),
     with R in the place of V(s') at the end; and what the policy says, beta * sum l. At the optimum they are equal."""
@@ -231,39 +130,6 @@ def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
     v = np.append(s.streams["value"][at], s.streams["reward"][at[-1]])
     ratio = np.where(s.streams["action"] != 0, s.streams["policy_logp"] - s.streams["ref"], 0.0)
     return np.diff(v), beta * np.add.reduceat(ratio, at)
-
-
-# --- builders -----------------------------------------------------------------------------------------------------
-
-
-def successes(episodes: Sequence[Episode]) -> list[Episode]:
-    return [e for e in episodes if won(e)]
-
-
-def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
-    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
-    only one kind gives none."""
-    out: list[Pair] = []
-    for name, group in by_group(episodes).items():
-        good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]
-        pairs = list(product(good, bad))
-        if cap is not None and len(pairs) > cap:
-            pairs = random.Random(f"pairs {seed} {name}").sample(pairs, cap)
-        out += pairs
-    return out
-
-
-def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
-    """The pairs of a file of format `pairs`; one whose other side was left out goes too."""
-    sides = Counter(e.info.get("pair") for e in episodes)
-    return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
-
-
-def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    groups: dict[str, list[Episode]] = {}
-    for e in episodes:
-        groups.setdefault(e.group, []).append(e)
-    return groups
 
 
 # --- collection ---------------------------------------------------------------------------------------------------

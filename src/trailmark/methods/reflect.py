@@ -18,29 +18,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import ModelError, RecipeError, RunError, TaskError
+from trailmark.errors import RecipeError, RunError, TaskError
 from trailmark.learn.learner import Learner, Update
-from trailmark.learn.loop import Plain, train
-from trailmark.learn.watch import spread
+from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.configs import ReflectRecipe as Config
+from trailmark.methods.base import Method
+from trailmark.methods.configs import ReflectRecipe
 from trailmark.methods.contract import Room, check_lessons, check_menus
-from trailmark.methods.online import bound_task, summary
 from trailmark.methods.reflect_play import (
     ACTION,
     ANALYZE,
     Talk,
     coin,
     has_oracle,
-    keep_evaluation,
     label_alphabet,
     label_words,
     menu_labels,
@@ -53,6 +50,7 @@ from trailmark.methods.reflect_rl import (
     Part,
     Replay,
     Stage,
+    credit_notes,
     decisions,
     make_critic,
     make_stages,
@@ -68,27 +66,32 @@ from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
 from trailmark.run_async import wait
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import newest_checkpoint, stored_model
+from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
+from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
 
-__all__ = ["ACTION", "ANALYZE", "Config", "ReflectMethod", "evaluate_advice", "keep_evaluation", "players", "protocol",
-           "random_player", "run", "two_players"]  # fmt: skip
+__all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "random_player",
+           "two_players"]  # fmt: skip
 
 
-class ReflectMethod(Plain):
-    def __init__(self, config: Config, run: Run):
-        self.config, self.run = config, run
+class ReflectMethod(Method):
+    Config = ReflectRecipe
+
+    def __init__(self, config: ReflectRecipe, run: Run):
+        super().__init__(config, run)
         need_rows(max(config.sft.batch, config.rl.starts, config.teacher.starts), "sft.batch, rl.starts or teacher.starts")
         self.source = get_task(config.task.name, **config.task.options)
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
         models = {"policy": load_seat(config, self.source, "policy", words)}
-        bound_task(self.source, models["policy"].tokenizer)
+        bind(self.source, models["policy"].tokenizer)
         trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
         if config.reflect:
             models["reflector"] = load_seat(config, self.source, "reflector", words)
@@ -101,12 +104,12 @@ class ReflectMethod(Plain):
             trains["critic"] = config.learner.optim.model_copy(update={"lr": critic.lr})
         self.learner = Learner(models, config.learner, trains, config.steps)
         self.talk = talk_of(config, self.source, models["policy"].tokenizer)
-        self.stages = make_stages(config.curriculum, self.source)
+        self.curriculum = make_stages(config.curriculum, self.source)
         self.lessons: list[Lesson] = []
         if config.sft.policy or self.ends[0]:
             t = config.teacher
             each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
-            shown = [Part(self.source, s) for s in self.stages] if each else [self.source]
+            shown = [Part(self.source, s) for s in self.curriculum] if each else [self.source]
             self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
@@ -114,12 +117,12 @@ class ReflectMethod(Plain):
                 )
             if config.sft.policy:
                 check_labels(self.lessons, config, models["policy"].tokenizer)
-        final_tasks(config, self.source, self.stages)  # starts that are not there are missed now, not after hours
+        final_tasks(config, self.source, self.curriculum)  # starts that are not there are missed now, not after hours
         if config.eval.every:
-            starts_of(self.stages, self.source, config.eval.split, config.eval.n, config.seed)
+            starts_of(self.curriculum, self.source, config.eval.split, config.eval.n, config.seed)
         self.check_room()
-        if config.curriculum.index is not None and config.curriculum.index >= len(self.stages):
-            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.stages)} stages")
+        if config.curriculum.index is not None and config.curriculum.index >= len(self.curriculum):
+            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.curriculum)} stages")
         self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
         self._metrics: dict[str, float] = {}
         self.frozen = ""  # the reflector's weights when its lessons were over
@@ -198,7 +201,7 @@ class ReflectMethod(Plain):
         """The stage of RL step `local` (from 1), and after which RL step it began."""
         if self.config.curriculum.index is not None:
             return self.config.curriculum.index, 0
-        begins = stage_starts([s.size for s in self.stages], self.config.steps - self.ends[1])
+        begins = stage_starts([s.size for s in self.curriculum], self.config.steps - self.ends[1])
         k = max(i for i, first in enumerate(begins) if first < local)
         return k, begins[k]
 
@@ -207,7 +210,7 @@ class ReflectMethod(Plain):
         if stage != self.stage:
             self.stage, self.replay.held = stage, []
         self.publish(step - 1)
-        tasks = self.stages[stage].batch(self.source, c.rl.starts, c.seed, step, self.ends[1] + first)
+        tasks = self.curriculum[stage].batch(self.source, c.rl.starts, c.seed, step, self.ends[1] + first)
         episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -215,8 +218,9 @@ class ReflectMethod(Plain):
             raise TaskError(
                 f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
             )
-        self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.stages) > 1 else {})}
+        self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.curriculum) > 1 else {})}
         samples = decisions(good, self.learner, c.rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, c.rl))
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
         yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)
         yield from self.judge(samples)
@@ -252,25 +256,25 @@ class ReflectMethod(Plain):
         self.publish(step)
         final, seed = self.config.final, self.config.seed + 1
         kind = "reflect-" if self.config.reflect else "plain-"
-        tasks = final_tasks(self.config, self.source, self.stages)
+        tasks = final_tasks(self.config, self.source, self.curriculum)
         starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
         episodes = wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
-        keep_evaluation(self.run, kind + name, episodes)
+        self.run.keep_evaluation(kind + name, episodes)
         if final.references and step == self.config.steps:
             tokenizer = self.learner.models["policy"].tokenizer
-            keep_evaluation(self.run, "random", random_player(self.source, seed, tokenizer, tasks))
+            self.run.keep_evaluation("random", random_player(self.source, seed, tokenizer, tasks))
             if has_oracle(self.source):
-                keep_evaluation(self.run, "oracle", oracle_player(self.source, seed, tokenizer, tasks))
+                self.run.keep_evaluation("oracle", oracle_player(self.source, seed, tokenizer, tasks))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         self.publish(step)
         c = self.config
-        tasks = starts_of(self.stages, self.source, c.eval.split, c.eval.n, c.seed)
+        tasks = starts_of(self.curriculum, self.source, c.eval.split, c.eval.n, c.seed)
         protocol = deaf_to_chance(self.talk)
         episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
-        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.stages if s.name}
+        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.curriculum if s.name}
         each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
         return {**summary(good), **each, **dropped}
 
@@ -282,11 +286,49 @@ class ReflectMethod(Plain):
         self.replay.held = [from_json(line) for line in state["replay"]]
         self.frozen, self.stage, self.updated = state["frozen"], state["stage"], state["updated"]
 
+    # -- about a run ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def seats_of(cls, config: ReflectRecipe) -> dict[str, AnyKind]:
+        """The reflector is frozen in play, and lies in every checkpoint."""
+        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
+        if config.reflect:
+            thinks = SamplingConfig(max_tokens=config.thought)
+            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
+        return filled(seats, None, config.engine)
+
+    @classmethod
+    def protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
+        """The labels are those of the tokenizer at the desk."""
+
+        async def as_in_training(desk: Desk) -> None:
+            await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return as_in_training
+
+    @classmethod
+    def evaluation_protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
+        """Every decision hears the reflector."""
+
+        async def hears_all(desk: Desk) -> None:
+            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return hears_all
+
+    @classmethod
+    def starts(cls, config: ReflectRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
+        """`n` starts of each stage of the curriculum."""
+        return starts_of(make_stages(config.curriculum, source), source, split, n, seed)
+
 
 # --- pieces that evaluation and replay share with the run ----------------------------------------------------------
 
 
-def load_seat(config: Config, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
+def players_of(config: ReflectRecipe) -> tuple[Literal["policy", "reflector"], ...]:
+    return ("policy", "reflector") if config.reflect else ("policy",)
+
+
+def load_seat(config: ReflectRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
     """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
     lm = load_model(seat_model(config, seat), words)
     if config.labels == "all" and hasattr(source, "bind"):
@@ -294,11 +336,11 @@ def load_seat(config: Config, source: Any, seat: Literal["policy", "reflector"],
     return lm
 
 
-def imitated(lesson: Lesson, config: Config) -> str:
+def imitated(lesson: Lesson, config: ReflectRecipe) -> str:
     return lesson.oracle if config.teacher.label == "oracle" else lesson.action
 
 
-def check_labels(lessons: Sequence[Lesson], config: Config, tokenizer: Any) -> None:
+def check_labels(lessons: Sequence[Lesson], config: ReflectRecipe, tokenizer: Any) -> None:
     """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is permuted. Those
     drawn anew from the alphabet are."""
     if config.shuffle == "alphabet":
@@ -314,38 +356,15 @@ def check_labels(lessons: Sequence[Lesson], config: Config, tokenizer: Any) -> N
             )
 
 
-def seat_model(config: Config, seat: Literal["policy", "reflector"]) -> ModelConfig:
+def seat_model(config: ReflectRecipe, seat: Literal["policy", "reflector"]) -> ModelConfig:
     """The model section of a player: made (each with a seed of its own), or from an earlier run."""
     folder = getattr(config.load, seat)
     if folder is not None:
-        return stored_model(config.model, seat_folder(folder, seat))
+        return stored_model(config.model, folder)
     return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
 
 
-def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
-    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
-    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
-    return model.model_copy(update={"name": str(folder), "shape": None, **own})
-
-
-def seat_folder(path: str | Path, seat: str) -> Path:
-    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
-    if (folder / "recipe.yaml").is_file():
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        folder = folder / seat
-        if not folder.is_dir():
-            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
-    return folder
-
-
-def talk_of(config: Config, source: Any, tokenizer: Any) -> Talk:
+def talk_of(config: ReflectRecipe, source: Any, tokenizer: Any) -> Talk:
     """How the players of a run talk."""
     draws = config.head == "alphabet" or config.shuffle == "alphabet"
     known = label_alphabet(source, tokenizer) if draws else ()
@@ -358,7 +377,7 @@ def deaf_to_chance(talk: Talk) -> Protocol:
     return two_players(dataclasses.replace(talk, share=1.0))
 
 
-def final_tasks(config: Config, source: Any, stages: Sequence[Stage]) -> list[Task]:
+def final_tasks(config: ReflectRecipe, source: Any, stages: Sequence[Stage]) -> list[Task]:
     final = config.final
     if final.split is not None:
         return starts_of(stages, source, final.split, final.n, config.seed)
@@ -368,40 +387,18 @@ def final_tasks(config: Config, source: Any, stages: Sequence[Stage]) -> list[Ta
         return starts_of(stages, source, config.eval.split, final.n or config.eval.n, config.seed)
 
 
-def _seat(name: str, engine: LocalEngine, config: Config, law: SamplingLaw = SamplingLaw()) -> Seat:
+def _seat(name: str, engine: LocalEngine, config: ReflectRecipe, law: SamplingLaw = SamplingLaw()) -> Seat:
     trained = name == "policy"
     return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
 
 
-def players(
-    config: Config, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-) -> tuple[Any, list[Seat], Protocol, list[Stage]]:
-    """The world, the seats of a checkpoint, who speaks when, and the stages: what an evaluation needs."""
-    source = get_task(config.task.name, **config.task.options)
-    seats = []
-    for name in ("policy", "reflector") if config.reflect else ("policy",):
-        update = {"lora": None, "device": device or config.model.device}
-        lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
-        engine = local_engine(lm, config.engine)
-        seats.append(_seat(name, engine, config, law))
-    bound_task(source, seats[0].engine.tokenizer)
-    talk = talk_of(config, source, seats[0].engine.tokenizer)
-    return source, seats, deaf_to_chance(talk), make_stages(config.curriculum, source)
-
-
-def protocol(config: Config, source: Any) -> Protocol:
-    """Who speaks when, for those who replay a run: the labels are those of the tokenizer that they bring."""
-
-    async def replay(desk: Desk) -> None:
-        await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
-
-    return replay
-
-
-def evaluate_advice(run: Run, config: Config, seed: int) -> None:
+def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    source, seats, _, _ = players(config, listed(run.checkpoints_dir)[-1])
+    source = get_task(config.task.name, **config.task.options)
+    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    table.bind(source)
+    seats = table.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
@@ -411,8 +408,4 @@ def evaluate_advice(run: Run, config: Config, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        keep_evaluation(run, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
-
-
-def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
-    return train(ReflectMethod(config, run), config, run, resume)
+        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))

@@ -25,18 +25,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trailmark.credit import discounted
+from trailmark.credit import turn_returns
 from trailmark.errors import TaskError
 from trailmark.methods.configs import CurriculumConfig, RlConfig
 from trailmark.methods.configs import ReflectCritic as CriticConfig
 from trailmark.methods.sft import batch_rows
-from trailmark.models.attention import Layout, Slots
+from trailmark.models.attention import Decoding, Layout
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, WeightedLogp
-from trailmark.samples import build_samples
+from trailmark.samples import annotate_turns, build_samples
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Episode, Sample, Scored, Task
+from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 MODES = ("pickup", "dropoff", "full")
 
@@ -212,7 +212,7 @@ class SharedCritic(LM):
         super().__init__(_SharedBody(policy), policy.tokenizer, f"{policy.name} (critic)", sharing=policy.sharing)
         self.policy = policy
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         training = self.policy.model.training
         self.policy.train(False)
         try:
@@ -237,7 +237,7 @@ def make_critic(config: CriticConfig, policy: LM, own: LM | None, seed: int) -> 
 
 def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     """Of every decision of the policy."""
-    return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0)) for e in episodes}
+    return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
 def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
@@ -260,6 +260,15 @@ def _advantaged(s: Sample, base: float) -> Sample:
     streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
     streams["value_weight"] = streams["weight"]
     return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
+
+
+def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
+    """The advantages that fresh plays are trained with, and the critic's values where there is one."""
+    if config.critic.kind == "none":
+        less = "" if config.baseline == "none" else ", less the mean of the batch"
+        return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
+    notes = annotate_turns(samples, episodes, "policy", "advantage", "return to go, less the critic's value")
+    return [*notes, *annotate_turns(samples, episodes, "policy", "value", f"{config.critic.kind} critic")]
 
 
 def objective(config: RlConfig, fresh: bool) -> Objective:

@@ -13,9 +13,9 @@ from trailmark.formats import turns
 from trailmark.formats.messages import read_rows
 from trailmark.formats.reflect import read_texts
 from trailmark.learn.learner import Learner, Update
-from trailmark.learn.loop import Plain, train
 from trailmark.memory import need_rows
-from trailmark.methods.configs import SftRecipe as Config
+from trailmark.methods.base import Method
+from trailmark.methods.configs import SftRecipe
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import Sft
@@ -24,11 +24,13 @@ from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
 
 
-class SftMethod(Plain):
+class SftMethod(Method):
     """Trains on what the assistant said, its end-of-turn token included; everything else is context."""
 
-    def __init__(self, config: Config, run: Run):
-        self.config = config
+    Config, imitates = SftRecipe, True
+
+    def __init__(self, config: SftRecipe, run: Run):
+        super().__init__(config, run)
         need_rows(config.batch, "batch")
         lm = load_model(config.model, labels_of(config.data))
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
@@ -48,6 +50,10 @@ class SftMethod(Plain):
         scored = self.learner.fill(flat, logp=Readout("", law=False))
         total = sum(float((s.streams["logp"] * s.streams["weight"]).sum()) for s in scored)
         return {"nll": -total / sum(s.mass["weight"] for s in flat)}
+
+    @classmethod
+    def imitated(cls, config: SftRecipe, tokenizer: Any, context: int) -> list[list[Sample]]:
+        return conversation_samples(tokenizer, config.data, config.chat, context)
 
 
 def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
@@ -114,7 +120,3 @@ def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
     wanted = range((step - 1) * batch, step * batch)
     orders = {epoch: np.random.default_rng([seed, epoch]).permutation(rows) for epoch in {i // rows for i in wanted}}
     return [int(orders[i // rows][i % rows]) for i in wanted]
-
-
-def run(config: Config, run: Run, resume: bool = False) -> dict[str, float]:
-    return train(SftMethod(config, run), config, run, resume)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.marked_yaml import parse
+from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json, object_from_json
+from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation
 
@@ -48,17 +49,14 @@ class LineReader:
 def recipe_of(run: Run) -> dict[str, Any]:
     """The recipe as plain values; empty if it cannot be parsed (the page shows its text in any case)."""
     try:
-        found = parse(run.recipe, str(run.recipe_file))[0]
+        return read_recipe(run)
     except TrailmarkError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def checkpoints(run: Run) -> list[Path]:
     """The checkpoint folders, oldest first."""
-    if not run.checkpoints_dir.is_dir():
-        return []
-    return sorted(p for p in run.checkpoints_dir.iterdir() if p.is_dir() and p.name.isdigit())
+    return numbered(run.checkpoints_dir)
 
 
 def state(run: Run, last: int, steps: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.marked_yaml import parse
+from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
 IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
@@ -129,10 +130,12 @@ def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
     return f"the bytes differ ({a.stat().st_size} and {b.stat().st_size} of them)"
 
 
-def diff_recipes(a: str, b: str, ignored: Collection[str] = IGNORED) -> list[str]:
-    """A sentence for each key that differs between two resolved recipes."""
+def diff_recipes(
+    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = translate
+) -> list[str]:
+    """A sentence for each key that differs between two resolved recipes, once both are in today's `words`."""
     x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
-    keep = lambda recipe: {k: v for k, v in recipe.items() if k not in ignored} if isinstance(recipe, dict) else recipe
+    keep = lambda recipe: {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
     return list(_changes(keep(x), keep(y)))
 
 
@@ -158,19 +161,29 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
     return lines
 
 
-def diff_runs(a: str | Path, b: str | Path) -> list[Difference]:
-    """Compare two run directories; an empty list means that they are identical. Clock times are not compared."""
+def diff_runs(
+    a: str | Path, b: str | Path, words: Callable[[Mapping[str, Any]], Any] = translate
+) -> list[Difference]:
+    """Compare two run directories; an empty list means that they are identical. Clock times are not compared. Recipes are compared
+    in today's `words`, and files of an older run by the names that they have today."""
     one, two = Run.open(a).path, Run.open(b).path
-    found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe)]
+    found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe, words=words)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
-        names = set()
-        for root in (one, two):
-            paths = (root / top).rglob("*") if (root / top).is_dir() else [root / top]
-            names |= {p.relative_to(root) for p in paths if p.is_file() and not p.name.endswith(".tmp")}
-        for name in sorted(names):
-            x, y = one / name, two / name
-            if not x.is_file() or not y.is_file():
-                found.append(Difference(str(name), _only(not x.is_file())))
-            elif what := _file(x, y, one, two):
-                found.append(Difference(str(name), what))
+        here, there = _files(one, top), _files(two, top)
+        for name in NOT_WRITTEN if top == "annotations" else ():
+            both = [any(file.startswith(f"annotations/{name}/") for file in found) for found in (here, there)]
+            if not all(both):  # credit is compared where both runs stored it
+                here, there = ({f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there))
+        for name in sorted({*here, *there}):
+            if name not in here or name not in there:
+                found.append(Difference(name, _only(name not in here)))
+            elif what := _file(here[name], there[name], one, two):
+                found.append(Difference(name, what))
     return found
+
+
+def _files(root: Path, top: str) -> dict[str, Path]:
+    """The files of one kind in a run, by the names that they have today."""
+    paths = (root / top).rglob("*") if (root / top).is_dir() else [root / top]
+    found = [p for p in paths if p.is_file() and not p.name.endswith(".tmp")]
+    return {moved(p.relative_to(root).as_posix()): p for p in found}

@@ -5,26 +5,27 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.config import RunConfig, dump
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.config import RunConfig, dump, resolve
+from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.runs.diff import IGNORED, diff_recipes
+from trailmark.runs.older import translate
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
-    """What the method's `run` returns. With `resume`, a run that died before its first line starts anew."""
+    """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
-    with continue_run(config.out, text) if resume else Run.create(config.out, text) as run:
+    with continue_run(config, text, method.staged) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
-            return method.run(config, run, resume)
+            return method.train(config, run, resume)
         except TrailmarkError:
             run.discard_if_empty()  # a mistake found before the first step leaves no run behind
             raise
@@ -42,14 +43,15 @@ def training_stage(
         return rows[-1] if rows else {}
 
     settings = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
-    return Stage(name, make, _without_place(settings, str(root)), inputs or {}, **more)
+    return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
 
 
-def _without_place(value: Any, root: str) -> Any:
+def without_place(value: Any, root: str) -> Any:
+    """JSON values in which paths below `root` do not say where it lies."""
     if isinstance(value, dict):
-        return {k: _without_place(v, root) for k, v in value.items()}
+        return {k: without_place(v, root) for k, v in value.items()}
     if isinstance(value, list):
-        return [_without_place(v, root) for v in value]
+        return [without_place(v, root) for v in value]
     if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
         return "{root}" + value[len(root) :]
     return value
@@ -69,10 +71,21 @@ def _version(name: str) -> str:
         return ""
 
 
-def continue_run(out: str, text: str) -> Run:
-    """The run in `out`, locked, if the recipe is still the one it was started with; its `steps` may be changed."""
+def continue_run(config: RunConfig, text: str, staged: Sequence[str] = ()) -> Run:
+    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its `steps` may be
+    changed, and keys that only its stages read (`staged`): the stages see to that."""
+
+    def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
+        today = translate(recipe)
+        try:
+            return resolve(today, type(config)).model_dump(mode="json")
+        except RecipeError:  # of another method, or of a version that had other keys: it is compared as it stands
+            return today
+
+    out = config.out
     run = Run.open(out, lock=True)
-    if changed := diff_recipes(run.recipe, text, ignored=(*IGNORED, "steps")):
+    free = staged if any((run.path / "stages").rglob("*.json")) else ()  # an older version kept no records of stages
+    if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
         run.close()
         raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
     if run.recipe != text:

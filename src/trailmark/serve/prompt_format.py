@@ -26,7 +26,7 @@ from trailmark.serve.errors import ApiError
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
-    from trailmark.serve.run_settings import Home
+    from trailmark.seats.locate import Located
 
 Kind = Literal["template", "text", "plain"]
 ROWS = 64  # prompts that are read
@@ -103,7 +103,7 @@ def plain_format(tokenizer: Any) -> PromptFormat:
     return PromptFormat("plain", why="the tokenizer has no chat template")
 
 
-def format_of_run(home: Home, tokenizer: Any) -> PromptFormat:
+def format_of_run(home: Located, tokenizer: Any) -> PromptFormat:
     if home.run is None:
         return plain_format(tokenizer)
     if home.method == "sft":
@@ -111,7 +111,7 @@ def format_of_run(home: Home, tokenizer: Any) -> PromptFormat:
     return _stored(home.run, str(home.recipe.get("seat", "policy")), tokenizer) or _shown(home, tokenizer)
 
 
-def _lessons(home: Home, tokenizer: Any) -> PromptFormat:
+def _lessons(home: Located, tokenizer: Any) -> PromptFormat:
     """For imitation: the recipe says whether the template was used, and the file how prompts end."""
     if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
         return PromptFormat("template", why="as its run was trained")
@@ -156,20 +156,22 @@ def _turns(run: Path, seat: str) -> Any:
                 episodes = read_segment(file)
             except TrailmarkError:  # half written, or not an episode
                 continue
-            yield from (t for e in episodes for t in e.turns if t.seat == seat and t.prompt)
+            for e in episodes:
+                mine = {name for name, p in e.players.items() if p.kind == "trained"} or {seat}
+                yield from (t for t in e.turns if t.seat in mine and t.prompt)
 
 
-def _shown(home: Home, tokenizer: Any) -> PromptFormat:
+def _shown(home: Located, tokenizer: Any) -> PromptFormat:
     """The format of what the run's task shows at its first starts."""
-    from trailmark.methods.online import bound_task
     from trailmark.tasks import get_task
+    from trailmark.tasks.base import bind
 
     task = home.recipe.get("task")
     if not isinstance(task, dict) or "name" not in task:
         return _unknown(tokenizer, "its run does not say how it was prompted")
     try:
         source = get_task(task["name"], **(task.get("options") or {}))
-        bound_task(source, tokenizer)
+        bind(source, tokenizer)
         if not source.markov:
             return plain_format(tokenizer)
         starts = source.tasks("train", 8, 0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
+from trailmark.score.base import Judge, open_judge
 from trailmark.tasks.base import TaskSource
 
 _TASKS = {
@@ -16,6 +17,7 @@ _TASKS = {
     "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
     "math": "trailmark.tasks.math.source:Math",
+    "prompts": "trailmark.tasks.prompts:Prompts",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }
@@ -27,8 +29,9 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task(name: str, **options: Any) -> TaskSource:
-    """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it
-    needs."""
+    """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
+    If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's
+    `judge`."""
     if ":" not in name and name not in _TASKS:
         hint = " Write your own task as 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
         raise TaskError(f"There is no task '{name}'.{hint}")
@@ -37,6 +40,7 @@ def get_task(name: str, **options: Any) -> TaskSource:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not callable, or a C function without a signature
         signature = None
+    reward = None if signature is not None and "reward" in signature.parameters else options.pop("reward", None)
     if signature is not None:
         _check_options(name, signature, options)
     try:
@@ -45,6 +49,14 @@ def get_task(name: str, **options: Any) -> TaskSource:
         raise TaskError(f"task '{name}' could not be made: {type(e).__name__}: {e}") from e
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
         raise TaskError(f"task '{name}' is not a TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
+    return source if reward is None else with_judge(source, open_judge(reward))
+
+
+def with_judge(source: Any, judge: Judge) -> Any:
+    """The source with this judge as its own."""
+    if not getattr(source, "judged", False):
+        raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
+    source.judge = judge
     return source
 
 

@@ -24,6 +24,8 @@ class Observation:
     menu: str = ""
     labels: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # the meaning of each label, for people and teachers
+    seat: str = ""  # whose turn it is, in a world with several actors; empty: the only actor's
+    messages: tuple[Mapping[str, str], ...] = ()  # the messages to show, if they are not one message of the user
 
     @property
     def text(self) -> str:
@@ -33,7 +35,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Step:
     observation: Observation
-    reward: float
+    reward: float | Mapping[str, float]  # of the side that acted; by side where an action pays several
     terminated: bool
     truncated: bool
     # Set exactly when the episode is over; a mapping by side if there are several sides.
@@ -43,6 +45,12 @@ class Step:
     @property
     def over(self) -> bool:
         return self.terminated or self.truncated
+
+    def paid(self, side: str = "") -> tuple[float, dict[str, float]]:
+        """What the side that acted got, and what the others got. A side that is not named got nothing."""
+        if not isinstance(self.reward, Mapping):
+            return float(self.reward), {}
+        return float(self.reward.get(side, 0.0)), {s: float(r) for s, r in self.reward.items() if s != side}
 
 
 @runtime_checkable
@@ -58,7 +66,9 @@ class World(Protocol):
 class TaskSource(Protocol):
     """A named task. With `markov=True` each observation holds the whole state, so every turn starts a new sequence.
     Otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait
-    for a process or a network. Their calls run in threads, so a slow world does not delay the others."""
+    for a process or a network. Their calls run in threads, so a slow world does not delay the others. A source
+    with `judged = True` has worlds whose last step has no outcome: a judge gives it (`score/base.py`). That is the
+    source's own `judge`, or the one given to `play`."""
 
     name: str
     markov: bool
@@ -68,6 +78,13 @@ class TaskSource(Protocol):
         ...
 
     def make(self) -> World: ...
+
+
+def bind(source: Any, tokenizer: Any) -> None:
+    """Tell a world the policy's tokenizer, where it asks for it: it names actions by labels of one token, or counts
+    tokens."""
+    if hasattr(source, "bind"):
+        source.bind(tokenizer)
 
 
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
+from trailmark.seats.locate import models_in
+from trailmark.seats.names import fix_names
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -55,17 +58,16 @@ class Evidence:
 
     @cached_property
     def method(self) -> Any:
-        from trailmark.config import load_recipe
         from trailmark.methods import get_method
 
-        return get_method(load_recipe(self.run.recipe_file).method)
+        return get_method(str(read_recipe(self.run).get("method")))
 
     @cached_property
     def config(self) -> Any:
-        from trailmark.config import load_recipe, resolve
+        from trailmark.config import resolve
 
         try:
-            return resolve(load_recipe(self.run.recipe_file), self.method.Config)
+            return resolve(read_recipe(self.run), self.method.Config)
         except TrailmarkError as problem:
             self.resolve_problem = str(problem)
             raise Missing(f"the recipe does not resolve: {problem}") from problem
@@ -73,8 +75,8 @@ class Evidence:
     @cached_property
     def source(self) -> Any:
         """The task, made from the recipe. If it takes its labels from the policy's tokenizer, it gets the run's."""
-        from trailmark.methods.online import bound_task
         from trailmark.tasks import get_task
+        from trailmark.tasks.base import bind
 
         task = getattr(self.config, "task", None)
         if task is None:
@@ -82,7 +84,7 @@ class Evidence:
         try:
             source: Any = get_task(task.name, **task.options)
             if hasattr(source, "bind"):
-                bound_task(source, self.weights.any().tokenizer)
+                bind(source, self.weights.any().tokenizer)
             return source
         except TrailmarkError as problem:
             raise Missing(f"the task cannot be made: {problem}") from problem
@@ -134,15 +136,15 @@ class Evidence:
 
     @property
     def conversations(self) -> bool:
-        """Whether the run imitates a file of conversations (`sft`)."""
-        return hasattr(self.config, "data") and hasattr(self.method, "conversation_samples")
+        """Whether the run imitates a file of conversations."""
+        return self.method.imitates
 
     def rows(self) -> list[list[Sample]]:
         """The samples of each row of the data of an imitation run."""
         if not Path(self.config.data).is_file():
             raise Missing(f"the data file '{self.config.data}' is not here")
         lm = self.weights.any()
-        return self.method.conversation_samples(lm.tokenizer, self.config.data, self.config.chat, lm.context)
+        return self.method.imitated(self.config, lm.tokenizer, lm.context)
 
     def batch(self) -> list[Sample]:
         """A batch as the newest step would train on it. Its advantages are invented, so that none is 0."""
@@ -180,7 +182,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, config)
+        first = self._load(0, None)
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -188,10 +190,12 @@ class Weights:
                 self._first = {n: p.detach().clone() for n, p in first.parameters()}
 
     def _load(self, version: int, config: Any) -> LM | None:
+        """The model of a section; without one, the model that the recipe began from."""
         from trailmark.models.load import load_model
 
+        ev = self.evidence
         try:
-            return load_model(config)
+            return load_model(config or fix_names(ev.config, ev.run, write=False).model)
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version:
@@ -212,9 +216,8 @@ class Weights:
         root = self.evidence.checkpoints.get(version)
         if root is None:
             return None
-        models = sorted({p.parent for kind in ("config.json", "adapter_config.json") for p in root.glob(f"*/{kind}")})
-        named = {p.name: p for p in models}
-        return named.get(seat) or named.get("policy") or (models[0] if models else None)
+        held = models_in(root)
+        return held.get(seat) or held.get("policy") or next(iter(held.values()), None)
 
     def at(self, version: int, seat: str = "policy") -> LM | None:
         """The model of version `version`, or None if its weights are not available."""

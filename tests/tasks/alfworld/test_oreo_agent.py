@@ -14,6 +14,7 @@ from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.evaluate.searched import load_values
 from trailmark.methods import oreo_data
+from trailmark.methods.offline import read_scored
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
 from trailmark.tasks.alfworld import Games
@@ -87,7 +88,7 @@ def test_experts_are_conversations_that_win():
 def test_only_the_agents_words_are_trained():
     """The canned OK and every observation are context; at level step a turn is a step."""
     tokenizer = load_model(ModelConfig(name="runs/oreo-alfworld-sft/checkpoints/000030/policy")).tokenizer
-    data = oreo_data.read_scored(["alfworld-experts.jsonl"], "agent", tokenizer, "policy", 4096)
+    data = read_scored(["alfworld-experts.jsonl"], "agent", tokenizer, "policy", 4096)
     (first, *_), said = data.episodes, json.loads(Path("alfworld-experts.jsonl").read_text().splitlines()[0])
     (sample,) = oreo_data.trajectory_samples([first])
     acts = sample.streams["action"] != 0

@@ -1,0 +1,100 @@
+"""What a method is: a class with a `Config`, the updates of each step, and answers about its runs.
+
+`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a run that exists, so none
+of them knows a method by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trailmark.config import RunConfig, SamplingConfig
+from trailmark.learn.loop import Training, train
+from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.stages import Stage, begun_from, run_stages
+from trailmark.runs.store import Run
+from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.seats.names import fix_names
+from trailmark.seats.table import sampling_law
+from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.types import Sample, Task
+
+
+class Method(Training):
+    """Derive from this, set `Config`, and define `updates`. `self.config` and `self.run` are set by `__init__`."""
+
+    Config: ClassVar[type[RunConfig]] = RunConfig
+    staged: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that only its stages read
+    imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
+
+    def __init__(self, config: Any, run: Run):
+        self.config, self.run = config, run
+
+    # -- before a run ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, config: Any) -> list[str]:
+        """Lines that `--dry-run` adds to the recipe."""
+        data = getattr(config, "data", None)
+        if not isinstance(data, str) or not data:
+            return []
+        from trailmark.formats.messages import count_rows
+
+        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
+
+    @classmethod
+    def stages(cls, config: Any, run: Run) -> list[Stage]:
+        """What is made before training, in RUN/stages. Default: nothing."""
+        return []
+
+    # -- about a run ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the model that is
+        trained."""
+        given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
+        check_seats(given)
+        return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
+
+    @classmethod
+    def protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
+        """Who speaks when, in training. None: one seat plays alone, or the world says whose turn it is."""
+        return None
+
+    @classmethod
+    def evaluation_protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
+        """Who speaks when, in evaluations. Default: as in training."""
+        return cls.protocol(config, source)
+
+    @classmethod
+    def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
+        """The starts that an evaluation plays."""
+        return draw_tasks(source, split, n, seed)
+
+    @classmethod
+    def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
+        """The samples of each row of the file that a run imitates."""
+        return []
+
+    # -- a run ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
+        """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
+        config = fix_names(config, run)
+        cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
+        if stages := cls.stages(config, run):
+            run_stages(run.path / "stages", stages)
+            begun_from(run.path, stages)
+        method = cls(config, run)
+        last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
+        method.finish(method.config.steps)
+        return last
+
+
+def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:
+    """The seat of the model that is trained."""
+    return Seat(name, engine, sampling_law(s), s.max_tokens, tuple(s.stop), "trained")

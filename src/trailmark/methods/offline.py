@@ -1,0 +1,196 @@
+"""Learning from a file of scored trajectories: what `oreo` and `preference` share.
+
+Reading leaves out what cannot be learnt from, and counts it. The policy may be evaluated in a world on the way, and once as it
+started (`final.start`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trailmark import formats
+from trailmark.engines.local import LocalEngine, local_engine
+from trailmark.errors import DataError, RecipeError
+from trailmark.formats.rows import each
+from trailmark.learn.learner import Learner
+from trailmark.learn.watch import summary
+from trailmark.memory import need_rows
+from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.configs import OfflineRecipe
+from trailmark.models.lm import LM
+from trailmark.models.load import load_model, load_reference
+from trailmark.objectives import Objective
+from trailmark.rollout.play import play
+from trailmark.runs.store import Run, write_segment
+from trailmark.samples import chains, scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.tasks import get_task
+from trailmark.tasks.base import bind, draw_tasks
+from trailmark.types import Episode, Scored
+
+NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
+
+
+class OfflineMethod(Method):
+    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt from them is the
+    method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
+
+    Config = OfflineRecipe
+
+    def __init__(self, config: Any, run: Run):
+        if not config.files or not all(config.files):
+            raise RecipeError("data: name a file of scored trajectories")
+        need_rows(config.batch, "batch")
+        policy = load_model(config.model)
+        self.max_len = min(policy.context, config.max_len or policy.context)
+        found = read_scored(config.files, config.format, policy.tokenizer, config.seat, self.max_len)
+        self.rows, skipped = self.make_rows(config, found.episodes, policy.tokenizer)
+        self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in {**found.skipped, **skipped}.items()}
+        if config.epochs is not None:
+            config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
+        super().__init__(config, run)
+        self.models: dict[str, LM] = {"policy": policy}
+        self.ref = self.make_reference()
+        self.learner = self.make_learner()
+        self.objective = self.make_objective()
+        self.source = get_task(config.task.name, **config.task.options) if config.task else None
+        self.engine = local_engine(policy, config.engine) if config.task else None
+        if self.source is not None:
+            bind(self.source, policy.tokenizer)
+
+    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+        """What a batch is drawn from, and how many trajectories could not be used and why."""
+        raise NotImplementedError
+
+    def make_reference(self) -> str:
+        """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
+        if (ref := load_reference(self.config.model, self.config.ref)) is None:
+            return "policy/base"
+        self.models["ref"] = ref
+        return "ref"
+
+    def make_learner(self) -> Learner:
+        return Learner(self.models, self.config.learner, total=self.config.steps)
+
+    def make_objective(self) -> Objective:
+        raise NotImplementedError
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.counts
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        if self.source is None or self.engine is None:
+            return {}
+        self.engine.publish(step, self.models["policy"])
+        episodes = self.play(self.engine)
+        write_segment(self.run.path / "evaluation", step, episodes)
+        good, dropped = scored(episodes)
+        return {**summary(good), **dropped}
+
+    def play(self, engine: LocalEngine) -> list[Episode]:
+        """The evaluation's starts, played with the evaluation's draws."""
+        c = self.config
+        assert self.source is not None
+        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
+        return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
+
+    def finish(self, step: int) -> None:
+        """The evaluation of the policy as it started, if it is not there yet."""
+        c = self.config
+        if c.final.start and not (self.run.path / "evaluation" / "start.jsonl").exists():
+            self.run.keep_evaluation("start", self.play(local_engine(load_model(c.model), c.engine)))
+
+    @classmethod
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
+
+    @classmethod
+    def check(cls, config: Any) -> list[str]:
+        """The data need not be there yet."""
+
+        def rows_of(path: str) -> str:
+            return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).is_file() else "which is not here yet"
+
+        return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The episodes that can be learnt from, and how many were left out and why."""
+
+    episodes: list[Episode]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
+    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
+    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
+    episodes: list[Episode] = []
+    skipped: dict[str, int] = {}
+    for number, path in enumerate(paths):
+        more = {"prefix": f"{number}:"} if len(paths) > 1 else {}
+        found = formats.read(format, path, tokenizer, seat=seat, skip_bad=True, **more)
+        for why in found.skipped:
+            if not any(words in why for words in NOTHING):
+                raise DataError(why)
+        _count(skipped, "no_action", len(found.skipped))
+        episodes += found.episodes
+    if format != "pairs":
+        episodes, dropped = scored(episodes)
+        _count(skipped, "no_reward", dropped["invalid"])
+        _count(skipped, "failed", dropped["failed"])
+    kept = []
+    for e in episodes:
+        if why := _useless(e, seat, max_len):
+            _count(skipped, why, 1)
+        else:
+            kept.append(e)
+    if not kept and set(skipped) == {"several_sequences"}:
+        raise DataError(
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
+            "so the world must be played as one growing conversation.",
+            paths[0],
+        )
+    if not kept:
+        why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
+        raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
+    if len({e.id for e in kept}) < len(kept):
+        raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
+    return Data(kept, skipped)
+
+
+def _count(counts: dict[str, int], name: str, more: int) -> None:
+    if more:
+        counts[name] = counts.get(name, 0) + more
+
+
+def _useless(e: Episode, seat: str, max_len: int) -> str:
+    """Why a trajectory cannot be learnt from, or nothing."""
+    mine = [t for t in e.turns if t.seat == seat and t.tokens]
+    if not mine:
+        return "no_action"
+    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
+        return "empty"
+    found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
+    if len(found) > 1:
+        return "several_sequences"  # a turn was shown a prompt of its own
+    return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
+
+
+def won(e: Episode) -> bool:
+    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
+    outcome = e.outcome
+    if not isinstance(outcome, Scored):
+        return False
+    return outcome.reward > 0 if outcome.success is None else outcome.success
+
+
+def successes(episodes: Sequence[Episode]) -> list[Episode]:
+    return [e for e in episodes if won(e)]

@@ -1,0 +1,132 @@
+"""Preferences and filters over a file of scored trajectories: DPO, IPO, KTO, and rejection sampling.
+
+    rejection   imitate the successes
+    dpo, ipo    pairs of a success and a failure of one prompt, built here, or read from a file of format `pairs`
+    kto         good and bad ones, unpaired
+
+The reference of DPO, IPO and KTO is the policy as it starts, or `ref`.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from trailmark.errors import DataError
+from trailmark.formats.scored import tie_pairs
+from trailmark.learn.learner import Update
+from trailmark.methods.configs import PreferenceRecipe
+from trailmark.methods.offline import OfflineMethod, successes, won
+from trailmark.methods.sft import batch_rows
+from trailmark.models.readout import Readout
+from trailmark.objectives import Kto, Objective, Pairwise, Sft
+from trailmark.samples import build_samples, pair
+from trailmark.types import Episode, Sample
+
+Pair = tuple[Episode, Episode]
+
+
+class PreferenceMethod(OfflineMethod):
+    Config = PreferenceRecipe
+
+    def make_reference(self) -> str:
+        return "" if self.config.objective == "rejection" else super().make_reference()
+
+    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+        """Pairs, successes, or all trajectories."""
+        c = config
+        if c.objective in ("dpo", "ipo"):
+            given = c.format == "pairs"
+            made = stored_pairs(episodes) if given else preference_pairs(episodes, c.pairs, c.seed)
+            groups = 0 if given else len(by_group(episodes)) - len({a.group for a, _ in made})
+            if not made:
+                raise DataError("no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0])
+            return made, {"groups_of_one_kind": groups} if groups else {}
+        if c.objective == "rejection":
+            won = successes(episodes)
+            if not won:
+                raise DataError("holds no success to imitate.", c.files[0])
+            return won, {"lost": len(episodes) - len(won)} if len(won) < len(episodes) else {}
+        good = len(successes(episodes))
+        if 0 < c.desirable * good < c.undesirable * (bad := len(episodes) - good):
+            warnings.warn(
+                f"objective kto: {bad} failures outweigh {good} successes, which can drive everything down that the model writes; "
+                f"undesirable={c.desirable * good / bad:.2g} balances them",
+                stacklevel=2,
+            )
+        return list(episodes), {}
+
+    def make_objective(self) -> Objective:
+        c = self.config
+        beta = c.beta or 0.1
+        if c.objective == "rejection":
+            return Sft()
+        if c.objective == "kto":
+            return Kto(
+                beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len
+            )
+        return Pairwise(loss="ipo" if c.objective == "ipo" else "sigmoid", beta=beta)
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
+        make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
+        samples = make.get(c.objective, pair_samples)(chosen, c.seat)
+        if self.ref:
+            samples = self.learner.fill(samples, ref=Readout("", model=self.ref, law=False))
+        yield Update(samples, self.objective)
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
+    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
+    only one kind gives none."""
+    out: list[Pair] = []
+    for name, group in by_group(episodes).items():
+        good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]
+        pairs = list(product(good, bad))
+        if cap is not None and len(pairs) > cap:
+            pairs = random.Random(f"pairs {seed} {name}").sample(pairs, cap)
+        out += pairs
+    return out
+
+
+def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
+    """The pairs of a file of format `pairs`; one whose other side was left out goes too."""
+    sides = Counter(e.info.get("pair") for e in episodes)
+    return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
+
+
+def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.group, []).append(e)
+    return groups
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
+    """One sample per trajectory with weight 1 on every action, so that sums over a row are sums over its actions."""
+    rows = build_samples(episodes, seat, mean="token")
+    keep = lambda s: {"weight": s.streams["weight"]}
+    return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
+
+
+def pair_samples(pairs: Sequence[Pair], seat: str = "policy") -> list[Sample]:
+    sides = [answer_samples([p[k] for p in pairs], seat) for k in (0, 1)]
+    return [s for n, both in enumerate(zip(*sides, strict=True)) for s in pair(*both, unit=f"pair {n}")]
+
+
+def labelled_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
+    """For KTO: a role by success, and mass 1 a row."""
+    rows = zip(answer_samples(episodes, seat), episodes, strict=True)
+    return [replace(s, mass={"weight": 1.0}, role="desirable" if won(e) else "undesirable") for s, e in rows]

@@ -1,0 +1,108 @@
+"""Recipes of older runs in today's words.
+
+Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that exists
+(`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A change is one entry of
+`CHANGES`, which does both. `moved` does the same for files of a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import RecipeError
+from trailmark.marked_yaml import Mark, parse
+from trailmark.recipe import Loaded
+from trailmark.runs.store import Run
+
+Recipe = dict[str, Any]
+PREFERENCES = ("rejection", "dpo", "ipo", "kto")
+
+
+@dataclass(frozen=True)
+class Change:
+    """`was` finds an old recipe; `becomes` gives the new one; `say` tells a person, who wrote the old `key`."""
+
+    key: str
+    was: Callable[[Recipe], bool]
+    becomes: Callable[[Recipe], Recipe]
+    say: Callable[[Recipe], str]
+
+
+def without(recipe: Recipe, *keys: str) -> Recipe:
+    """A copy without some keys; "a.b" is the key b of the section a."""
+    out = dict(recipe)
+    for key in keys:
+        first, _, rest = key.partition(".")
+        if rest and isinstance(out.get(first), dict):
+            out[first] = without(out[first], rest)
+        elif not rest:
+            out.pop(first, None)
+    return out
+
+
+OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log", "hinge", "target", "freeze", "critic_only",
+           "critic", "final.search", "final.temperature")  # fmt: skip
+OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
+
+CHANGES: list[Change] = [
+    Change(
+        "method",
+        lambda r: r.get("method") == "online",
+        lambda r: {**r, "method": "policy_gradient"},
+        lambda r: "method online is now called policy_gradient: write 'method: policy_gradient'.",
+    ),
+    Change(
+        "objective",
+        lambda r: r.get("method") == "oreo" and r.get("objective") in PREFERENCES,
+        lambda r: {**without(r, *OF_OREO), "method": "preference"},
+        lambda r: (
+            f"{r['objective']} is now an objective of method preference: write 'method: preference' and 'objective: {r['objective']}', "
+            "and leave out what is OREO's own (level, kl, critic and the like)."
+        ),
+    ),
+    Change(
+        "objective",
+        lambda r: r.get("method") == "oreo" and r.get("objective") == "oreo",
+        lambda r: without(r, *OF_PREFERENCE),
+        lambda r: "method oreo has one objective, so leave this key out.",
+    ),
+]
+NOT_WRITTEN = ("advantage", "value")  # annotations that older runs did not write: a run without any of them is not different for it
+MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files of a run that lie elsewhere now
+
+
+def translate(recipe: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run in today's words; one that is new already stays as it is."""
+    out = dict(recipe)
+    for change in CHANGES:
+        if change.was(out):
+            out = change.becomes(out)
+    return out
+
+
+def refuse(loaded: Loaded) -> None:
+    """Tell who wrote an old recipe the new words, and where the old one stands."""
+    for change in CHANGES:
+        if change.was(loaded.raw):
+            where = loaded.marks.get((change.key,), Mark(loaded.file)).where
+            raise RecipeError(f"{where}: key '{change.key}': {change.say(loaded.raw)}")
+
+
+def moved(name: str) -> str:
+    """Where a file of an older run lies in a run of today; both as seen from the run."""
+    for pattern, new in MOVED:
+        name = re.sub(pattern, new, name)
+    return name
+
+
+def read_recipe(run: Run | str | Path) -> Recipe:
+    """The recipe of a run as plain values, in today's words."""
+    run = run if isinstance(run, Run) else Run(run)
+    found = parse(run.recipe, str(run.recipe_file))[0]
+    if not isinstance(found, dict):
+        raise RecipeError(f"{run.recipe_file}: a recipe is a mapping of keys to values.")
+    return translate(found)
