@@ -48,8 +48,8 @@ def trained(episode: Episode, seat: str) -> bool:
 
 
 def credit_source(episodes: Sequence[Episode], notes: Mapping[str, Mapping[str, Sequence[Annotation]]]) -> str | None:
-    """What the stored credit of some episodes is, in the words of the method that stored it; None where none was
-    stored. Credit is never computed here: only the method knows what it trained with."""
+    """The source of the stored credit, in the words of the method that stored it; None if none was stored. Credit is
+    never computed here: only the method knows what it trained with."""
     found = {a.source or "annotated" for e in episodes for a in notes.get(e.id, {}).get("advantage", ())}
     return "; ".join(sorted(found)) or None
 

@@ -35,7 +35,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Step:
     observation: Observation
-    reward: float | Mapping[str, float]  # of the side that acted; by side where an action pays several
+    reward: float | Mapping[str, float]  # of the side that acted; a mapping by side if an action pays several
     terminated: bool
     truncated: bool
     # Set exactly when the episode is over; a mapping by side if there are several sides.
@@ -47,7 +47,7 @@ class Step:
         return self.terminated or self.truncated
 
     def paid(self, side: str = "") -> tuple[float, dict[str, float]]:
-        """What the side that acted got, and what the others got. A side that is not named got nothing."""
+        """The reward of the side that acted, and those of the others. A side that is not named gets nothing."""
         if not isinstance(self.reward, Mapping):
             return float(self.reward), {}
         return float(self.reward.get(side, 0.0)), {s: float(r) for s, r in self.reward.items() if s != side}
@@ -81,8 +81,8 @@ class TaskSource(Protocol):
 
 
 def bind(source: Any, tokenizer: Any) -> None:
-    """Tell a world the policy's tokenizer, where it asks for it: it names actions by labels of one token, or counts
-    tokens."""
+    """Give a world the policy's tokenizer if it asks for it. It needs the tokenizer for labels of one token, or to
+    count tokens."""
     if hasattr(source, "bind"):
         source.bind(tokenizer)
 

@@ -221,7 +221,7 @@ class _Checker:
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
-        left_open = s.outcome is None and getattr(self.source, "judged", False)  # a judge says it
+        left_open = s.outcome is None and getattr(self.source, "judged", False)  # the judge gives the outcome
         outcomes = list(s.outcome.values()) if isinstance(s.outcome, Mapping) else [s.outcome]
         if (
             s.over

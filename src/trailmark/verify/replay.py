@@ -34,7 +34,7 @@ class _Silent:
 
 
 class _AsStored(Judge):
-    """A judge that repeats what is stored, so that a replay asks nobody."""
+    """A judge that repeats the stored verdict, so that a replay asks no real judge."""
 
     def __init__(self, episode: Episode):
         self.episode = episode
@@ -117,8 +117,8 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
 
 
 def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
-    """What judges said: the annotation beside an episode must be its reward, and the turn that acted last must carry
-    it. A judge that can be asked again at no cost must say the same. Returns how many it was asked about."""
+    """Check the judges' rewards. The annotation beside an episode must equal its reward, and the turn that acted last
+    must carry it. A judge that costs nothing must give the same verdict again. Returns how many plays it judged."""
     noted = _noted(ev, found)
     for e in episodes:
         where, reward = f"episode '{e.id}'", e.outcome.reward if isinstance(e.outcome, Scored) else None
@@ -133,7 +133,7 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
             found.defect("the last act does not carry the judge's reward (edited?)", where)
     judge = getattr(ev.source, "judge", None)
     if judge is None or not judge.repeatable:
-        found.notes.append("the judge was not asked again: its answers may cost something, or differ")
+        found.notes.append("the judge was not asked again: its answers may cost money, or differ")
         return 0
     same = [e for e in episodes if e.info["judge"].get("fingerprint") == judge.fingerprint]
     if len(same) < len(episodes):

@@ -285,9 +285,9 @@ def test_a_comma_makes_a_condition_empty():
 @pytest.mark.parametrize(
     ("part", "old", "new", "said"),
     [
-        ("problem", "(heavy axe_bar_1)", "(heavy axe_bar_9)", "shed.tw-pddl (problem):7: unknown object 'axe_bar_9'."),
-        ("domain", "(lit ?s)) (lit ?s)", "(lamp ?s)) (lit ?s)", "shed.tw-pddl (domain):24: unknown predicate 'lamp'."),
-        ("words", "You go. #inside#", "You go. #in side#", "shed.tw-pddl (grammar):11: unknown symbol '#in side#'."),
+        ("problem", "(heavy axe_bar_1)", "(heavy axe_bar_9)", "shed.tw-pddl (problem):9: unknown object 'axe_bar_9'."),
+        ("domain", "(lit ?s)) (lit ?s)", "(lamp ?s)) (lit ?s)", "shed.tw-pddl (domain):25: unknown predicate 'lamp'."),
+        ("words", "You go. #inside#", "You go. #in side#", "shed.tw-pddl (grammar):13: unknown symbol '#in side#'."),
         (
             "words",
             "action rest",
