@@ -33,7 +33,7 @@ class Config(BaseModel):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """A recipe in which the keys of `short`, which stand for others, are replaced by these, before anything is checked."""
+        """The recipe with short keys replaced by the keys that they stand for, before anything is checked."""
         return raw
 
 
