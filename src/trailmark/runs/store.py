@@ -345,12 +345,13 @@ class Run:
 
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
-        there before stays, so a run that was to go on still can."""
-        staged = (p for p in (self.path / "stages").rglob("*") if p.is_file() and not p.name.endswith(".lock"))
-        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file, *staged]
+        there before stays, so a run that was to go on still can. Stages that were made stay too; only what keeps the judge goes,
+        since it has judged nothing that is kept."""
+        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
             return
-        made = [p for p in self.path.iterdir() if p.name not in self._before]
+        staged = any(p.is_file() and not p.name.endswith(".lock") for p in (self.path / "stages").rglob("*"))
+        made = [p for p in self.path.iterdir() if p.name not in self._before and (not staged or p.name == "judge")]
         folders = (self.episodes_dir, self.checkpoints_dir)
         # In this order, because whatever is left by a process that dies here can be resumed, or created again.
         for path in sorted(made, key=lambda p: (p in folders, p == self.recipe_file)):
