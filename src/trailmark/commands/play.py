@@ -81,6 +81,7 @@ def play(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
     """Play a task in the terminal and save the episode."""
+    from trailmark.rollout.judged import judge_of
     from trailmark.seats.locate import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
@@ -90,6 +91,7 @@ def play(
     if out is not None and not out.parent.is_dir():
         raise DataError("there is no such folder to save into.", out.parent)
     source = get_task(task, **_options(words or [], game, repo, query, target))
+    judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and hasattr(source, "bind"):

@@ -26,6 +26,7 @@ class Prompts:
     test   share of the prompts that are kept for split "test", at least one; chosen by the prompts themselves, so the order of the
            lines does not matter. Where rows say their `split`, they are taken at their word.
     chat   a prompt that is a text becomes a message of the user
+    and, as for every task that cannot judge itself, `reward`: who does, such as `my_file.py:score`
 
     Splits are "train", "test" and "all". `n=None` gives a split in the order of the file; otherwise `n` rows of it are drawn by
     seed, each once (all of them, where there are fewer)."""
