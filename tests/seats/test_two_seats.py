@@ -2,6 +2,7 @@
 eval, verify, play, and what is refused."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,28 +16,14 @@ from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.models.load import load_model
 from trailmark.runs.diff import diff_runs
-from trailmark.runs.store import read_episodes, read_segment
+from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
 from trailmark.seats.locate import locate
 from trailmark.types import Scored
 
 HERE = Path(__file__).parent
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 256}}
-METHOD = '''
-from trailmark.methods.policy_gradient import PolicyGradientMethod
-
-
-class Advised(PolicyGradientMethod):
-    @classmethod
-    def protocol(cls, config, source):
-        return advised
-
-
-async def advised(desk):
-    while not desk.over:
-        advice = await desk.ask("adviser", text=desk.observation.text + "\\n", prefix="I say:")
-        user = {"role": "user", "content": f"{desk.observation.text} {advice.text}"}
-        await desk.act((await desk.ask("actor", messages=[user])).text)
-'''
+PAGE = (HERE.parents[1] / "docs" / "seats.md").read_text()
+METHOD = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Advised" in block)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +89,26 @@ def test_a_person_takes_a_seat_of_a_run(room):
     assert e.players["adviser"].kind == "trained" and isinstance(e.outcome, Scored)
     assert "'run' has no seat 'judge' (seats: actor, adviser)" in shell("play", "run", "--seat", "judge", code=2).output
     assert "Nothing was played" in shell("play", "run", "--seat", "actor", input="").output
+
+
+def test_a_world_of_two_sides_trains_one_of_them(room):
+    """The buyer is trained against a script. Its rewards are those of its side: for its own word, and for the answer to it."""
+    Path("bert.py").write_text("def answer(prompt, draw):\n    return str(draw.randrange(3))\n")
+    seats = {"anna": {"kind": "local", "trained": True, "side": "buyer"},
+             "bert": {"kind": "scripted", "function": "bert.py:answer", "side": "seller"}}  # fmt: skip
+    words = ["method=policy_gradient", "task={name: test_seats_at_desk:Haggle}", f"seats={json.dumps(seats)}", "eval.every=0"]
+    shell("train", "recipe.yaml", *words)
+    episodes = list(read_episodes("run/episodes"))
+    noted = {(a.episode, a.turn): a.values for a in read_annotations("run/annotations/advantage")}
+    rewards = []
+    for e in episodes:
+        assert list(e.outcomes) == ["buyer", "seller"] and [t.seat for t in e.turns] == ["anna", "bert"] * 2
+        paid = [t.reward if t.seat == "anna" else t.rewards["buyer"] for t in e.turns]
+        assert e.outcome.reward == sum(paid) and e.outcomes["seller"].reward == 40 - sum(paid)
+        for turn, ahead in ((0, sum(paid)), (2, sum(paid[2:]))):
+            assert noted[e.id, turn] == pytest.approx([ahead] * len(noted[e.id, turn]), abs=1e-12)
+        rewards.append(e.outcome.reward)
+    assert [row["reward"] for row in read_metrics("run")] == [sum(rewards[:4]) / 4, sum(rewards[4:]) / 4]
 
 
 @pytest.mark.parametrize(
