@@ -11,9 +11,9 @@ import json
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,6 +28,13 @@ class Config(BaseModel):
     """A section of a recipe: unknown keys are refused, values cannot be changed, defaults are checked too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    short: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """A recipe in which the keys of `short`, which stand for others, are replaced by these, before anything is checked."""
+        return raw
 
 
 C = TypeVar("C", bound=Config)
@@ -206,7 +213,7 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
     if kind == "extra_forbidden":
-        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in c.model_fields])}"
+        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in (*c.model_fields, *c.short)])}"
     if kind == "missing":
         return "", "is missing."
     if kind == "union_tag_not_found":
@@ -227,6 +234,10 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
 def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
     """Check a recipe against the config class of its method. All problems are told at once, a line each."""
     loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
+    try:
+        loaded = replace(loaded, raw=schema.spelled_out(loaded.raw))
+    except RecipeError as e:
+        raise RecipeError(f"{loaded.file}: {str(e).removeprefix('recipe: ')}") from None
     try:
         # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
         return schema.model_validate_json(json.dumps(loaded.raw), strict=True)

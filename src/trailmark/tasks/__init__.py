@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
@@ -57,6 +58,12 @@ def with_judge(source: Any, judge: Judge) -> Any:
         raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
     source.judge = judge
     return source
+
+
+def keep_judge(source: Any, run: str | Path) -> None:
+    """Let the source's judge work for this run: it keeps its answers there, and must be the one that the run began with."""
+    if (judge := getattr(source, "judge", None)) is not None:
+        judge.keep(Path(run) / "judge")
 
 
 def load_object(path: str, what: str) -> Callable[..., Any]:

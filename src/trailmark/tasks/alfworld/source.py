@@ -12,8 +12,7 @@ Two modes:
 The reward is 1 when the task is done, less `step_cost` for every step. Done is `terminated`, the horizon `truncated`.
 
 In a conversation the instruction stands either in front of the first observation (`opening="joined"`, which any
-protocol can play) or, as OREO and EPO have it, in a message of its own that is answered with "OK" (`opening="apart"`;
-play with the protocol `converse(source)`).
+protocol can play) or, as OREO and EPO have it, in a message of its own that is answered with "OK" (`opening="apart"`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.tasks.alfworld.dialect import DIALECTS, NOTHING, Dialect, command_in, observation_in
@@ -33,9 +32,6 @@ from trailmark.tasks.alfworld.games import Games, check_types
 from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.labels import CHOICES, NEXT_PAGE, PREVIOUS_PAGE, Page, alphabet, check_labels, pages
 from trailmark.types import Invalid, Outcome, Scored, Task
-
-if TYPE_CHECKING:
-    from trailmark.rollout.play import Desk, Protocol
 
 Mode = Literal["labels", "text"]
 Malformed = Literal["retry", "stop"]
@@ -359,17 +355,3 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
         raise TaskError(f"alfworld: option '{key}' must be a list of texts, not {value!r}.")
     return tuple(words)
-
-
-def converse(source: Alfworld, seat: str = "policy") -> Protocol:
-    """The conversation as OREO and EPO play it: the instruction, "OK", then observations and answers in turn."""
-
-    async def play_one(desk: Desk) -> None:
-        messages = source.first_messages
-        while not desk.over:
-            messages.append({"role": "user", "content": desk.observation.text})
-            turn = await desk.ask(seat, messages=messages)
-            messages = []
-            await desk.act(turn.text)
-
-    return play_one
