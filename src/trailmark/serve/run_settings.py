@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 SHARE = 0.5  # of the free memory that keys and values may take where nobody said how long sequences are
 
 
-def served_model(found: Located, device: str, dtype: str | None, revision: str | None, tokenizer: str | None) -> ModelConfig:
-    """The `model:` section to load, in the dtype of the run; quantised as there, where the device can. A mistake in it is one in
-    an option of the command line."""
+def served_model(
+    found: Located, device: str, dtype: str | None, revision: str | None, tokenizer: str | None
+) -> ModelConfig:
+    """The `model:` section to load, in the dtype of the run; quantised as there, where the device can. A mistake in it
+    is one in an option of the command line."""
     from pydantic import ValidationError
 
     from trailmark.models.load import is_adapter, pick_device
