@@ -124,7 +124,7 @@ def test_a_world_of_two_sides_trains_one_of_them(room):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seats.actor.model=large"], "serves 'small', and no model 'large'. Set seats.actor.model"),
+        (["seats.actor.model=large"], "serves 'small', but no model 'large'. Set seats.actor.model"),
         (["seats.actor={kind: local}"], "seats.actor: this seat has no model: set seats.actor.model.name"),
         (
             ["seats.actor={kind: local, trained: true}"],

@@ -104,7 +104,7 @@ def evaluate(
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
-        from trailmark.evaluate.copied import hears_words
+        from trailmark.evaluate.copy_rate import hears_words
         from trailmark.evaluate.stored_episodes import episode_files, read_files
 
         if task or options or out:

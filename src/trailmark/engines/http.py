@@ -31,13 +31,12 @@ __all__ = [
 ]  # fmt: skip
 
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
-CONTINUES = (OWNER, "vllm", "sglang")  # servers that can go on with a message that is begun
+CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
 
 
 @dataclass(frozen=True)
 class About:
-    """What a server tells in /v1/models: whose software it is, and the names of its models. Empty where it does not
-    tell."""
+    """What a server says in /v1/models: whose software it is, and the names of its models. Empty if it does not say."""
 
     owner: str = ""
     models: tuple[str, ...] = ()
@@ -146,7 +145,7 @@ class HttpEngine:
         if prefix:
             if (await self.about()).owner not in CONTINUES:
                 raise EngineError(
-                    f"'{self.name}' at {self.wire.base_url} cannot go on behind a given beginning ({prefix[:40]!r}): "
+                    f"'{self.name}' at {self.wire.base_url} cannot continue a given beginning ({prefix[:40]!r}): "
                     "`trailmark serve`, vLLM and SGLang can (continue_final_message)"
                 )
             messages = [*messages, {"role": "assistant", "content": prefix}]
@@ -169,11 +168,11 @@ class HttpEngine:
         return (await self.about()).owner == OWNER
 
     async def must_serve(self) -> None:
-        """Refuse a server that lists its models and not this one: it would answer with another, or not at all."""
+        """Refuse a server that lists its models without this one: it would answer with another model, or not at all."""
         served = (await self.about()).models
         if served and self.name not in served:
             raise EngineError(
-                f"{self.wire.base_url} serves {', '.join(map(repr, served[:8]))}, and no model '{self.name}'"
+                f"{self.wire.base_url} serves {', '.join(map(repr, served[:8]))}, but no model '{self.name}'"
             )
 
     async def _ask_about(self) -> About:
