@@ -3,8 +3,8 @@
     told = read_trajectories("expert_trajs_train.jsonl.xz")
     found = as_episodes(told.trajectories, Alfworld("data/alfworld", mode="text", dialect="put"), tokenizer)
 
-The world plays them again, so prompts, rewards and end are those of a policy that gave the same answers, token by token.
-Log-probabilities are unknown and left out.
+The world plays them again, so prompts, rewards and end are those of a policy that gave the same answers, token by
+token. Log-probabilities are unknown and left out.
 """
 
 from __future__ import annotations

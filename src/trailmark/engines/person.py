@@ -11,12 +11,10 @@ from trailmark.texts import encode
 
 
 class PersonEngine:
-    """`ask()` gives a typed line, None when the person has left; `say(text)` shows something. Of a conversation only what is new is
-    shown. What is typed has log-prob 0, as a script's words have."""
+    """`ask()` gives a typed line, None when the person has left; `say(text)` shows something. Of a conversation only
+    what is new is shown. What is typed has log-prob 0, as a script's words have."""
 
-    def __init__(
-        self, tokenizer: Any, ask: Callable[[], str | None], say: Callable[[str], None], name: str = "person"
-    ):
+    def __init__(self, tokenizer: Any, ask: Callable[[], str | None], say: Callable[[str], None], name: str = "person"):
         self.tokenizer, self.ask, self.say, self.name, self.version = tokenizer, ask, say, name, 0
         self._shown: tuple[int, ...] = ()
 
