@@ -11,12 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from trailmark import methods
 from trailmark.config import ModelConfig, dump, resolve
-from trailmark.errors import ModelError, RecipeError
+from trailmark.errors import ModelError, RecipeError, RunError
 from trailmark.learn.loop import train
 from trailmark.methods import oreo, oreo_rounds
 from trailmark.methods.oreo_data import trajectory_samples
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
+from trailmark.runs.collect import Collection
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics
@@ -331,27 +332,62 @@ def test_rounds_may_only_collect(tmp_path):
     assert len(list(read_episodes(tmp_path / "run" / "episodes"))) == 64 and not (tmp_path / "run" / "round-1").exists()
 
 
-@pytest.mark.parametrize("place", ["gather", "launch"])
-def test_rounds_resume(tmp_path, monkeypatch, place):
-    small = {"steps": 2, "training": 3, "collect": {"starts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
-    method, c = rounds(tmp_path, "whole", **small)
-    launch(method, c)
-    method, c = rounds(tmp_path, "parts", **small)
-    real, calls = getattr(oreo_rounds, place), []
+SMALL = {"steps": 2, "training": 3, "collect": {"starts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
+
+
+def same_rounds(one, two):
+    assert diff_runs(one, two) == []
+    last = "round-2/checkpoints/000003"
+    for name in ("policy/model.safetensors", "critic/model.safetensors", "critic/heads.safetensors"):
+        a, b = (load_file(run / last / name) for run in (one, two))
+        assert all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounds")
+    launch(*rounds(folder, "whole", **SMALL))
+    return folder / "whole"
+
+
+@pytest.mark.parametrize(
+    ("home", "place", "call"),
+    [(oreo_rounds, "gather", 2), (oreo.OreoMethod, "updates", 5), (Collection, "_keep", 3), (Collection, "_keep", 10)],
+)
+def test_rounds_resume(tmp_path, monkeypatch, whole, home, place, call):
+    method, c = rounds(tmp_path, "parts", **SMALL)
+    real, calls = getattr(home, place), []
 
     def dies(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == call:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(oreo_rounds, place, dies)
+    monkeypatch.setattr(home, place, dies)
     with pytest.raises(KeyboardInterrupt):
         launch(method, c)
     monkeypatch.undo()
     launch(method, c, resume=True)
-    assert diff_runs(tmp_path / "whole", tmp_path / "parts") == []
-    last = "round-2/checkpoints/000003"
-    for name in ("policy/model.safetensors", "critic/model.safetensors", "critic/heads.safetensors"):
-        a, b = (load_file(tmp_path / run / last / name) for run in ("whole", "parts"))
-        assert all(torch.equal(a[n], b[n]) for n in a)
+    same_rounds(whole, tmp_path / "parts")
+
+
+def test_rounds_of_before_go_on_and_changed_ones_are_made_again(tmp_path, whole, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "stages")  # an older version kept no records
+    with pytest.raises(RunError, match="belongs to another recipe"):
+        launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)
+    launch(*rounds(tmp_path, "run", **SMALL), resume=True)
+    same_rounds(whole, run)
+    first = (run / "round-1/metrics.jsonl").read_bytes()
+    launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)
+    assert "stage 'round-2' is made again: key 'critic.name'" in capsys.readouterr().err
+    assert (run / "round-1/metrics.jsonl").read_bytes() == first
+    again = (run / "replaced/round-2-1/metrics.jsonl").read_bytes()
+    assert again == (whole / "round-2/metrics.jsonl").read_bytes() != (run / "round-2/metrics.jsonl").read_bytes()
+    launch(*rounds(tmp_path, "fresh", **SMALL, critic_from="fresh"))
+    assert diff_runs(run, tmp_path / "fresh") == []
+    (run / "episodes/000001.jsonl").write_text("")
+    with pytest.raises(RunError, match=r"000001.jsonl of stage 'collect-1' was changed after it was made"):
+        launch(*rounds(tmp_path, "run", **SMALL, critic_from="fresh"), resume=True)

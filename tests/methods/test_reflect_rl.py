@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, resolve
+from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
@@ -250,7 +251,7 @@ def test_players_of_an_earlier_run(tmp_path):
     assert reflector[0] == reflector[1]
     for bad, said in (("nowhere", "there is no folder"), (str(tmp_path), "tokenizer|config.json")):
         wrong = resolve({**SMALL, **more, "out": str(tmp_path / "x"), "load": {"policy": bad}}, method.ReflectRecipe)
-        with pytest.raises(method.ModelError, match=said):
+        with pytest.raises(ModelError, match=said):
             launch(get_method("reflect"), wrong)
 
 

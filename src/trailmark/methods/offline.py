@@ -28,6 +28,7 @@ from trailmark.objectives import Objective
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import chains, scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, Scored
@@ -106,8 +107,8 @@ class OfflineMethod(Method):
         return (Evaluation("start", first, moves=False),)
 
     @classmethod
-    def seats_of(cls, config: Any) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def check(cls, config: Any) -> list[str]:

@@ -8,18 +8,20 @@ A round collects episodes with the policy as it stands (`episodes/00000k.jsonl`)
     critic_from  the value starts as the `previous` round's (default), or `fresh`
     learn_from   a round learns from `new` episodes (default), or from `all` so far
 
-`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from). A killed run goes on with --resume: rounds that are
-done stay as they are.
+`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from). Each round is
+two stages (`runs/stages.py`; their records lie in RUN/stages). A killed run goes on with --resume: rounds that are done stay as they are,
+and with a changed recipe those are made again that it concerns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trailmark.engines.local import local_engine
-from trailmark.errors import RecipeError, RunError
+from trailmark.errors import RecipeError
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
@@ -29,18 +31,25 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
-from trailmark.runs.checkpoints import listed
-from trailmark.runs.launch import launch
+from trailmark.runs.launch import training_stage, without_place
+from trailmark.runs.stages import Layout, Stage, run_stages
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
+
+LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
+EPISODES = replace(LAYOUT, home="episodes")
 
 
 class OreoRoundsMethod(Method):
     """Each of its rounds is a run of its own, so this class has no updates and takes the whole run in its hands."""
 
     Config = RoundsRecipe
+    staged = tuple(RoundsRecipe.model_fields)
 
     @classmethod
     def check(cls, config: RoundsRecipe) -> list[str]:
@@ -48,25 +57,27 @@ class OreoRoundsMethod(Method):
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
-    def seats_of(cls, config: RoundsRecipe) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if config.format != "episodes" or config.files != [""]:
             raise RecipeError("data and format: rounds collect their own episodes; leave both out")
-        done = max([row["step"] for row in read_metrics(run.path)], default=0) if resume else 0
-        if resume:
-            truncate_metrics(run, done)
+        config = fix_names(config, run)
+        logged = {row["step"]: row for row in read_metrics(run.path)}
         last: dict[str, float] = {}
-        for k in range(done + 1, config.steps + 1):
-            last = {f"collect/{n}": v for n, v in gather(config, run, k).items()}
+        for k in range(1, config.steps + 1):
+            made = run_stages(run.path, [collection(config, run, k)], layout=EPISODES)[f"collect-{k}"]
+            last = {f"collect/{n}": v for n, v in made.items()}
             if config.training:
-                inner = round_config(config, run.path, k)
-                launch(learner_of(config), inner, resume=True)
-                last |= {n: v for n, v in read_metrics(Path(inner.out))[-1].items() if n != "step"}
-            run.log(k, last)
-            run.sync()
+                made = run_stages(run.path, [round_stage(config, run, k, k in logged)], layout=LAYOUT)[f"round-{k}"]
+                last |= {n: v for n, v in made.items() if n != "step"}
+            if logged.get(k) != {"step": k, **last}:  # not yet, or a stage was made again
+                truncate_metrics(run, k - 1)
+                logged = {step: row for step, row in logged.items() if step < k}
+                run.log(k, last)
+                run.sync()
         return last
 
 
@@ -75,26 +86,58 @@ def learner_of(config: RoundsRecipe) -> type[OfflineMethod]:
     return OreoMethod if config.objective == "oreo" else PreferenceMethod
 
 
-def gather(config: RoundsRecipe, run: Run, k: int) -> dict[str, float]:
-    """The episodes of round k, played unless they are there already; what they are like."""
-    path, c = run.episodes_dir / f"{k:06d}.jsonl", config.collect
-    if not path.exists():
-        need_rows(c.starts * c.n, "collect.starts * collect.n")
-        source = get_task(config.task.name, **config.task.options)
-        lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
-        if policy_of(config, run.path, k) != config.model.name:
-            lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
-        engine = local_engine(lm, config.engine)
-        engine.publish(k - 1, lm)
-        bind(source, lm.tokenizer)
-        seats = [trained_seat(engine, config.seat, c.sampling)]
-        tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
-        if c.balanced is None:
-            oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
-        else:
-            oreo_data.collect_balanced(path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
-    good, dropped = scored(read_segment(path))
-    return {**summary(good), **dropped}
+def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
+    """The stage that plays the episodes of round k. Its summary says what they are like."""
+    path = run.episodes_dir / f"{k:06d}.jsonl"
+
+    def summarised() -> dict[str, float]:
+        good, dropped = scored(read_segment(path))
+        return {**summary(good), **dropped}
+
+    def make(_: Path) -> dict[str, float]:
+        gather(config, run, k, path)
+        return summarised()
+
+    model = config.model.model_copy(update={"name": policy_of(config, run.path, k)})
+    said = {"collect": config.collect, "task": config.task, "model": model, "engine": config.engine}
+    settings = {n: v.model_dump(mode="json") for n, v in said.items()} | {"seat": config.seat, "seed": config.seed}
+    return Stage(
+        f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
+        (path.name, f"{path.stem}.partial.jsonl"), earlier=lambda _: summarised() if path.exists() else None,
+    )  # fmt: skip
+
+
+def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
+    """The stage that trains round k, a run of its own. One that an older version logged is finished."""
+    inner = round_config(config, run.path, k)
+    reads = {"policy": inner.model.name, "ref": inner.ref, "critic": getattr(inner, "critic", None) and inner.critic.name}
+    inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
+    earlier = lambda folder: read_metrics(folder)[-1] if logged and read_metrics(folder) else None
+    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier)
+
+
+def _paths(named: Mapping[str, str | None]) -> dict[str, str]:
+    """Those that are files and folders here. Others are names on the hub, which the settings hold."""
+    return {name: path for name, path in named.items() if path and Path(path).exists()}
+
+
+def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
+    """Play the episodes of round k."""
+    c = config.collect
+    need_rows(c.starts * c.n, "collect.starts * collect.n")
+    source = get_task(config.task.name, **config.task.options)
+    lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
+    if policy_of(config, run.path, k) != config.model.name:
+        lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
+    engine = local_engine(lm, config.engine)
+    engine.publish(k - 1, lm)
+    bind(source, lm.tokenizer)
+    seats = [trained_seat(engine, config.seat, c.sampling)]
+    tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
+    if c.balanced is None:
+        oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
+    else:
+        oreo_data.collect_balanced(path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
 
 
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
@@ -115,18 +158,11 @@ def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     if config.objective != "oreo":
         given["final"] = OfflineFinal(start=config.final.start)
     elif k > 1 and config.critic_from == "previous":
-        before = str(last_checkpoint(out, k - 1) / "critic")
+        before = locate(str(out / f"round-{k - 1}"), "critic").folder
         given["critic"] = config.critic.model_copy(update={"name": before})
     return config_of(**given)
 
 
 def policy_of(config: RoundsRecipe, out: Path, k: int) -> str:
     """The policy that round k starts from."""
-    return config.model.name if k == 1 or not config.training else str(last_checkpoint(out, k - 1) / "policy")
-
-
-def last_checkpoint(out: Path, k: int) -> Path:
-    found = listed(out / f"round-{k}" / "checkpoints")
-    if not found:
-        raise RunError(f"{out}/round-{k} has no checkpoint: it is not finished")
-    return found[-1]
+    return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder

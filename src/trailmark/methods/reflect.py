@@ -19,15 +19,14 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import ModelError, RecipeError, RunError, TaskError
+from trailmark.errors import RecipeError, RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
@@ -69,10 +68,12 @@ from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
 from trailmark.run_async import wait
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import newest_checkpoint, stored_model
+from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
@@ -286,36 +287,36 @@ class ReflectMethod(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def seats_of(cls, config: ReflectRecipe) -> Mapping[str, ModelConfig]:
-        return {name: seat_model(config, name) for name in players_of(config)}
+    def seats_of(cls, config: ReflectRecipe) -> dict[str, AnyKind]:
+        """The reflector is frozen in play, and lies in every checkpoint."""
+        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
+        if config.reflect:
+            thinks = SamplingConfig(max_tokens=config.thought)
+            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
+        return filled(seats, None, config.engine)
 
     @classmethod
     def protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
-        """As in training. The labels are those of the tokenizer at the desk."""
+        """The labels are those of the tokenizer at the desk."""
 
-        async def replay(desk: Desk) -> None:
+        async def as_in_training(desk: Desk) -> None:
             await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
-        return replay
+        return as_in_training
+
+    @classmethod
+    def evaluation_protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
+        """Every decision hears the reflector."""
+
+        async def hears_all(desk: Desk) -> None:
+            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return hears_all
 
     @classmethod
     def starts(cls, config: ReflectRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
         """`n` starts of each stage of the curriculum."""
         return starts_of(make_stages(config.curriculum, source), source, split, n, seed)
-
-    @classmethod
-    def players(
-        cls, config: ReflectRecipe, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-    ) -> tuple[TaskSource, list[Seat], Protocol]:
-        """As an evaluation of the run seats them: every decision hears the reflector."""
-        source = get_task(config.task.name, **config.task.options)
-        seats = []
-        for name in players_of(config):
-            update = {"lora": None, "device": device or config.model.device}
-            lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
-            seats.append(_seat(name, local_engine(lm, config.engine), config, law))
-        bind(source, seats[0].engine.tokenizer)
-        return source, seats, deaf_to_chance(talk_of(config, source, seats[0].engine.tokenizer))
 
 
 # --- pieces that evaluation and replay share with the run ----------------------------------------------------------
@@ -357,31 +358,8 @@ def seat_model(config: ReflectRecipe, seat: Literal["policy", "reflector"]) -> M
     """The model section of a player: made (each with a seed of its own), or from an earlier run."""
     folder = getattr(config.load, seat)
     if folder is not None:
-        return stored_model(config.model, seat_folder(folder, seat))
+        return stored_model(config.model, folder)
     return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
-
-
-def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
-    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
-    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
-    return model.model_copy(update={"name": str(folder), "shape": None, **own})
-
-
-def seat_folder(path: str | Path, seat: str) -> Path:
-    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
-    if (folder / "recipe.yaml").is_file():
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        folder = folder / seat
-        if not folder.is_dir():
-            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
-    return folder
 
 
 def talk_of(config: ReflectRecipe, source: Any, tokenizer: Any) -> Talk:
@@ -415,7 +393,10 @@ def _seat(name: str, engine: LocalEngine, config: ReflectRecipe, law: SamplingLa
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    source, seats, _ = ReflectMethod.players(config, listed(run.checkpoints_dir)[-1])
+    source = get_task(config.task.name, **config.task.options)
+    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    table.bind(source)
+    seats = table.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})

@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trailmark.credit import discounted
+from trailmark.credit import turn_returns
 from trailmark.errors import TaskError
 from trailmark.methods.configs import CurriculumConfig, RlConfig
 from trailmark.methods.configs import ReflectCritic as CriticConfig
 from trailmark.methods.sft import batch_rows
-from trailmark.models.attention import Layout, Slots
+from trailmark.models.attention import Decoding, Layout
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, WeightedLogp
@@ -212,7 +212,7 @@ class SharedCritic(LM):
         super().__init__(_SharedBody(policy), policy.tokenizer, f"{policy.name} (critic)", sharing=policy.sharing)
         self.policy = policy
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         training = self.policy.model.training
         self.policy.train(False)
         try:
@@ -237,7 +237,7 @@ def make_critic(config: CriticConfig, policy: LM, own: LM | None, seed: int) -> 
 
 def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     """Of every decision of the policy."""
-    return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0)) for e in episodes}
+    return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
 def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
-    with continue_run(config, text) if resume else Run.create(config.out, text) as run:
+    with continue_run(config, text, method.staged) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
@@ -43,14 +43,15 @@ def training_stage(
         return rows[-1] if rows else {}
 
     settings = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
-    return Stage(name, make, _without_place(settings, str(root)), inputs or {}, **more)
+    return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
 
 
-def _without_place(value: Any, root: str) -> Any:
+def without_place(value: Any, root: str) -> Any:
+    """JSON values in which paths below `root` do not say where it lies."""
     if isinstance(value, dict):
-        return {k: _without_place(v, root) for k, v in value.items()}
+        return {k: without_place(v, root) for k, v in value.items()}
     if isinstance(value, list):
-        return [_without_place(v, root) for v in value]
+        return [without_place(v, root) for v in value]
     if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
         return "{root}" + value[len(root) :]
     return value
@@ -70,9 +71,9 @@ def _version(name: str) -> str:
         return ""
 
 
-def continue_run(config: RunConfig, text: str) -> Run:
-    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words; its `steps` may be
-    changed."""
+def continue_run(config: RunConfig, text: str, staged: Sequence[str] = ()) -> Run:
+    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its `steps` may be
+    changed, and keys that only its stages read (`staged`): the stages see to that."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
         today = translate(recipe)
@@ -83,7 +84,8 @@ def continue_run(config: RunConfig, text: str) -> Run:
 
     out = config.out
     run = Run.open(out, lock=True)
-    if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps"), whole):
+    free = staged if any((run.path / "stages").rglob("*.json")) else ()  # an older version kept no records of stages
+    if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
         run.close()
         raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
     if run.recipe != text:

@@ -20,6 +20,7 @@ stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline ma
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -38,6 +39,7 @@ from trailmark.runs.diff import IGNORED
 from trailmark.runs.store import atomic_write, cannot_write, hold
 
 RECORD = "stage.json"
+TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")  # what a run makes itself
 Summary = Mapping[str, Any]
 Say = Callable[[str], None]
 
@@ -75,9 +77,8 @@ class _Place:
         self.home = folder / layout.home.format(name=stage.name)
         self.record = folder / layout.record.format(name=stage.name)
         self.begun = folder / layout.begun.format(name=stage.name)
-        own = self.home.relative_to(folder).as_posix()
-        self.title = stage.name if own == "." else own.replace("/", "-")
-        self.shared = own == "."  # several stages write into one folder, so each must list its outputs
+        self.shared = "{name}" not in layout.home  # several stages write into one folder, so each must list its outputs
+        self.title = stage.name if self.shared else self.home.relative_to(folder).as_posix().replace("/", "-")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -250,6 +251,30 @@ def _replace(place: _Place, wanted: Mapping[str, Any], why: str, say: Say) -> No
     point("stage.replaced")
     place.set_aside(shelf)
     _note(place.begun, wanted)
+
+
+def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> None:
+    """Note which stages a run trains from. Where they are not those that it was begun from, what it has trained is set aside in
+    RUN/replaced, and it begins again."""
+    note, say = run / "stages" / "used.json", say or (lambda line: print(line, file=sys.stderr, flush=True))
+    now = {s.name: fingerprint(run / "stages" / s.name)[RECORD] for s in stages}
+    old = _read(note) if note.exists() else now
+    shelf = old.pop("replaces", None)
+    if shelf is None and old != now:
+        other = next(name for name in {**old, **now} if old.get(name) != now.get(name))
+        shelf = next(s for k in itertools.count(1) if not (run / (s := f"replaced/run-{k}")).exists())
+        say(f"the run begins again: its stage '{other}' is another one. What was there lies in {run / shelf}")
+    if shelf is not None:
+        _note(note, {**now, "replaces": shelf})
+        point("stage.replaced")
+        (run / shelf).mkdir(parents=True, exist_ok=True)
+        for name in TRAINED:
+            if (run / name).exists():
+                (run / name).rename(run / shelf / name)
+                point("stage.moved")
+        for name in ("episodes", "checkpoints"):
+            (run / name).mkdir(exist_ok=True)
+    _note(note, now)
 
 
 def _unedited(place: _Place, record: Mapping[str, Any]) -> None:

@@ -346,7 +346,8 @@ class Run:
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
         there before stays, so a run that was to go on still can."""
-        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
+        staged = (p for p in (self.path / "stages").rglob("*") if p.is_file() and not p.name.endswith(".lock"))
+        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file, *staged]
         if self._lock is None or any(p.exists() for p in steps):
             return
         made = [p for p in self.path.iterdir() if p.name not in self._before]
