@@ -23,10 +23,10 @@ from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
 from trailmark.seats.config import SeatConfig, seats_section
+from trailmark.steps import Split
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
-Split = Literal["turn", "newline", "sentence", "auto"]
 
 # --- policy_gradient -------------------------------------------------------------------------------------------------
 
