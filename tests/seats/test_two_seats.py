@@ -107,7 +107,7 @@ def test_a_person_takes_a_seat_of_a_run(room):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seats.actor.model=large"], "serves 'small', and no model 'large'. Set seats.actor.model"),
+        (["seats.actor.model=large"], "serves 'small', but no model 'large'. Set seats.actor.model"),
         (["seats.actor={kind: local}"], "seats.actor: this seat has no model: set seats.actor.model.name"),
         (["seats.actor={kind: local, trained: true}"], "adviser and actor are trained, and this method trains one model"),
         (["seats.actor={kind: person}"], "seats.actor: a person can sit at the table of `trailmark play`, not here"),
