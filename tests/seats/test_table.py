@@ -10,6 +10,7 @@ from trailmark.config import Config, ModelConfig, SamplingConfig, resolve
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
@@ -23,7 +24,7 @@ from trailmark.seats.config import (
     filled,
     seats_section,
 )
-from trailmark.seats.table import Table, load_function, stored_seats
+from trailmark.seats.table import Table, stored_seats
 from trailmark.types import Scored
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
@@ -121,7 +122,7 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
 
 
 def test_a_server_that_is_another_model_or_not_there(lm, url):
-    with pytest.raises(EngineError, match=r"seats.actor: http://127.* serves 'tiny', and no model 'large'. Set seats.actor.model"):
+    with pytest.raises(EngineError, match=r"seats.actor: http://127.* serves 'tiny', but no model 'large'. Set seats.actor.model"):
         Table({"actor": HttpSeat(address=url, model="large")})
     gone = HttpSeat(address="http://127.0.0.1:9", model="m", retries=0)
     with pytest.raises(EngineError, match=r"seats.actor: http://127.0.0.1:9 cannot be reached.* Is the server running\?"):
@@ -142,7 +143,7 @@ def test_scripts_and_people(tmp_path):
     assert short.turns[3].tokens == (*encode("hello"), TOKENIZER.eos_token_id) and short.turns[0].text == "line 1"
     assert "word 0: begin. line 1" in shown[0] and "begin" not in shown[1]  # what was shown is not shown again
     assert [t.action for t in long.turns] == [None, "again", None] and long.outcome.error == "engine: the person has left"
-    for name, said in (("mine.py", "must be package.module:function"), ("gone.py:f", "there is no file"), ("no.such:f", "cannot be imported")):
+    for name, said in (("mine.py", "must be my_file.py:function"), ("gone.py:f", "there is no file"), ("no.such:f", "there is no module 'no'")):
         with pytest.raises(RecipeError, match=f"seats.x.function: .*{said}"):
             load_function(name, "seats.x.function")
 

@@ -90,9 +90,7 @@ class Method(Training):
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)
-        last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
-        method.finish(method.config.steps)
-        return last
+        return train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:

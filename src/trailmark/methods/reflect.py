@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import RecipeError, RunError, TaskError
 from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method
@@ -75,7 +77,7 @@ from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
-from trailmark.types import Sample, SamplingLaw, Task
+from trailmark.types import Episode, Sample, SamplingLaw, Task
 
 __all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "random_player",
            "two_players"]  # fmt: skip
@@ -128,7 +130,6 @@ class ReflectMethod(Method):
         self.frozen = ""  # the reflector's weights when its lessons were over
         if config.reflect and not self.ends[0]:
             self.frozen = models["reflector"].fingerprint()
-        self.pending: list[Callable[[], None]] = []
 
     def check_room(self) -> None:
         """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first step."""
@@ -157,15 +158,13 @@ class ReflectMethod(Method):
 
     def updates(self, step: int) -> Iterator[Update]:
         self._metrics = {}
-        imitates = self.ends[1]
+        thinks, imitates = self.ends
         if step <= imitates:
             yield self.imitate(step)
+            if step == thinks:  # the learner has made the update by now
+                self.frozen = self.learner.models["reflector"].fingerprint()
         else:
             yield from self.reinforce(step, step - imitates)
-        if step == imitates:
-            self.pending.append(lambda: self.mark("sft", step))
-        elif step == self.config.steps:
-            self.pending.append(lambda: self.mark("rl", step))
 
     # -- imitation ------------------------------------------------------------------------------------------------
 
@@ -173,8 +172,6 @@ class ReflectMethod(Method):
         c, (thinks, _) = self.config, self.ends
         which = "reflector" if step <= thinks else "policy"
         rows = batch_rows(len(self.lessons), c.sft.batch, step if step <= thinks else step - thinks, c.seed)
-        if step == thinks:
-            self.pending.append(self.freeze)
         samples = [self.sample(self.lessons[r], which, f"{step} {k}") for k, r in enumerate(rows)]
         return Update(samples, Sft(model=which), which, name=which, lr=c.sft.lr)
 
@@ -238,33 +235,34 @@ class ReflectMethod(Method):
             yield Update(samples, Value(), "critic", passes=critic.passes, name="critic", lr=critic.lr)
 
     def metrics(self) -> Mapping[str, float]:
-        """Called when a step's updates are done: the moment to look at what they made."""
-        pending, self.pending = self.pending, []
-        for call in pending:
-            call()
         return self._metrics
-
-    def freeze(self) -> None:
-        self.frozen = self.learner.models["reflector"].fingerprint()
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
-    def mark(self, name: str, step: int) -> None:
-        """Play the final starts and keep the episodes: the numbers of the method's table."""
+    def evaluations(self, step: int, last: bool) -> list[Evaluation]:
+        """The numbers of the method's table: after imitation, and at the end (with whom nobody trained, if `final.references`)."""
+        kind, imitates = "reflect-" if self.config.reflect else "plain-", self.ends[1]
+        if not last:
+            return [Evaluation(f"{kind}sft", partial(self.final, f"{kind}sft", step))] if step == imitates else []
+        out = [Evaluation(f"{kind}rl", partial(self.final, f"{kind}rl", step))] if step > imitates else []
+        if self.config.final.references:
+            tasks, tokenizer = self.final_tasks(), self.learner.models["policy"].tokenizer
+            play = lambda player: lambda: player(self.source, self.config.seed + 1, tokenizer, tasks)
+            out.append(Evaluation("random", play(random_player), moves=False))
+            if has_oracle(self.source):
+                out.append(Evaluation("oracle", play(oracle_player), moves=False))
+        return out
+
+    def final_tasks(self) -> list[Task]:
+        return final_tasks(self.config, self.source, self.curriculum)
+
+    def final(self, name: str, step: int) -> list[Episode]:
+        """Play the final starts."""
         if self.frozen and self.learner.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
         self.publish(step)
-        final, seed = self.config.final, self.config.seed + 1
-        kind = "reflect-" if self.config.reflect else "plain-"
-        tasks = final_tasks(self.config, self.source, self.curriculum)
-        starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
-        episodes = wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
-        self.run.keep_evaluation(kind + name, episodes)
-        if final.references and step == self.config.steps:
-            tokenizer = self.learner.models["policy"].tokenizer
-            self.run.keep_evaluation("random", random_player(self.source, seed, tokenizer, tasks))
-            if has_oracle(self.source):
-                self.run.keep_evaluation("oracle", oracle_player(self.source, seed, tokenizer, tasks))
+        starts = start_all(self.final_tasks(), self.config.final.samples, self.config.seed + 1, f"{name}:")
+        return wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         self.publish(step)

@@ -1,7 +1,7 @@
-r"""A solution in steps, without losing a character: the steps put together are the text.
+r"""Split a solution into steps without losing a character: the joined steps are the text.
 
-A step ends behind a newline and, for solutions that run in paragraphs (MATH), behind ". " and ".$ " too. "3.5" has no blank behind
-its point and stays whole. Blank lines belong to the step before them, or at the very top to the first.
+A step ends after a newline. In solutions that run in paragraphs (MATH) it also ends after ". " and ".$ ". "3.5" has no
+blank after its point and stays whole. Blank lines belong to the step before them, or at the very top to the first step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SENTENCES = ("\n", ". ", ".$ ")
 
 
 def step_spans(text: str, delimiters: Sequence[str] = LINES) -> list[tuple[int, int]]:
-    """The steps as [start, end) spans of characters that tile `text`; each keeps its delimiter."""
+    """The steps as [start, end) spans of characters that cover `text` without gaps; each keeps its delimiter."""
     cut = re.compile("|".join(re.escape(d) for d in sorted(delimiters, key=len, reverse=True)))
     spans: list[tuple[int, int]] = []
     at = 0
