@@ -16,8 +16,8 @@ from trailmark.errors import RecipeError, nearest
 
 
 def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], Path]:
-    """The function at `my_file.py:score` or `package.module:score`, and its file. Only what an import of that file runs is
-    run. `key` is the recipe's key that names the function, for the message."""
+    """The function at `my_file.py:score` or `package.module:score`, and its file. Only what an import of that file
+    runs is run. `key` is the recipe's key that names the function, for the message."""
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise RecipeError(f"{key}: '{path}' must be my_file.py:function or package.module:function.")
