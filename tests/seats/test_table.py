@@ -10,7 +10,7 @@ from trailmark.commands.serve import serving
 from trailmark.config import Config, ModelConfig, SamplingConfig, resolve
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import RecipeError
+from trailmark.errors import JudgeError, RecipeError
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
@@ -24,7 +24,7 @@ from trailmark.seats.config import (
     filled,
     seats_section,
 )
-from trailmark.seats.table import Table, load_function, stored_seats
+from trailmark.seats.table import Table, stored_seats
 from trailmark.types import Scored
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
@@ -163,12 +163,12 @@ def test_scripts_and_people(tmp_path):
         None,
     ] and long.outcome.error == "engine: the person has left"
     for name, said in (
-        ("mine.py", "must be package.module:function"),
+        ("mine.py:f", "has no function 'f'"),
         ("gone.py:f", "there is no file"),
-        ("no.such:f", "cannot be imported"),
+        ("no.such:f", "there is no module"),
     ):
-        with pytest.raises(RecipeError, match=f"seats.x.function: .*{said}"):
-            load_function(name, "seats.x.function")
+        with pytest.raises(JudgeError, match=f"seats.adviser.function '.*{name}': .*{said}"):
+            Table({"adviser": ScriptedSeat(function=f"{tmp_path}/{name}" if "mine" in name else name)})
 
 
 def test_the_seats_of_a_checkpoint(lm, url, tmp_path):

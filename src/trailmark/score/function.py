@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 ONE, ALL = ("prompt", "answer", "row"), ("prompts", "answers", "rows")
 
 
-def load_function(path: str) -> tuple[Callable[..., Any], Path]:
+def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], Path]:
     """The function at `my_file.py:score` or `package.module:score`, and the file it stands in. The only code that runs is what
     an import of that file runs."""
     where, colon, name = path.rpartition(":")
     if not colon or path.endswith(".py"):
         where, name = path, "score"
-    module = _from_file(Path(where), path) if where.endswith(".py") else _from_package(where, path)
+    module = _from_file(Path(where), path, key) if where.endswith(".py") else _from_package(where, path, key)
     found = getattr(module, name, None)
     if not callable(found):
         known = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
         hint = nearest(name, known) if known else " It has no functions."
-        raise JudgeError(f"reward '{path}': {where} has no function '{name}'.{hint}")
+        raise JudgeError(f"{key} '{path}': {where} has no function '{name}'.{hint}")
     return found, Path(getattr(module, "__file__", None) or where)
 
 
-def _from_file(file: Path, path: str) -> Any:
+def _from_file(file: Path, path: str, key: str) -> Any:
     if not file.is_file():
-        raise JudgeError(f"reward '{path}': there is no file {file}.")
+        raise JudgeError(f"{key} '{path}': there is no file {file}.")
     name = f"_reward_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -61,21 +61,21 @@ def _from_file(file: Path, path: str) -> Any:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:
         del sys.modules[name]
-        raise JudgeError(f"reward '{path}': importing {_said(problem, file)}.") from problem
+        raise JudgeError(f"{key} '{path}': importing {_said(problem, file)}.") from problem
     finally:
         sys.path.remove(str(file.resolve().parent))
     return module
 
 
-def _from_package(name: str, path: str) -> Any:
+def _from_package(name: str, path: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as problem:
         if isinstance(problem, ModuleNotFoundError) and problem.name and f"{name}.".startswith(f"{problem.name}."):
             raise JudgeError(
-                f"reward '{path}': there is no module '{problem.name}'; a file is written my_file.py:score."
+                f"{key} '{path}': there is no module '{problem.name}'; a file is written my_file.py:score."
             ) from problem
-        raise JudgeError(f"reward '{path}': importing '{name}' failed with {type(problem).__name__}: {problem}.") from problem
+        raise JudgeError(f"{key} '{path}': importing '{name}' failed with {type(problem).__name__}: {problem}.") from problem
 
 
 def _said(problem: BaseException, file: Path) -> str:
