@@ -86,6 +86,7 @@ def play(
 ) -> None:
     """Play a task in the terminal and save the episode. With a run and --seat, play its task at the table of its
     models."""
+    from trailmark.rollout.judged import judge_of
     from trailmark.seats.locate import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
@@ -97,6 +98,7 @@ def play(
     if seat is not None:
         return _sit_at_table(task, seat, words or [], split, start, seed, out)
     source = get_task(task, **_options(words or [], game, repo, query, target))
+    judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and hasattr(source, "bind"):
