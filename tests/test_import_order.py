@@ -1,4 +1,4 @@
-"""Packages stand in an order: nothing that a package imports leads back to it, at the top of a file or inside a function."""
+"""Packages stand in an order: nothing that a package imports leads back to it, not even inside a function."""
 
 import ast
 from collections import defaultdict

@@ -27,8 +27,8 @@ PAPERS = {
     "oreo-minicpm-alfworld",
     "oreo-minicpm-alfworld-sft",
     "oreo-minicpm-alfworld-data",
-}  # models of other people, at their size
-LAPTOP = {  # recipe -> what it takes to run two steps of it
+}  # large published models
+LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
     "bandit-policy-gradient": [],
     "arith-sft": [],
@@ -84,7 +84,9 @@ def test_a_copied_folder_of_recipes_works(tmp_path, monkeypatch):
     assert done.exit_code == 0 and "name: reflect-taxi\n" in done.output and "mode: pickup" in done.output
     Path("own.yaml").write_text("extends: reflect-taxi-full\n")
     done = CliRunner().invoke(app, ["train", "own.yaml", "--dry-run"])
-    assert done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+    assert (
+        done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+    )
 
 
 def commands():
@@ -103,7 +105,11 @@ def made_runs():
     """out -> the steps of which a checkpoint is left, over all recipes and all commands that train."""
     root, made = RECIPES[0].parent, {}
     runs = [(p.name, []) for p in root.glob("*.yaml")]
-    runs += [(Path(w[2]).name, [x for x in w[3:] if not x.startswith("--")]) for w in commands() if w[:2] == ["trailmark", "train"]]
+    runs += [
+        (Path(w[2]).name, [x for x in w[3:] if not x.startswith("--")])
+        for w in commands()
+        if w[:2] == ["trailmark", "train"]
+    ]
     for name, words in runs:
         if not (root / name).is_file():
             continue

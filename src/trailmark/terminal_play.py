@@ -67,9 +67,7 @@ class PersonPlay:
         world = self.source.make()
         again = [world.reset(self.task)] + [world.step(a) for a, _ in kept]
         if again != [self.first] + [s for _, s in kept]:
-            raise TaskError(
-                f"'{self.source.name}' answers differently when it is played again: nothing was undone."
-            )
+            raise TaskError(f"'{self.source.name}' answers differently when it is played again: nothing was undone.")
         self.world, self.played = world, kept
 
     def name_of(self, index: int) -> str:

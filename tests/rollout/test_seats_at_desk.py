@@ -126,12 +126,12 @@ def test_a_prefix_is_forced_and_never_trained_on(lm):
 
 def test_a_server_that_cannot_go_on_behind_a_prefix_says_so(url):
     engine = HttpEngine(f"{url}/v1/chat/completions", "tiny")  # an endpoint that tells nothing of itself
-    with pytest.raises(EngineError, match="cannot go on behind a given beginning .'Thought 1:'.*vLLM"):
+    with pytest.raises(EngineError, match="cannot continue a given beginning .'Thought 1:'.*vLLM"):
         asyncio.run(engine.chat([{"role": "user", "content": "hi"}], prefix="Thought 1:"))
 
 
 def test_a_server_of_another_model_is_refused(url):
-    with pytest.raises(EngineError, match="serves 'tiny', and no model 'large'"):
+    with pytest.raises(EngineError, match="serves 'tiny', but no model 'large'"):
         asyncio.run(HttpEngine(url, "large").must_serve())
     asyncio.run(HttpEngine(url, "tiny").must_serve())
 

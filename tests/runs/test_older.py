@@ -82,7 +82,7 @@ def test_train_says_the_new_words(tmp_path, monkeypatch, recipe, says):
 
 
 def test_an_older_run_is_opened_by_every_command(run):
-    assert locate("run").recipe["method"] == "policy_gradient"
+    assert locate("run").method == "policy_gradient"
     done = call("eval", "run", "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["rows"][0]["scored"] == 4, done.output
     done = call("verify", "run", "--json")

@@ -121,7 +121,7 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
 
 
 def test_a_server_that_is_another_model_or_not_there(lm, url):
-    with pytest.raises(EngineError, match=r"seats.actor: http://127.* serves 'tiny', and no model 'large'. Set seats.actor.model"):
+    with pytest.raises(EngineError, match=r"seats.actor: http://127.* serves 'tiny', but no model 'large'. Set seats.actor.model"):
         Table({"actor": HttpSeat(address=url, model="large")})
     gone = HttpSeat(address="http://127.0.0.1:9", model="m", retries=0)
     with pytest.raises(EngineError, match=r"seats.actor: http://127.0.0.1:9 cannot be reached.* Is the server running\?"):

@@ -3,8 +3,8 @@
     told = read_trajectories("expert_trajs_train.jsonl.xz")
     found = as_episodes(told.trajectories, Alfworld("data/alfworld", mode="text", dialect="put"), tokenizer)
 
-The world is asked again, so prompts, rewards and the end are those of a policy that had said the same, token by token. A log-probability is
-not known and not made up.
+The world plays them again, so prompts, rewards and the end are those of a policy that gave the same answers.
+Log-probabilities are unknown and left out.
 """
 
 from __future__ import annotations

@@ -420,7 +420,7 @@ async def play_all(
             if judge is not None and unjudged:
                 now = dict(unjudged)
                 unjudged.clear()
-                await give_verdicts(played, now, judge, side, notes)
+                await give_verdicts(played, now, judge, notes)
 
     async def told(number: int, start: Start) -> None:
         played[number] = await one(number, start)

@@ -20,7 +20,8 @@ from trailmark.tasks.math.prompts import DEEPSEEK_BOS, messages, one_bos, prompt
 from trailmark.types import Scored, Task
 
 GSM = [
-    {"question": f"Ann has {k} pens and buys {k} more. How many has she?", "answer": f"She has {k}+{k} = <<{k}+{k}={2 * k}>>{2 * k} pens.\n#### {2 * k}"}
+    {"question": f"Ann has {k} pens and buys {k} more. How many has she?",
+    "answer": f"She has {k}+{k} = <<{k}+{k}={2 * k}>>{2 * k} pens.\n#### {2 * k}"}
     for k in range(1, 11)
 ]  # fmt: skip
 MATH = [

@@ -3,10 +3,10 @@
     told = read_trajectories("expert_trajs_train.jsonl.xz")
     print(check(told.trajectories, Games("data/alfworld")))    # how many win again, how many differ, and where
 
-A file is a list or lines, plain or .xz, of {conversations: [{from: human|gpt, value}] or [{role, content}], …}; its
-game is named by `task` and `trial`, or by a `game_file` (or `id`) with `…/task/trial_…` in it. The play begins at the
-last message of the user that says a task; instructions and examples before it are not part of it. What the expert
-says is a bare command, or "Thought: …" and "Action: <command>".
+A file is a list or lines, plain or .xz, of {conversations: [{from: human|gpt, value}] or [{role, content}], …}. `task`
+and `trial`, or a `game_file` (or `id`) with `…/task/trial_…` in it, name the game. The play begins at the last user
+message that states a task; instructions and examples before it are left out. The expert's messages are a bare command,
+or "Thought: …" and "Action: <command>".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIX = re.compile(r"^Observation: ?")
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What the expert said, the command in it, and what was seen then (None: not told)."""
+    """The expert's message, the command in it, and the observation after it (None: not recorded)."""
 
     said: str
     command: str
@@ -50,7 +50,7 @@ class Trajectory:
 
     @property
     def dialect(self) -> Dialect:
-        """By what is said in it: only the older games never say that one arrives."""
+        """The dialect, by the words that occur. Only the older games never write "You arrive at"."""
         texts = [m.command for m in self.moves] + [m.seen or "" for m in self.moves]
         older = any(re.match(r"put .* in/on |You put ", t) for t in texts)
         newer = any(re.match(r"move .* to |You move |You arrive at (?!loc )", t) for t in texts)
@@ -59,7 +59,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a file held; `skipped` says what was wrong with the rows left out."""
+    """The contents of a file; `skipped` says what was wrong with the rows left out."""
 
     trajectories: list[Trajectory]
     skipped: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Told:
 
 
 def read_trajectories(path: str | Path, skip_bad: bool = False) -> Told:
-    """All that a file holds; a DataError for the first row that cannot be read, unless `skip_bad` leaves it out."""
+    """Read a file. The first row that cannot be read is a DataError, unless `skip_bad` leaves it out."""
     path, made, wrong = Path(path), [], []
     for row in _rows(path):
         try:
@@ -157,11 +157,11 @@ def _game(row: Row, item: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One trajectory, played again. `at` is the first move (from 1; 0: the first observation) after which something
-    else is seen than was `told`."""
+    """One trajectory, played again. `at` is the first move (from 1; 0: the first observation) after which the
+    observation differs from `told`."""
 
     trajectory: Trajectory
-    known: bool  # whether its game is there
+    known: bool  # whether its game was found
     won: bool = False
     at: int | None = None
     told: str = ""
@@ -170,7 +170,7 @@ class Replay:
 
 @dataclass
 class Check:
-    """`str(check)` is for people."""
+    """The result for all trajectories; `str(check)` is a text for people."""
 
     replays: list[Replay] = field(default_factory=list)
 
@@ -193,13 +193,13 @@ class Check:
 
 
 def check(trajectories: Iterable[Trajectory], games: Games) -> Check:
-    """Play every one again, and compare word for word."""
+    """Play every trajectory again, and compare word for word."""
     names = game_names(games)
     return Check([replay(t, games, names) for t in trajectories])
 
 
 def game_names(games: Games) -> dict[str, str]:
-    """The id of each game by task/trial, as trajectories name them."""
+    """task/trial, as trajectories name a game -> its id."""
     return {id.partition("/")[2]: id for split in reversed(games.splits) for id in games.cards(split)}
 
 
@@ -225,7 +225,7 @@ def _compare(at: int, told: str, seen: str) -> tuple[int | None, str, str]:
 
 
 def replies(move: Move, source: Alfworld, world: Any) -> Iterator[str]:
-    """What a policy of this source would have had to say: a text, or labels (turning pages comes first)."""
+    """The answers that a policy of this source would give for a move: a text, or labels (page turns come first)."""
     command = command_in(source.dialect, move.command)
     if source.mode == "text":
         thought, worded, rest = move.said.partition("Action:")
