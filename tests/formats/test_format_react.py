@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats.react import is_right, split_steps
+from trailmark.formats.react import is_right
+from trailmark.steps import named_steps
 from trailmark.types import Failed, Invalid, Scored
 
 PROMPT = "Question:\nWhich?\n\nThought 1: "
@@ -30,16 +31,16 @@ def test_steps_are_spans_of_tokens(tmp_path, tokenizer):
 
 
 def test_where_steps_begin():
-    assert split_steps("a\nAction 1: look", "Thought 1:") == [(0, "Thought"), (2, "Action")]
-    assert split_steps("a\nAction 1: look") == [(0, "Unknown"), (2, "Action")]
-    assert split_steps("\n\nThought 1:\nAction 1: look") == [(0, "Thought"), (13, "Action")]
-    assert split_steps("Thought 1: so\n Action 1: not at the start of its line\u2028Action 2: nor here") == [
+    assert named_steps("a\nAction 1: look", "Thought 1:") == [(0, "Thought"), (2, "Action")]
+    assert named_steps("a\nAction 1: look") == [(0, "Unknown"), (2, "Action")]
+    assert named_steps("\n\nThought 1:\nAction 1: look") == [(0, "Thought"), (13, "Action")]
+    assert named_steps("Thought 1: so\n Action 1: not at the start of its line\u2028Action 2: nor here") == [
         (0, "Thought")
     ]
-    assert split_steps("Thought 1: abcdef\nAction 1: x\nAction 1:  \nAction 12: x") == [
+    assert named_steps("Thought 1: abcdef\nAction 1: x\nAction 1:  \nAction 12: x") == [
         (0, "Thought"), (42, "Action"),
     ]  # fmt: skip
-    assert split_steps("") == [(0, "Unknown")]
+    assert named_steps("") == [(0, "Unknown")]
 
 
 def test_right_and_wrong(tmp_path):

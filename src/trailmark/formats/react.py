@@ -21,24 +21,10 @@ from typing import Any
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
+from trailmark.steps import named_steps
 from trailmark.types import Episode, Failed, Outcome, Scored
 
-STEP = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 KNOWN = ("text", "label", "response", "pred", "id")
-
-
-def split_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
-    """The start of each step of a response, and its kind: Thought, Action, Observation or Unknown."""
-    found = list(STEP.finditer(response))
-    opened = [m[1] for m in STEP.finditer(prompt) if not prompt[m.end() :].strip()]
-    steps: list[tuple[int, str]] = []
-    if not found or response[: found[0].start()].strip():
-        steps.append((0, opened[0] if opened else "Unknown"))
-    for m, after in zip(found, [*(n.start() for n in found[1:]), len(response)]):
-        says = response[m.start() + len(m[1]) : after].strip()
-        if len(says) >= 5 or m[0] == "Thought 1:" or not steps:
-            steps.append((m.start() if steps else 0, m[1]))
-    return steps
 
 
 def is_right(label: Any, pred: str) -> bool | None:
@@ -66,7 +52,7 @@ def react_from_row(r: Reader, row: Row) -> Imported:
     plays = []
     for k, (response, pred) in enumerate(zip(said, preds)):
         at = f"[{k}]" if listed else ""
-        steps = split_steps(row.text(response, f"response{at}"), prompt)
+        steps = named_steps(row.text(response, f"response{at}"), prompt)
         right = None if pred is None else is_right(v.get("label"), row.text(pred, f"pred{at}"))
         info: dict[str, Any] = {"format": "react", "listed": listed, "steps": [kind for _, kind in steps]}
         info |= {"pred": pred} if "pred" in v else {}

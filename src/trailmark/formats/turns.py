@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Any
 
 from trailmark import chat
 from trailmark.errors import DataError, ModelError
+from trailmark.steps import token_borders
 from trailmark.texts import Marked, encode, encode_with_places, mark
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Tokens, Turn
 
@@ -102,7 +102,7 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     tokens, ends = tuple(ids[cut:]), [e - len(before) for e in ends[cut:]]
     if not head or not tokens:
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
-    borders = [0, *(bisect_right(ends, at) for at in steps[1:]), len(tokens)] if steps else []
+    borders = [0, *token_borders(ends, steps[1:]), len(tokens)] if steps else []
     spans = tuple(pairwise(borders))
     return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
 

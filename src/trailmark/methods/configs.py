@@ -24,10 +24,10 @@ from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
+from trailmark.steps import Split
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
-Split = Literal["turn", "newline", "sentence", "auto"]
 
 # --- policy_gradient -------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
 from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues
+from trailmark.steps import mark_steps
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode
 
@@ -51,7 +52,7 @@ class OreoMethod(OfflineMethod):
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
         """Trajectories, cut into steps where only steps have a value."""
         if states(config) == "step":
-            episodes = [oreo_data.mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
+            episodes = [mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
         return list(episodes), {}
 
     def make_reference(self) -> str:

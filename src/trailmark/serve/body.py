@@ -20,6 +20,7 @@ from trailmark.engines.base import Request
 from trailmark.errors import nearest
 from trailmark.rollout.bos import prompt_ids
 from trailmark.serve.errors import ApiError, refused
+from trailmark.steps import LINES
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
@@ -138,7 +139,7 @@ class SearchBody(BaseModel):
     best_of: int | None = Field(None, ge=1, le=128)
     rounds: int = Field(20, ge=1, le=1000)
     budget: int | None = Field(None, ge=1, lt=MOST)
-    step_ends: Annotated[list[StopText], Field(min_length=1, max_length=STOPS, fail_fast=True)] = ["\n"]
+    step_ends: Annotated[list[StopText], Field(min_length=1, max_length=STOPS, fail_fast=True)] = list(LINES)
     by: Literal["value", "logp"] = "value"
     tree: bool = False
 

@@ -13,10 +13,10 @@ from trailmark.errors import DataError, TaskError
 from trailmark.evaluate.run import evaluate
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
+from trailmark.steps import LINES, SENTENCES, split_steps
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
 from trailmark.tasks.math.prompts import DEEPSEEK_BOS, messages, one_bos, prompt
-from trailmark.tasks.math.steps import LINES, SENTENCES, split_steps
 from trailmark.types import Scored, Task
 
 GSM = [

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.errors import TaskError, nearest
+from trailmark.steps import LINES, SENTENCES
 from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.math.check import Checker, Rules
 from trailmark.tasks.math.extract import Marker
 from trailmark.tasks.math.pool import Pool
 from trailmark.tasks.math.prompts import Style, marker_of, messages, prompt
 from trailmark.tasks.math.rows import DATASETS, Problem, asks, find_files, read_files, read_hub
-from trailmark.tasks.math.steps import LINES, SENTENCES
 from trailmark.types import Scored, Task
 
 Dataset = Literal["gsm8k", "math", "svamp", "asdiv"]
