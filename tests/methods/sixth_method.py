@@ -120,7 +120,7 @@ class HintMethod(Method):
 
     def updates(self, step: int) -> Iterator[Update]:
         c, notes = self.config, list[Annotation]()
-        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1000 + step)
+        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
         episodes = self.play(tasks, step - 1, f"{step}:", n=c.n, seed=c.seed, notes=notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)

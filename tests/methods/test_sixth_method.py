@@ -29,26 +29,28 @@ HERE = Path(__file__).parent
 FILE, PAGE = HERE / "sixth_method.py", HERE.parents[1] / "docs/write-a-method.md"
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 128}}
 WORDS = ["sun", "moon", "sea", "hill", "rain", "wind"]
-FUNCTION = "def score(prompt, answer, row):\n    return (sum(map(ord, answer)) + len(prompt)) % row['modulus'] / row['modulus']\n"
+ROWS = [{"prompt": f"Sing of the {w}.", "id": w, "letters": 20} for w in WORDS]
+HINTS = [{"prompt": f"Sing of the {w}.", "response": f"say {w}"} for w in WORDS]
+
+
+def blocks(kind):
+    """The code blocks of the page."""
+    return re.findall(rf"```{kind}\n(.*?)```", PAGE.read_text(), re.S)
+
+
+FUNCTION = blocks("python")[0]  # the judge of the page; every other block is of the method
 
 
 def write_files(folder, url):
-    rows = [{"prompt": f"Sing of the {w}.", "modulus": 7, "id": w} for w in WORDS]
-    hints = [{"prompt": r["prompt"], "response": f"say {r['id']}"} for r in rows]
-    for name, lines in (("rows.jsonl", rows), ("hints.jsonl", hints)):
-        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in lines))
+    """The files of a user, as the page has them; smaller sizes."""
+    for name, rows in (("rows.jsonl", ROWS), ("hints.jsonl", HINTS)):
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "my_file.py").write_text(FUNCTION)
-    recipe = {
-        "method": "sixth_method", "out": "run", "steps": 3, "starts": 2, "n": 3, "hints": "hints.jsonl", "model": TINY,
-        "task": {"name": "prompts", "options": {"path": "rows.jsonl", "test": 0.4, "reward": "my_file.py:score"}},
-        "imitation": {"steps": 2, "batch": 2, "learner": {"optim": {"lr": 1e-2, "schedule": "linear"}}},
-        "seats": {
-            "adviser": {"kind": "local", "trained": True, "sampling": {"max_tokens": 5}},
-            "actor": {"kind": "http", "address": url, "model": "small", "sampling": {"max_tokens": 6}},
-        },
-        "engine": {"slots": 6, "max_len": 128}, "learner": {"optim": {"lr": 1e-3}},
-        "eval": {"every": 3, "n": 2}, "checkpoint": {"every": 1, "keep_last": 9},
-    }  # fmt: skip
+    recipe = yaml.safe_load(blocks("yaml")[0])
+    recipe |= {"out": "run", "steps": 3, "model": TINY, "engine": {"slots": 6, "max_len": 128}, "eval": {"every": 3, "n": 2}}
+    recipe |= {"checkpoint": {"every": 1, "keep_last": 9}, "imitation": recipe["imitation"] | {"steps": 2, "batch": 2}}
+    recipe["seats"]["adviser"]["sampling"] = {"max_tokens": 5}
+    recipe["seats"]["actor"] |= {"address": url, "sampling": {"max_tokens": 6}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     shutil.copy(FILE, folder)
 
@@ -106,6 +108,15 @@ def test_it_is_short_and_uses_public_names_alone():
     assert "trailmark" in names and not {"setattr", "getattr", "__dict__"} & {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
+def test_the_page_shows_what_is_run():
+    text = FILE.read_text()
+    for code in blocks("python")[1:]:
+        assert code in text, code
+    assert len(blocks("python")) > 8 and [json.loads(line) for line in blocks("json")] == [ROWS[0], HINTS[0]]
+    commands = [line.split()[1] for block in blocks("sh") for line in block.splitlines()]
+    assert set(commands) == {"train", "eval", "report", "inspect", "verify", "serve"}
+
+
 # --- every command -------------------------------------------------------------------------------------------------
 
 
@@ -130,8 +141,7 @@ def test_the_adviser_is_taught_and_then_earns_what_its_hints_led_to(whole):
     for e in episodes:
         hint, answer = e.turns
         assert (hint.seat, hint.action, hint.reward, answer.seat, answer.action) == ("adviser", None, 0.0, "actor", answer.text)
-        prompt = f"Sing of the {e.task.id}."
-        rewards[e.id] = (sum(map(ord, answer.text)) + len(prompt)) % 7 / 7
+        rewards[e.id] = len(set(answer.text)) / 20
         assert e.outcome.reward == answer.reward == rewards[e.id] and e.info["judge"]["name"] == "my_file.py:score"
         players = {name: (p.kind, p.model) for name, p in e.players.items()}
         assert players == {"adviser": ("trained", "stages/policy/checkpoints/000002/policy"), "actor": ("remote", "small")}

@@ -51,8 +51,8 @@ class Method(Training):
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
-        """What is made before training, in RUN/stages. A training stage called `policy` makes the model that the run begins with.
-        Default: nothing."""
+        """What is made before training, in RUN/stages. A training stage called `policy` makes the model that the run
+        begins with. Default: nothing."""
         return []
 
     # -- about a run ----------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Method(Training):
 
     @classmethod
     def first_model(cls, config: Any, run: Run) -> ModelConfig:
-        """The model that a run begins with: what its stage `policy` made, where it has one; else the recipe's `model`."""
+        """The model that a run begins with: what its stage `policy` made, if it has one; else the recipe's `model`."""
         made = run.path / "stages" / "policy"
         return stored_model(config.model, locate(str(made)).folder) if listed(made / "checkpoints") else config.model
 
@@ -94,7 +94,8 @@ class Method(Training):
     # -- a run ----------------------------------------------------------------------------------------------------
 
     def load_first_model(self) -> LM:
-        """`first_model`, loaded. Episodes store its name, so one that lies in the run is named without the run's own place."""
+        """`first_model`, loaded. Episodes store its name. If it lies in the run, the name is relative to the run, so
+        that equal runs in two places store equal episodes."""
         lm = load_model(self.first_model(self.config, self.run))
         if Path(lm.name).is_relative_to(self.run.path):
             lm.name = str(Path(lm.name).relative_to(self.run.path))
@@ -106,7 +107,7 @@ class Method(Training):
         config = fix_names(config, run)
         seats = cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
         if stages := cls.stages(config, run):
-            if not (run.path / "stages" / "used.json").exists():  # what would fail after the stages is refused before them
+            if not (run.path / "stages" / "used.json").exists():  # a mistake is told before hours of stages
                 check_servers(seats)
                 if (task := getattr(config, "task", None)) is not None:
                     get_task(task.name, **task.options)

@@ -345,13 +345,16 @@ class Run:
 
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
-        there before stays, so a run that was to go on still can. Stages that were made stay too; only what keeps the judge goes,
-        since it has judged nothing that is kept."""
+        there before stays, so a run that was to go on still can. So do stages that were made. Then only the note of the
+        judge goes: its rewards were not kept, and the run may go on with a function that was mended."""
         steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
             return
-        staged = any(p.is_file() and not p.name.endswith(".lock") for p in (self.path / "stages").rglob("*"))
-        made = [p for p in self.path.iterdir() if p.name not in self._before and (not staged or p.name == "judge")]
+        if any(p.is_file() and not p.name.endswith(".lock") for p in (self.path / "stages").rglob("*")):
+            if "judge" not in self._before:
+                (self.path / "judge" / "judge.json").unlink(missing_ok=True)
+            return
+        made = [p for p in self.path.iterdir() if p.name not in self._before]
         folders = (self.episodes_dir, self.checkpoints_dir)
         # In this order, because whatever is left by a process that dies here can be resumed, or created again.
         for path in sorted(made, key=lambda p: (p in folders, p == self.recipe_file)):
