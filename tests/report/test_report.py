@@ -452,7 +452,7 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
-    short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 9, "out": str(tmp_path / "run"), "thought": 16}
+    short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 3, "out": str(tmp_path / "run"), "thought": 16}
     launch(reflect.ReflectMethod, resolve({**raw, **short}, reflect.ReflectRecipe))
     c = opened(Run.open(tmp_path / "run"), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5

@@ -35,10 +35,11 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
-    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice, keep_evaluation, random_player
+    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice
+    from trailmark.methods.reflect_play import random_player
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import Run, read_segment
+    from trailmark.runs.store import Run, read_segment, write_evaluation
     from trailmark.tasks import get_task
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
@@ -52,7 +53,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
     source = get_task(raw["task"]["name"], **raw["task"]["options"])
-    keep_evaluation(both["reflect"], "random", random_player(source, seed + 1, tiny_tokenizer()))
+    write_evaluation(both["reflect"].path, "random", random_player(source, seed + 1, tiny_tokenizer()))
     evaluate_advice(both["reflect"], config, seed)
     files = {
         "random": both["reflect"].path / "evaluation/random.jsonl",
@@ -71,8 +72,7 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
     from trailmark.recipe import load_recipe
 
     raw = dict(load_recipe(file).raw)
-    steps = raw["steps"] - (0 if reflecting else raw["sft"]["reflector"])
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting, "steps": steps,
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting,
             "model": {**raw["model"], "seed": seed}}  # fmt: skip
 
 

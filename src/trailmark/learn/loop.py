@@ -73,6 +73,10 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}
     last: dict[str, float] = {}
+    if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
+        state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
+        checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
+        return last
     watch = Watch()
     trackers = open_trackers(config.trackers, run, config, resumed_at=start)
     with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:

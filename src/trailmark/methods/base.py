@@ -47,6 +47,15 @@ class Method(Training):
         """What is made before training, in RUN/stages. Default: nothing."""
         return []
 
+    @classmethod
+    def can_go_on(cls, config: Any, run: Run) -> None:
+        """Refuse to go on with a run that this version cannot go on with. Default: it can."""
+        return None
+
+    def begin(self) -> None:
+        """Called before the first step with the models as they start, also when a run goes on."""
+        return None
+
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
@@ -88,6 +97,7 @@ class Method(Training):
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)
+        method.begin()
         last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
         method.finish(method.config.steps)
         return last

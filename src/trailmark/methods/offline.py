@@ -21,12 +21,11 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, trained_seat
 from trailmark.methods.configs import OfflineRecipe
-from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run, write_evaluation, write_segment
 from trailmark.samples import chains, scored
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
@@ -102,7 +101,7 @@ class OfflineMethod(Method):
         """The evaluation of the policy as it started, if it is not there yet."""
         c = self.config
         if c.final.start and not (self.run.path / "evaluation" / "start.jsonl").exists():
-            keep_evaluation(self.run, "start", self.play(local_engine(load_model(c.model), c.engine)))
+            write_evaluation(self.run.path, "start", self.play(local_engine(load_model(c.model), c.engine)))
 
     @classmethod
     def seats_of(cls, config: Any) -> Mapping[str, Any]:

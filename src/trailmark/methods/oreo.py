@@ -30,7 +30,6 @@ from trailmark.methods import oreo_data
 from trailmark.methods.base import trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
 from trailmark.methods.offline import OfflineMethod
-from trailmark.methods.reflect_play import keep_evaluation
 from trailmark.methods.sft import batch_rows
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
@@ -38,7 +37,7 @@ from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
-from trailmark.runs.store import read_segment
+from trailmark.runs.store import read_segment, write_evaluation
 from trailmark.score.values import HeadValues
 from trailmark.types import Episode
 
@@ -106,7 +105,7 @@ class OreoMethod(OfflineMethod):
             name = text.replace(":", "-")
             path = folder / f"{name}.jsonl"
             if not path.exists() or {e.players[c.seat].version for e in read_segment(path)} != {c.steps}:
-                keep_evaluation(self.run, name, self._searched(text))
+                write_evaluation(self.run.path, name, self._searched(text))
 
     def _searched(self, text: str) -> list[Episode]:
         from trailmark.evaluate.searched import search_episodes

@@ -1,215 +1,153 @@
 """Reflect-RL: a frozen reflector thinks in words, a trained policy answers with one token.
 
 The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the teacher's actions
-and after that from its own play. Stages of one run, in steps: `sft.reflector` steps on reflections, `sft.policy` steps on
-actions, then reinforcement learning until `steps`. Either player may come from an earlier run (`load`).
+and after that from its own play. Imitation happens in stages, each a run of its own; play is the run itself, and `steps` counts it:
 
-    reflect_play.py   prompts, labels, truncation, who speaks when
-    reflect_rl.py     curriculum, replay, critic, losses
-    here              the recipe, and one run from lessons to the last evaluation
+    RUN/stages/reflector    sft.reflector steps on reflections      (unless load.reflector brings one, or reflect: false)
+    RUN/stages/policy       sft.policy steps on actions
+    RUN                     reinforcement: episodes, checkpoints with both players, evaluation
+
+    reflect_play.py         prompts, labels, truncation, who speaks when
+    reflect_imitation.py    the players, their lessons, the stages of imitation
+    here                    play: a memory of successes, a critic, the losses
+
+Undiscounted: G_t = sum_{k>=t} r_k is the reward still to come (the reference's cost to go with the other sign).
+
+    pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
+    ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
+
+over the N decisions handed in, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and pi_old are under the law a
+label was drawn from, so rho is exactly 1 in the first epoch; of remembered plays pi_old is what they were drawn with.
 
 What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's, not the
-mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); what is too long is cut in the
-middle; the two other files say what differs in theirs.
+mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); states that are too long lose their
+middle. The entropy of the label is a term of the loss with its own gradient, and never part of a return, so that it shifts no reported
+success; the critic reads the whole prompt (the reference's sees 20 tokens), starts at V = 0 and regresses G itself, not G / 100; a
+curriculum always advances, also when there are fewer steps than records.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from trailmark.config import ModelConfig
-from trailmark.data.lessons import Lesson, get_teacher
-from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import ModelError, RecipeError, RunError, TaskError
+from trailmark.credit import discounted
+from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
-from trailmark.methods.configs import ReflectRecipe
-from trailmark.methods.contract import Room, check_lessons, check_menus
-from trailmark.methods.reflect_play import (
-    ACTION,
-    ANALYZE,
-    Talk,
-    coin,
-    has_oracle,
-    keep_evaluation,
-    label_alphabet,
-    label_words,
-    menu_labels,
-    oracle_player,
-    random_player,
-    shuffled_menu,
-    two_players,
+from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
+from trailmark.methods.curriculum import level_starts
+from trailmark.methods.reflect_imitation import (
+    ImitationMethod,
+    Players,
+    deaf_to_chance,
+    final_tasks,
+    load_seat,
+    talk_of,
 )
-from trailmark.methods.reflect_rl import (
-    Part,
-    Replay,
-    Stage,
-    decisions,
-    make_critic,
-    make_stages,
-    objective,
-    stage_starts,
-    starts_of,
-)
-from trailmark.methods.sft import batch_rows
-from trailmark.models.lm import LM
-from trailmark.models.load import load_model
-from trailmark.objectives import Sft, Value
-from trailmark.rollout.bos import prompt_ids
-from trailmark.rollout.encode import encode
-from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
+from trailmark.methods.reflect_play import has_oracle, oracle_player, random_player, two_players
+from trailmark.models.critic import make_critic
+from trailmark.models.readout import Readout
+from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
+from trailmark.rollout.play import play, play_all, start_all
 from trailmark.run_async import wait
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import Run, read_segment, write_segment
-from trailmark.samples import scored
-from trailmark.tasks import get_task
-from trailmark.tasks.base import TaskSource, bind
-from trailmark.tasks.labels import add_labels
-from trailmark.types import Sample, SamplingLaw, Task
-
-__all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "keep_evaluation", "random_player",
-           "two_players"]  # fmt: skip
+from trailmark.runs.launch import training_stage
+from trailmark.runs.stages import Stage
+from trailmark.runs.store import Run, read_segment, write_evaluation, write_segment
+from trailmark.samples import build_samples, scored
+from trailmark.types import Episode, Sample, Scored
 
 
-class ReflectMethod(Method):
+class ReflectMethod(Players):
     Config = ReflectRecipe
+    staged = ("sft", "teacher")
+    config: ReflectRecipe
 
     def __init__(self, config: ReflectRecipe, run: Run):
-        super().__init__(config, run)
-        need_rows(max(config.sft.batch, config.rl.starts, config.teacher.starts), "sft.batch, rl.starts or teacher.starts")
-        self.source = get_task(config.task.name, **config.task.options)
-        teacher = get_teacher(config.teacher.name, config.teacher.path)
-        words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
-        models = {"policy": load_seat(config, self.source, "policy", words)}
-        bind(self.source, models["policy"].tokenizer)
-        trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
-        if config.reflect:
-            models["reflector"] = load_seat(config, self.source, "reflector", words)
-            trains["reflector"] = trains["policy"]
-        self.engines = {n: local_engine(lm, config.engine) for n, lm in models.items()}
-        critic = config.rl.critic
+        need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+        super().__init__(taught(config, run.path), run)
+        self.config = config
+        rl, critic = config.rl, config.rl.critic
+        passes = rl.epochs if rl.algorithm == "ppo" else 1
+        updates = config.steps * (2 if rl.replay else 1)
+        trains, ends = {"policy": config.learner.optim}, {"policy": updates * passes}
         if critic.kind != "none":
-            own = load_seat(config, self.source, "policy", words) if critic.kind == "separate" else None
-            models["critic"] = make_critic(critic, models["policy"], own, config.model.seed)
-            trains["critic"] = config.learner.optim.model_copy(update={"lr": critic.lr})
-        self.learner = Learner(models, config.learner, trains, config.steps)
-        self.talk = talk_of(config, self.source, models["policy"].tokenizer)
-        self.curriculum = make_stages(config.curriculum, self.source)
-        self.lessons: list[Lesson] = []
-        if config.sft.policy or self.ends[0]:
-            t = config.teacher
-            each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
-            shown = [Part(self.source, s) for s in self.curriculum] if each else [self.source]
-            self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
-            if not self.lessons:
-                raise RecipeError(
-                    f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
-                )
-            if config.sft.policy:
-                check_labels(self.lessons, config, models["policy"].tokenizer)
-        final_tasks(config, self.source, self.curriculum)  # starts that are not there are missed now, not after hours
-        if config.eval.every:
-            starts_of(self.curriculum, self.source, config.eval.split, config.eval.n, config.seed)
-        self.check_room()
-        if config.curriculum.index is not None and config.curriculum.index >= len(self.curriculum):
-            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.curriculum)} stages")
-        self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
+            own = load_seat(taught(config, run.path), self.source, "policy", self.words) if critic.kind == "separate" else None
+            self.models["critic"] = make_critic(self.models["policy"], own, critic.head, config.model.seed)
+            trains["critic"], ends["critic"] = critic.optim, updates // critic.every * critic.passes
+        self.learner = Learner(self.models, config.learner, trains, ends)
+        if config.reflect:
+            self.learner.keeps = ("reflector",)
+            self.frozen = self.models["reflector"].fingerprint()
+        self.replay, self.level, self.updated = Replay(rl.replay), 0, 0
         self._metrics: dict[str, float] = {}
-        self.frozen = ""  # the reflector's weights when its lessons were over
-        if config.reflect and not self.ends[0]:
-            self.frozen = models["reflector"].fingerprint()
-        self.pending: list[Callable[[], None]] = []
 
-    def check_room(self) -> None:
-        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first step."""
-        c, policy = self.config, self.learner.models["policy"]
-        made = c.model.shape is not None and not c.load.policy
-        room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
-        taught = {"reflector": self.ends[0], "policy": c.sft.policy}
-        if imitates := [name for name, steps in taught.items() if steps]:
-            tokenizers = {name: self.learner.models[name].tokenizer for name in self.engines}
-            check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
-        if self.source.markov or hasattr(self.source, "menus"):
-            check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The last step of the reflector's imitation and of the policy's."""
-        first = self.config.sft.reflector if self.config.reflect else 0
-        return first, first + self.config.sft.policy
-
-    def seats(self) -> list[Seat]:
-        return [_seat(n, e, self.config) for n, e in self.engines.items()]
-
-    def publish(self, version: int) -> None:
-        for name, engine in self.engines.items():
-            engine.publish(version, self.learner.models[name])
-
-    def updates(self, step: int) -> Iterator[Update]:
-        self._metrics = {}
-        imitates = self.ends[1]
-        if step <= imitates:
-            yield self.imitate(step)
-        else:
-            yield from self.reinforce(step, step - imitates)
-        if step == imitates:
-            self.pending.append(lambda: self.mark("sft", step))
-        elif step == self.config.steps:
-            self.pending.append(lambda: self.mark("rl", step))
+    @classmethod
+    def check(cls, config: ReflectRecipe) -> list[str]:
+        taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
+        return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
 
     # -- imitation ------------------------------------------------------------------------------------------------
 
-    def imitate(self, step: int) -> Update:
-        c, (thinks, _) = self.config, self.ends
-        which = "reflector" if step <= thinks else "policy"
-        rows = batch_rows(len(self.lessons), c.sft.batch, step if step <= thinks else step - thinks, c.seed)
-        if step == thinks:
-            self.pending.append(self.freeze)
-        samples = [self.sample(self.lessons[r], which, f"{step} {k}") for k, r in enumerate(rows)]
-        return Update(samples, Sft(model=which), which, name=which, lr=c.sft.lr)
+    @classmethod
+    def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
+        made = []
+        for seat, steps in imitated_steps(config).items():
+            inner = imitation(config, run.path, seat, steps)
+            reads = {"policy": inner.load.policy, "reflector": inner.load.reflector, "lessons": config.teacher.path,
+                     "model": config.model.name}  # fmt: skip
+            ahead = {s.name: run.path / "stages" / s.name for s in made}
+            found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
+            made.append(training_stage(seat, ImitationMethod, inner, run.path, {**found, **ahead}))
+        return made
 
-    def sample(self, lesson: Lesson, which: str, place: str) -> Sample:
-        """One lesson as a sample of the reflector or of the policy, in the words that play would use; `place` names where it
-        stands in the run."""
-        tokenizer, limit = self.learner.models[which].tokenizer, self.engines[which].max_len
-        if which == "reflector":
-            prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
-            answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]
-        else:
-            heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
-            wanted, labels = imitated(lesson, self.config), lesson.labels or menu_labels(lesson.menu)
-            menu, new = shuffled_menu(self.talk, lesson.menu, labels, f"labels {self.config.seed} {place}")
-            thought = heard if self.config.reflect else None
-            prompt = prompt_ids(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
-            answer = label_ids(tokenizer, (new.get(wanted, wanted),))
-        weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
-        return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})
+    @classmethod
+    def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
+            need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+            Players(config, run, imitates)  # mistakes in what is played later are found before the first lesson
+        return super().train(config, run, resume)
+
+    @classmethod
+    def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
+        """Before there were stages, imitation was part of the run."""
+        if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
+            raise RunError(
+                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot go on. Begin a new run "
+                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 sft.policy=0 out=DIR."
+            )
+
+    def begin(self) -> None:
+        """The evaluation after imitation."""
+        name = f"{self.kind}sft"
+        if imitated_steps(self.config) and not (self.run.path / "evaluation" / f"{name}.jsonl").exists():
+            self.mark(name, 0)
 
     # -- reinforcement --------------------------------------------------------------------------------------------
 
-    def stage_of(self, local: int) -> tuple[int, int]:
-        """The stage of RL step `local` (from 1), and after which RL step it began."""
+    def level_of(self, step: int) -> tuple[int, int]:
+        """The level of a step (from 1), and after which step it began."""
         if self.config.curriculum.index is not None:
             return self.config.curriculum.index, 0
-        begins = stage_starts([s.size for s in self.curriculum], self.config.steps - self.ends[1])
-        k = max(i for i, first in enumerate(begins) if first < local)
+        begins = level_starts([level.size for level in self.levels], self.config.steps)
+        k = max(i for i, first in enumerate(begins) if first < step)
         return k, begins[k]
 
-    def reinforce(self, step: int, local: int) -> Iterator[Update]:
-        c, (stage, first) = self.config, self.stage_of(local)
-        if stage != self.stage:
-            self.stage, self.replay.held = stage, []
+    def updates(self, step: int) -> Iterator[Update]:
+        c, (level, first) = self.config, self.level_of(step)
+        if level != self.level:
+            self.level, self.replay.held = level, []
         self.publish(step - 1)
-        tasks = self.curriculum[stage].batch(self.source, c.rl.starts, c.seed, step, self.ends[1] + first)
+        tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
         episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -217,15 +155,16 @@ class ReflectMethod(Method):
             raise TaskError(
                 f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
             )
-        self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.curriculum) > 1 else {})}
+        at = {"stage": float(level)} if len(self.levels) > 1 else {}
+        self._metrics = {**summary(good), **spread(good), **dropped, **at}
         samples = decisions(good, self.learner, c.rl, fresh=True)
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
-        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)
+        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
         yield from self.judge(samples)
         self.replay.add(good)
         if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
             old = decisions(again, self.learner, c.rl, fresh=False)
-            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay", lr=c.rl.lr)
+            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay")
             yield from self.judge(samples)
 
     def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
@@ -233,184 +172,140 @@ class ReflectMethod(Method):
         critic = self.config.rl.critic
         self.updated += 1
         if critic.kind != "none" and self.updated % critic.every == 0:
-            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic", lr=critic.lr)
+            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")
 
     def metrics(self) -> Mapping[str, float]:
-        """Called when a step's updates are done: the moment to look at what they made."""
-        pending, self.pending = self.pending, []
-        for call in pending:
-            call()
         return self._metrics
 
-    def freeze(self) -> None:
-        self.frozen = self.learner.models["reflector"].fingerprint()
-
-    # -- evaluation -----------------------------------------------------------------------------------------------
-
-    def mark(self, name: str, step: int) -> None:
-        """Play the final starts and keep the episodes: the numbers of the method's table."""
-        if self.frozen and self.learner.models["reflector"].fingerprint() != self.frozen:
-            raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
-        self.publish(step)
-        final, seed = self.config.final, self.config.seed + 1
-        kind = "reflect-" if self.config.reflect else "plain-"
-        tasks = final_tasks(self.config, self.source, self.curriculum)
-        starts = start_all(tasks, final.samples, seed, f"{kind}{name}:")
-        episodes = wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
-        keep_evaluation(self.run, kind + name, episodes)
-        if final.references and step == self.config.steps:
-            tokenizer = self.learner.models["policy"].tokenizer
-            keep_evaluation(self.run, "random", random_player(self.source, seed, tokenizer, tasks))
-            if has_oracle(self.source):
-                keep_evaluation(self.run, "oracle", oracle_player(self.source, seed, tokenizer, tasks))
-
-    def evaluate(self, step: int) -> Mapping[str, float]:
-        self.publish(step)
-        c = self.config
-        tasks = starts_of(self.curriculum, self.source, c.eval.split, c.eval.n, c.seed)
-        protocol = deaf_to_chance(self.talk)
-        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
-        write_segment(self.run.path / "evaluation", step, episodes)
-        good, dropped = scored(episodes)
-        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.curriculum if s.name}
-        each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
-        return {**summary(good), **each, **dropped}
-
     def state(self) -> Mapping[str, Any]:
-        return {"replay": [to_json(e) for e in self.replay.held], "frozen": self.frozen, "stage": self.stage,
-                "updated": self.updated}  # fmt: skip
+        return {"replay": [to_json(e) for e in self.replay.held], "stage": self.level, "updated": self.updated}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.replay.held = [from_json(line) for line in state["replay"]]
-        self.frozen, self.stage, self.updated = state["frozen"], state["stage"], state["updated"]
+        self.level, self.updated = state["stage"], state["updated"]
 
-    # -- about a run ----------------------------------------------------------------------------------------------
+    # -- evaluation -----------------------------------------------------------------------------------------------
 
-    @classmethod
-    def seats_of(cls, config: ReflectRecipe) -> Mapping[str, ModelConfig]:
-        return {name: seat_model(config, name) for name in players_of(config)}
+    @property
+    def kind(self) -> str:
+        return "reflect-" if self.config.reflect else "plain-"
 
-    @classmethod
-    def protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
-        """As in training. The labels are those of the tokenizer at the desk."""
+    def finish(self, step: int) -> None:
+        """The evaluation at the end, and what it is compared with; again where the run has gone on since."""
+        path = self.run.path / "evaluation" / f"{self.kind}rl.jsonl"
+        if step and (not path.exists() or {e.players["policy"].version for e in read_segment(path)} != {step}):
+            self.mark(f"{self.kind}rl", step)
+        if self.config.final.references:
+            tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
+            tasks = final_tasks(self.config, self.source, self.levels)
+            players = {"random": random_player} | ({"oracle": oracle_player} if has_oracle(self.source) else {})
+            for name, player in players.items():
+                if not (path.parent / f"{name}.jsonl").exists():
+                    write_evaluation(self.run.path, name, player(self.source, seed, tokenizer, tasks))
 
-        async def replay(desk: Desk) -> None:
-            await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
-
-        return replay
-
-    @classmethod
-    def starts(cls, config: ReflectRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
-        """`n` starts of each stage of the curriculum."""
-        return starts_of(make_stages(config.curriculum, source), source, split, n, seed)
-
-    @classmethod
-    def players(
-        cls, config: ReflectRecipe, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-    ) -> tuple[TaskSource, list[Seat], Protocol]:
-        """As an evaluation of the run seats them: every decision hears the reflector."""
-        source = get_task(config.task.name, **config.task.options)
-        seats = []
-        for name in players_of(config):
-            update = {"lora": None, "device": device or config.model.device}
-            lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
-            seats.append(_seat(name, local_engine(lm, config.engine), config, law))
-        bind(source, seats[0].engine.tokenizer)
-        return source, seats, deaf_to_chance(talk_of(config, source, seats[0].engine.tokenizer))
+    def mark(self, name: str, step: int) -> None:
+        """Play the final starts and keep the episodes: the numbers of the method's table."""
+        if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
+            raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
+        self.publish(step)
+        tasks = final_tasks(self.config, self.source, self.levels)
+        starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
+        write_evaluation(self.run.path, name, wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk))))
 
 
-# --- pieces that evaluation and replay share with the run ----------------------------------------------------------
+# --- the stages ----------------------------------------------------------------------------------------------------
 
 
-def players_of(config: ReflectRecipe) -> tuple[Literal["policy", "reflector"], ...]:
-    return ("policy", "reflector") if config.reflect else ("policy",)
+def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
+    """The steps of each stage of imitation, in order."""
+    wanted = {"reflector": config.sft.reflector if config.reflect else 0, "policy": config.sft.policy}
+    return {seat: n for seat, n in wanted.items() if n}
 
 
-def load_seat(config: ReflectRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
-    """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
-    lm = load_model(seat_model(config, seat), words)
-    if config.labels == "all" and hasattr(source, "bind"):
-        add_labels(lm, seed=config.model.seed)
-    return lm
+def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
+    """The recipe with the players as its stages leave them."""
+    return config.model_copy(update={"load": config.load.model_copy(update=_made(config, run, imitated_steps(config)))})
 
 
-def imitated(lesson: Lesson, config: ReflectRecipe) -> str:
-    return lesson.oracle if config.teacher.label == "oracle" else lesson.action
+def _made(config: ReflectRecipe, run: Path, seats: Mapping[str, int]) -> dict[str, str]:
+    return {seat: str(run / "stages" / seat) for seat in seats}
 
 
-def check_labels(lessons: Sequence[Lesson], config: ReflectRecipe, tokenizer: Any) -> None:
-    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is permuted. Those
-    drawn anew from the alphabet are."""
-    if config.shuffle == "alphabet":
-        return
-    answers = {imitated(x, config) for x in lessons}
-    if config.shuffle == "permute":
-        answers |= {label for x in lessons for label in x.labels or menu_labels(x.menu)}
-    for label in sorted(answers):
-        if (size := len(encode(tokenizer, label))) != 1:
-            raise RecipeError(
-                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with `trailmark data … "
-                "--tokenizer`, or set labels: all (new tokens) or shuffle: alphabet (labels drawn anew)"
-            )
+def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> ImitationRecipe:
+    """The recipe of a stage."""
+    given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
+    before = {} if seat == "reflector" else _made(config, run, {k: n for k, n in imitated_steps(config).items() if k != seat})
+    given |= {
+        "method": "reflect_imitation",
+        "name": f"{config.name} {seat}",
+        "out": str(run / "stages" / seat),
+        "seat": seat,
+        "steps": steps,
+        "batch": config.sft.batch,
+        "learner": config.learner.model_copy(update={"optim": config.sft.optim}),
+        "load": config.load.model_copy(update=before),
+        "eval": config.eval.model_copy(update={"patience": None, **({"every": 0} if seat == "reflector" else {})}),
+        "checkpoint": config.checkpoint.model_copy(update={"keep_best": 0}),
+    }
+    return ImitationRecipe(**given)
 
 
-def seat_model(config: ReflectRecipe, seat: Literal["policy", "reflector"]) -> ModelConfig:
-    """The model section of a player: made (each with a seed of its own), or from an earlier run."""
-    folder = getattr(config.load, seat)
-    if folder is not None:
-        return stored_model(config.model, seat_folder(folder, seat))
-    return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
+# --- from episodes to samples --------------------------------------------------------------------------------------
 
 
-def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
-    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
-    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
-    return model.model_copy(update={"name": str(folder), "shape": None, **own})
+@dataclass
+class Replay:
+    """The last `size` plays that were won. A new stage begins with an empty one."""
+
+    size: int
+    held: list[Episode] = field(default_factory=list)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        won = [e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success]
+        self.held = [*self.held, *won][-self.size :] if self.size else []
+
+    def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
+        """`n` of them with replacement."""
+        picks = np.random.default_rng(list(seed)).integers(0, len(self.held), n) if self.held else []
+        return [self.held[i] for i in picks]
 
 
-def seat_folder(path: str | Path, seat: str) -> Path:
-    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
-    if (folder / "recipe.yaml").is_file():
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        folder = folder / seat
-        if not folder.is_dir():
-            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
-    return folder
+def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Of every decision of the policy."""
+    return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0)) for e in episodes}
 
 
-def talk_of(config: ReflectRecipe, source: Any, tokenizer: Any) -> Talk:
-    """How the players of a run talk."""
-    draws = config.head == "alphabet" or config.shuffle == "alphabet"
-    known = label_alphabet(source, tokenizer) if draws else ()
-    return Talk(config.reflect, config.head, config.shuffle, config.reflect_prob, known, None, config.thought,
-                config.instruction)  # fmt: skip
+def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
+    """One sample for each decision, with its advantage. `fresh` plays were drawn by the policy as it is: what they were drawn
+    with is computed in the packing that training uses, so that the first ratio is 1 to the last bit."""
+    samples = build_samples(episodes, "policy", {"returns": returns_to_go(episodes)})
+    fills = {"old": Readout("")} if fresh and config.algorithm == "ppo" else {}
+    if config.critic.kind != "none":
+        fills["value"] = Readout("", "head", model="critic", head="value")
+    samples = learner.fill(samples, **fills) if fills and samples else samples
+    base = 0.0
+    if config.baseline == "batch" and config.critic.kind == "none" and fresh:
+        base = float(np.mean(np.concatenate([s.streams["returns"][s.streams["weight"] != 0] for s in samples])))
+    return [_advantaged(s, base) for s in samples]
 
 
-def deaf_to_chance(talk: Talk) -> Protocol:
-    """As in training, but every decision hears the reflector."""
-    return two_players(dataclasses.replace(talk, share=1.0))
+def _advantaged(s: Sample, base: float) -> Sample:
+    streams = dict(s.streams)
+    value = streams.get("value", base)
+    streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
+    streams["value_weight"] = streams["weight"]
+    return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
 
 
-def final_tasks(config: ReflectRecipe, source: Any, stages: Sequence[Stage]) -> list[Task]:
-    final = config.final
-    if final.split is not None:
-        return starts_of(stages, source, final.split, final.n, config.seed)
-    try:
-        return starts_of(stages, source, "all", final.n, 0)
-    except TaskError:
-        return starts_of(stages, source, config.eval.split, final.n or config.eval.n, config.seed)
+def objective(config: RlConfig, fresh: bool) -> Objective:
+    """Remembered plays carry no entropy term: they are not what the policy does now."""
+    entropy = config.entropy if fresh else 0.0
+    if config.algorithm == "pg":
+        return WeightedLogp(entropy=entropy, gap=fresh)
+    return Clipped(low=config.clip, high=config.clip, entropy=entropy)
 
 
-def _seat(name: str, engine: LocalEngine, config: ReflectRecipe, law: SamplingLaw = SamplingLaw()) -> Seat:
-    trained = name == "policy"
-    return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
+# --- what the words are worth --------------------------------------------------------------------------------------
 
 
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
@@ -426,4 +321,4 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        keep_evaluation(run, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
+        write_evaluation(run.path, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))

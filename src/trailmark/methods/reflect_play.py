@@ -21,7 +21,6 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trailmark.engines.scripted import ScriptedEngine
@@ -30,8 +29,6 @@ from trailmark.methods.configs import Head, Shuffle
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.run_async import wait
-from trailmark.runs.episode_json import to_json
-from trailmark.runs.store import Run, atomic_write
 from trailmark.tasks.labels import CHOICES, alphabet, menu_labels, relabel
 from trailmark.types import Episode, Task
 
@@ -233,11 +230,3 @@ def _scripted(
     seat = Seat("policy", ScriptedEngine(policy, tokenizer, name), kind="scripted")
     starts = start_all(source.tasks("all") if tasks is None else tasks, 1, seed, f"{name}:")
     return wait(play_all(source, starts, [seat], protocol))
-
-
-def keep_evaluation(run: Run, name: str, episodes: Sequence[Episode]) -> Path:
-    """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
-    path = run.path / "evaluation" / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
-    return path

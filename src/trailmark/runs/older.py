@@ -8,7 +8,7 @@ Names and keys of recipes change. `train` refuses the old ones and says the new 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,38 @@ OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log",
            "critic", "final.search", "final.temperature")  # fmt: skip
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
+
+
+def _rate(section: str, to: str, name: str) -> Change:
+    """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of the optimiser
+    were those of learner.optim."""
+    *way, last = section.split(".")
+
+    def found(r: Recipe) -> Any:
+        part: Any = r if r.get("method") == "reflect" else None
+        for key in (*way, last):
+            part = part.get(key) if isinstance(part, dict) else None
+        return part
+
+    def becomes(r: Recipe) -> Recipe:
+        optim = {**((r.get("learner") or {}).get("optim") or {}), "lr": found(r)}
+        return _with(without(r, section), to.split("."), optim)
+
+    return Change(
+        section, lambda r: found(r) is not None, becomes,
+        lambda r: f"{name} has an optimiser of its own: write {to}.lr={found(r)}. (steps counts play alone now: imitation has stages of its own.)",
+    )  # fmt: skip
+
+
+def _with(value: Recipe, way: Sequence[str], what: Any) -> Recipe:
+    rest = what if len(way) == 1 else _with(value.get(way[0]) or {}, way[1:], what)
+    return {**value, way[0]: rest}
+
+
 CHANGES: list[Change] = [
+    _rate("sft.lr", "sft.optim", "imitation"),
+    _rate("rl.critic.lr", "rl.critic.optim", "the critic"),
+    _rate("rl.lr", "learner.optim", "play"),
     Change(
         "method",
         lambda r: r.get("method") == "online",
@@ -87,7 +118,7 @@ def refuse(loaded: Loaded) -> None:
     """Tell who wrote an old recipe the new words, and where the old one stands."""
     for change in CHANGES:
         if change.was(loaded.raw):
-            where = loaded.marks.get((change.key,), Mark(loaded.file)).where
+            where = loaded.marks.get(tuple(change.key.split(".")), Mark(loaded.file)).where
             raise RecipeError(f"{where}: key '{change.key}': {change.say(loaded.raw)}")
 
 

@@ -29,7 +29,7 @@ from trailmark.types import Annotation, Episode
 
 __all__ = [
     "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
-    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
+    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_evaluation", "write_segment",
 ]  # fmt: skip
 
 _SEGMENT = re.compile(r"\d+\.jsonl")
@@ -102,6 +102,14 @@ def write_segment(folder: str | Path, index: int, rows: Iterable[Episode] | Iter
     except OSError as e:
         raise cannot_write(path, e) from e
     atomic_write(path, data, "segment")
+    return path
+
+
+def write_evaluation(run: Path, name: str, episodes: Iterable[Episode]) -> Path:
+    """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
+    path = run / "evaluation" / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
     return path
 
 

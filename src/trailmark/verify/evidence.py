@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
@@ -166,7 +167,8 @@ class Evidence:
 
 class Weights:
     """One model that takes on the weights of any version at hand. It is made from the newest checkpoint that loads; version
-    0 is the model as the recipe loads it, where that has the same shape (a method may add words of its own)."""
+    0 is what a stage of that name left (RUN/stages/policy), else the model as the recipe loads it, where that has the same shape (a
+    method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
@@ -180,7 +182,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, config)
+        first = self._load(0, config) if self.folder(0) is None else None
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -194,7 +196,7 @@ class Weights:
             return load_model(config)
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
-            if version:
+            if version or self.folder(0) is not None:
                 self.broken[version] = said
             else:
                 self.problem = said
@@ -202,7 +204,7 @@ class Weights:
 
     def any(self) -> LM:
         """The model with the newest weights that can be loaded."""
-        for version in [*reversed(self.evidence.checkpoints), 0]:
+        for version in dict.fromkeys([*reversed(self.evidence.checkpoints), 0]):
             if (lm := self.at(version)) is not None:
                 return lm
         raise Missing(f"no weights are at hand: {next(iter(self.broken.values()), self.problem)}")
@@ -210,6 +212,8 @@ class Weights:
     def folder(self, version: int, seat: str = "policy") -> Path | None:
         """Where the trained model of a seat lies in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
+        if root is None and version == 0:
+            root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
         if root is None:
             return None
         models = sorted({p.parent for kind in ("config.json", "adapter_config.json") for p in root.glob(f"*/{kind}")})
@@ -222,9 +226,7 @@ class Weights:
 
         if self._lm is None or version in self.broken:
             return None
-        if version == 0:
-            if self._first is None:
-                return None
+        if version == 0 and self._first is not None:
             own = dict(self._lm.parameters())
             for name, tensor in self._first.items():
                 own[name].data.copy_(tensor)
@@ -241,4 +243,4 @@ class Weights:
     @property
     def versions(self) -> list[int]:
         """Whose weights can be had, oldest first."""
-        return [v for v in (0, *self.evidence.checkpoints) if self.at(v) is not None]
+        return [v for v in dict.fromkeys((0, *self.evidence.checkpoints)) if self.at(v) is not None]
