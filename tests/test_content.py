@@ -9,8 +9,7 @@ from trailmark import formats
 from trailmark.data.auto_explore.tasks import token_count
 from trailmark.engines.base import Completion
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.evaluate.conversed import Choice, converse
-from trailmark.evaluate.served import Here
+from trailmark.evaluate.prompted import Prompted
 from trailmark.formats.reflect import ACTION, ANALYZE
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.tiny import tiny_tokenizer
@@ -96,7 +95,7 @@ def test_a_model_here_that_is_asked_in_words():
 
     async def protocol(desk):
         while not desk.over:
-            await Here().say(desk, "policy", [{"role": "system", "content": BAD}, {"role": "user", "content": BAD}])
+            await Prompted().say(desk, [{"role": "system", "content": BAD}, {"role": "user", "content": BAD}])
             await desk.act("1")
 
     play(Talks(), [Task("t")], [Seat("policy", engine, max_tokens=20)], protocol)
@@ -182,7 +181,7 @@ def test_a_server_is_asked_a_problem_in_messages(tmp_path):
             asked.append(messages)
             return [Completion((), (), (), "#### 2", "stop")]
 
-    (e,) = play(source, source.tasks("test"), [Seat("policy", Server())], converse(Choice(), (), True, told=source.messages))
+    (e,) = play(source, source.tasks("test"), [Seat("policy", Server())])
     assert e.outcome.success and [m["role"] for m in asked[0]] == ["system", "user"] and asked[0][1]["content"] == "1+1?"
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from trailmark import MOST_SEED
 from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "OptimConfig", "RunConfig", "SamplingConfig", "dump", "load_recipe", "resolve",
+    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump", "load_recipe", "resolve",
 ]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True)
+class NamesModel:
+    """Marks a key whose text names a model: on the hub, in a folder, a run or a checkpoint. `seat` is the model of a checkpoint that
+    is meant; `stored`: it must lie in a folder. `seats/names.py` finds these keys, in the recipe of any method."""
+
+    seat: str = "policy"
+    stored: bool = False
 
 
 class ModelShape(Config):
@@ -52,7 +62,9 @@ class LoraConfig(Config):
 class ModelConfig(Config):
     """Which model, and how it is loaded."""
 
-    name: str = Field("tiny", min_length=1, description="'tiny', 'smollm2', a local folder or a name on the hub")
+    name: Annotated[str, NamesModel()] = Field(
+        "tiny", min_length=1, description="'tiny', 'smollm2', a folder, a run, a checkpoint or a name on the hub"
+    )
     revision: str | None = Field(None, description="commit or tag on the hub")
     shape: ModelShape | None = Field(None, description="shape of a tiny model, or of one that is not here")
     tokenizer: str | None = Field(None, description="another tokenizer than the model's own")
@@ -98,6 +110,22 @@ class EngineConfig(Config):
     )
     fixed: bool = Field(True, description="fixed shapes, so that what else is written cannot change a number")
     dtype: Dtype | None = Field(None, description="of the engine's copy of the weights; none: the model's")
+
+
+class ServerConfig(Config):
+    """A model behind a server that speaks OpenAI's protocol: ours, vLLM, SGLang, llama.cpp, a hosted API."""
+
+    address: str = Field(
+        pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint"
+    )
+    model: str = Field(min_length=1, description="the model's name there")
+    headers: dict[str, str] = Field({}, description="sent along with every request; env:VARIABLE for a secret")
+    query: dict[str, str] = Field({}, description="parameters behind every address")
+    api_key_env: str | None = Field(None, description="environment variable that holds the bearer key")
+    concurrency: PositiveInt = Field(32, description="requests in flight at once")
+    deadline: PositiveFloat = Field(120.0, description="seconds for one request, its repetitions included")
+    retries: NonNegativeInt = Field(5, description="repetitions after a refused connection, 429 or 5xx")
+    backoff: PositiveFloat = Field(0.5, description="seconds before the first repetition; doubles each time")
 
 
 class GroupConfig(Config):

@@ -32,6 +32,10 @@ class TaskError(TrailmarkError):
     """A task that breaks the protocol of `tasks/base.py`."""
 
 
+class JudgeError(TrailmarkError):
+    """A reward function or a judge that gives no usable verdict."""
+
+
 class RunError(TrailmarkError):
     """A run directory that exists, is incomplete, or belongs to another recipe."""
 

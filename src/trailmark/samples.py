@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from trailmark.errors import LearnError
-from trailmark.types import Episode, Failed, Sample, SamplingLaw, Scored
+from trailmark.types import Annotation, Episode, Failed, Sample, SamplingLaw, Scored
 
 Mean = Literal["token", "sequence", "turn", "constant", "decision"]
 PerTurn = Mapping[str, Sequence[float | Sequence[float]]]  # episode id -> one entry per turn of the seat
@@ -149,6 +149,23 @@ def _sample(
                 )
             streams[name][span] = value
     return Sample(tokens, streams, {}, tuple(laws))
+
+
+def annotate_turns(
+    samples: Sequence[Sample], episodes: Sequence[Episode], seat: str, stream: str, source: str
+) -> list[Annotation]:
+    """A stream of samples as annotations of the turns that they were built from: one number where it is the same on every token of a
+    turn, else one for each token. So what was trained with is kept, and nobody has to compute it again."""
+    mine = {e.id: [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens] for e in episodes}
+    out = []
+    for s in samples:
+        for k in sorted(set(s.streams["turn"].tolist()) - {-1}):
+            values = tuple(s.streams[stream][s.streams["turn"] == k].tolist())
+            if all(v == values[0] for v in values):
+                out.append(Annotation(s.episode, stream, "turn", values[:1], mine[s.episode][k], source))
+            else:
+                out.append(Annotation(s.episode, stream, "token", values, mine[s.episode][k], source))
+    return out
 
 
 def pair(chosen: Sample, rejected: Sample, unit: str) -> list[Sample]:

@@ -10,7 +10,7 @@ The episode is stored like a model's: the same prompts as tokens, with the perso
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,7 +147,7 @@ def play_in_terminal(person_play: PersonPlay, ask: Callable[[], str | None], say
         except TaskError as why:
             say(f"The world refuses this: {why}\n")
             continue
-        say(f"(reward {step.reward:g})\n")
+        say(f"(reward {paid(step)})\n")
         show(step.observation, say)
 
 
@@ -156,7 +156,7 @@ def _run_command(word: str, person_play: PersonPlay, say: Callable[[str], None])
         say(HELP)
     elif word == "history":
         steps = [step for _, step in person_play.played]
-        lines = [f"{i + 1}. {person_play.name_of(i)}: {step.reward:g}" for i, step in enumerate(steps)]
+        lines = [f"{i + 1}. {person_play.name_of(i)}: {paid(step)}" for i, step in enumerate(steps)]
         say("\n".join(lines or ["nothing yet"]) + "\n")
     elif not person_play.played:
         say("There is nothing to undo.\n")
@@ -177,6 +177,13 @@ def show(seen: Observation, say: Callable[[str], None]) -> None:
         text += "".join(f"{label}. {action}\n" for label, action in zip(seen.labels, seen.actions or seen.labels))
     text = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     say(text if text.endswith("\n") else text + "\n")
+
+
+def paid(step: Step) -> str:
+    """What a step paid; by side where there are several."""
+    if not isinstance(step.reward, Mapping):
+        return f"{step.reward:g}"
+    return ", ".join(f"{side} {reward:g}" for side, reward in step.reward.items())
 
 
 def describe_outcome(outcome: Outcome) -> str:

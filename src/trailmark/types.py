@@ -81,8 +81,9 @@ class Turn:
     stop: Literal["stop", "length", ""] = ""
     text: str = ""  # what it wrote, for people and for other seats
     action: str | None = None  # what the world was told after this turn; None: the world was not asked
-    reward: float = 0.0  # what the world answered
+    reward: float = 0.0  # what the world paid the side of this seat for it
     version: int = 0  # of the weights that wrote it
+    rewards: Mapping[str, float] = field(default_factory=dict)  # what it paid other sides for the same action
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Player:
     model: str = ""
     revision: str = ""
     version: int = 0
+    side: str = ""  # whose rewards and outcome are this seat's; empty: the only side
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def test_what_cannot_be_served(tmp_path):
     assert "cannot listen on nowhere.invalid" in refused("tiny", "--host", "nowhere.invalid")
     assert "--device" in refused("tiny", "--port", 0, "--device", "abacus")
     (tmp_path / "checkpoints").mkdir()
-    assert "no checkpoint of a policy" in refused(tmp_path, "--port", 0)
+    assert "has no checkpoint yet" in refused(tmp_path, "--port", 0)
 
 
 def test_a_server_starts_serves_and_ends(start):

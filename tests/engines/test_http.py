@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from trailmark.commands.serve import serving
+from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.http import (
     EngineGarbage,
@@ -22,7 +23,6 @@ from trailmark.engines.http import (
     EngineStatus,
     EngineTimeout,
     HttpEngine,
-    HttpEngineConfig,
     http_engine,
 )
 from trailmark.engines.local import LocalEngine
@@ -116,10 +116,10 @@ def test_what_the_server_refuses_is_told_and_not_repeated(url):
 
 
 def test_a_recipe_section(url, monkeypatch):
-    config = HttpEngineConfig(base_url=url, model="tiny", api_key_env="TEST_KEY")
+    config = ServerConfig(address=url, model="tiny", api_key_env="TEST_KEY")
     monkeypatch.delenv("TEST_KEY", raising=False)
-    with pytest.raises(EngineError, match="TEST_KEY"):
-        http_engine(config)
+    with pytest.raises(EngineError, match="actor.api_key_env: the environment variable TEST_KEY is not set"):
+        http_engine(config, key="actor")
     monkeypatch.setenv("TEST_KEY", "k")
     assert asyncio.run(http_engine(config).chat([{"role": "user", "content": "hi"}], max_tokens=3))[0].tokens
 

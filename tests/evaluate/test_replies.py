@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from trailmark.engines.scripted import ScriptedEngine
+from trailmark.evaluate.prompted import Prompted, read_choice
 from trailmark.evaluate.replies import read_reply
 from trailmark.evaluate.run import summarise
-from trailmark.evaluate.served import Prompted, read_choice
 from trailmark.methods.reflect_play import best_label
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play_all, start_all
@@ -48,20 +48,20 @@ STYLES = {
 
 
 @dataclass
-class Oracle:
+class Oracle(Prompted):
     """Knows the best action of a world and says it in a style."""
 
-    style: object
+    style: object = None
 
-    async def say(self, desk, seat, messages):
+    async def say(self, desk, messages):
         label = best_label(desk.world)
         text = self.style(label, dict(zip(desk.observation.labels, desk.observation.actions))[label])
-        desk.turns.append(Turn(seat, (), (), text=text))
+        desk.turns.append(Turn("policy", (), (), text=text))
         return text
 
 
 def play(source, tasks, style, react=False):
-    prompted = Prompted(Oracle(style), react)
+    prompted = Oracle(react, style=style)
     seat = Seat("policy", ScriptedEngine(lambda *_: "", tiny_tokenizer(), "oracle"))
     played = asyncio.run(play_all(source, start_all(tasks), [seat], prompted.protocol()))
     return prompted.noted(played)

@@ -58,6 +58,7 @@ POINTS = [
     "checkpoint.begin", "checkpoint.weights#2", "checkpoint.optimiser", "checkpoint.state#2", "checkpoint.synced",
     "checkpoint.renamed#2", "checkpoint.pruned", "metrics.before#5", "metrics.after#4", "timings.after#3",
     "segment.before#3", "segment.half#4", "segment.synced#2", "segment.renamed#3", "recipe.half", "recipe.renamed",
+    "annotation.half#3", "annotation.renamed#4",
 ]  # fmt: skip
 
 
@@ -146,7 +147,7 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
         (k, p)
         for k in ("sft", "policy_gradient", "lora", "oreo")
         for p in POINTS
-        if k in ("policy_gradient", "lora") or "segment" not in p
+        if k in ("policy_gradient", "lora") or not p.startswith(("segment", "annotation"))
     ],
 )
 def test_killed_inside_a_write(tmp_path, whole, kind, point):

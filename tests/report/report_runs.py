@@ -83,7 +83,12 @@ def make_run(
             notes = [
                 Annotation(e.id, "value", "token", (0.5,), turn=3, source="critic") for e in rows if len(e.turns) > 3
             ]
-            write_segment(run.annotations_dir("value"), step, notes)
+            whole = [e for e in rows if len(e.turns) > 3]
+            for e in whole:  # what the method would have stored: returns to go of the policy, discounted by a half
+                last = e.turns[3].reward
+                for turn, value in ((1, e.turns[1].reward + last / 2), (3, last)):
+                    notes.append(Annotation(e.id, "advantage", "turn", (value,), turn, "return to go"))
+            run.annotate(step, notes)
     if checkpoint:
         WORDS.save_pretrained(path / f"checkpoints/{done:06d}/policy")
     return run

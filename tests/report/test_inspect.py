@@ -60,7 +60,9 @@ def test_one_episode_in_detail(run):
     ],
 )
 def test_colours(tmp_path, by, background):
-    e, file = episode("only", win=False), tmp_path / "one.jsonl"
+    e, file = episode("only", win=False), tmp_path / "episodes/000001.jsonl"
+    file.parent.mkdir()
+    write_segment(tmp_path / "annotations/advantage", 1, [Annotation("only", "advantage", "turn", (-3.0,), 0)])
     wordy = turn("policy", "Go", "abcdefghij", reward=-3.0, action="x")
     file.write_text(to_json(type(e)("only", e.task, "g", (wordy,), e.outcomes, players=e.players)) + "\n")
     out = call(file, "--tokenizer", "tiny", "--color", "--by", by, "--no-tokens").stdout
@@ -72,6 +74,19 @@ def test_annotated_advantages_win(run):
     write_segment(run.annotations_dir("advantage"), 40, notes)
     out = call(run.path, "--episode", "40:1", "--no-color").stdout
     assert "colours: advantage (annotated)" in out and re.search(r"'1'\s+16\s+0\s+yes\s+-0.100\s+-0.050\s+7.500", out)
+
+
+def test_credit_that_was_not_stored_is_said_to_be_missing(run):
+    for path in (run.path / "annotations/advantage").iterdir():
+        path.unlink()
+    out = call(run.path, "--episode", "40:0", "--no-color").stdout
+    assert "no colours: credit was not stored; the rewards are shown below each turn" in out
+    row = next(line.split() for line in out.splitlines() if re.match(r"\s+0\s+'1'", line))
+    assert row == ["0", "'1'", "16", "0", "yes", "-0.100", "-0.050", "0.500"]  # no advantage; the value is still there
+    assert "action '1'  reward 4" in out
+    add_evaluation(run, "000040", 1, 2)
+    out = call(run.path / "evaluation/000040.jsonl", "--episode", "000040:0", "--no-color").stdout
+    assert "an evaluation trains nothing, so it has no credit" in out
 
 
 def test_without_a_tokenizer_the_text_is_shown(tmp_path):

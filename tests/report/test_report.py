@@ -1,13 +1,13 @@
 """The page of a run: what is in it, that it opens for runs that are not whole, and how it behaves in Chromium."""
 
 import json
-import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from report_chrome import BINARY, Chrome
-from report_runs import EVIL, WORDS, add_evaluation, episode, ids, make_run
+from report_runs import EVIL, RECIPE, WORDS, add_evaluation, episode, ids, make_run
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
@@ -16,7 +16,7 @@ from trailmark.marked_yaml import parse
 from trailmark.methods import get_method
 from trailmark.report import write_report
 from trailmark.report.concerns import concerns
-from trailmark.report.episodes import LONGEST, Texts, credit, on_tokens, starts
+from trailmark.report.episodes import LONGEST, Texts, on_tokens, starts
 from trailmark.report.page import build
 from trailmark.report.pieces import Pieces
 from trailmark.report.plots import smooth
@@ -62,20 +62,34 @@ def test_a_tokenizer_that_marks_words_by_their_space_keeps_it():
     assert Pieces(default=core).of("policy", (1, 2), before=(0,)) == [" world", "!"]
 
 
-def test_credit_is_that_of_the_recipe():
-    a, b = episode("a", win=True, group="g"), episode("b", win=False, group="g")
-    # Rewards of the policy are -1, 4 and -1, -2; the reflector is frozen and earns nothing.
-    name, returns = credit([a, b], {"credit": "returns", "gamma": 0.5})
-    assert name == "return to go" and returns == {"a": [None, 1.0, None, 4.0], "b": [None, -2.0, None, -2.0]}
-    # Episode rewards 3 and -3: mean 0, unbiased standard deviation sqrt(18).
-    name, relative = credit([a, b], {"credit": "group"})
-    assert name == "against its group" and relative["a"] == [
-        None,
-        pytest.approx(3 / math.sqrt(18)),
-        None,
-        relative["a"][1],
-    ]
-    assert credit([a, b], {"credit": "leave_one_out"})[1]["b"] == [None, -6.0, None, -6.0]
+def shown_credit(data):
+    """Source -> episode -> the advantage of each turn, as the page has it."""
+    return {s["name"]: (s["credit"], {e["id"]: [t["a"] for t in e["turns"]] for e in s["episodes"]}) for s in data["sources"]}
+
+
+def test_credit_is_what_was_stored_whatever_the_recipe_says(tmp_path):
+    """The numbers on the page are those of the annotations: planted ones, which no rule gives, and under any recipe."""
+    run = make_run(tmp_path / "r", done=2, steps=2)
+    add_evaluation(run, "000002", 1, 1)
+    name, numbers = shown_credit(build(run.path))["iteration 2"]
+    assert name == "return to go" and numbers["2:0"] == [None, 1.0, None, 4.0]  # -1 + 4 / 2, and 4; the reflector is frozen
+    planted = [Annotation(f"2:{k}", "advantage", "turn", (k + 0.125,), 3, "planted") for k in range(4)]
+    planted[0] = Annotation("2:0", "advantage", "token", (77.5,), 3, "planted")
+    run.annotate(2, planted)
+    for credit, gamma in (("returns", 0.5), ("group", 1.0), ("leave_one_out", 0.1)):
+        run.recipe_file.write_text(RECIPE.format(steps=2).replace("returns", credit).replace("0.5", str(gamma)))
+        name, numbers = shown_credit(build(run.path))["iteration 2"]
+        assert name == "planted" and numbers == {
+            f"2:{k}": [None, None, None, 77.5 if k == 0 else k + 0.125] for k in range(4)
+        }
+        assert shown_credit(build(run.path))["evaluation after step 2"] == (None, {"000002:0": [None] * 4})
+
+
+def test_credit_that_was_not_stored_is_not_made_up(tmp_path):
+    run = make_run(tmp_path / "r", done=2, steps=2)
+    shutil.rmtree(run.path / "annotations")
+    for name, numbers in shown_credit(build(run.path)).values():
+        assert name is None and all(a is None for turns in numbers.values() for a in turns)
 
 
 def test_annotations_land_on_tokens():

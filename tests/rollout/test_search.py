@@ -16,7 +16,7 @@ from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
-from trailmark.evaluate.searched import best_by_value, load_values, value_folder
+from trailmark.evaluate.searched import best_by_value, load_values
 from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout
@@ -25,6 +25,7 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import Plan, Searcher, parse_plan, search
 from trailmark.score.values import HeadValues, Line, LogProb
+from trailmark.seats.locate import locate_value
 from trailmark.tasks import get_task
 from trailmark.tasks.solved import END, chain, evaluate, solve, tree
 from trailmark.types import Sample, SamplingLaw, Scored
@@ -477,7 +478,8 @@ def critic(lm, tmp_path_factory):
 
 
 def test_the_value_model_of_a_run(lm, critic, tmp_path):
-    assert value_folder(str(critic)).name == "critic"
+    found = locate_value(str(critic))
+    assert found == critic / "checkpoints" / "000001" / "critic" == locate_value(str(found.parent)) == locate_value(str(found))
     loaded = load_values(str(critic), lm.tokenizer, "cpu")
     assert asyncio.run(loaded.values([(1, 2, 3)])) == asyncio.run(HeadValues(lm).values([(1, 2, 3)]))
     for name, said in (
@@ -486,9 +488,9 @@ def test_the_value_model_of_a_run(lm, critic, tmp_path):
         (critic / "checkpoints" / "000001" / "policy", "holds no value"),
     ):
         with pytest.raises(ModelError, match=said):
-            value_folder(str(name))
+            locate_value(str(name))
     with pytest.raises(ModelError, match="another tokenizer"):
-        load_values(str(critic), tiny_tokenizer(("new",)), "cpu")
+        load_values(found, tiny_tokenizer(("new",)), "cpu")
 
 
 def evaluated(*words):

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
 import openai
@@ -22,7 +23,8 @@ from trailmark.learn.checkpoint import save_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import stop_ids
 from trailmark.runs.launch import launch
-from trailmark.serve.run_settings import Home, find_home, longest
+from trailmark.seats.locate import Located, locate
+from trailmark.serve.run_settings import longest, served_model
 from trailmark.serve.speech import Speech, plain_speech, speech_of
 from trailmark.types import SamplingLaw
 
@@ -53,23 +55,14 @@ def runs(tmp_path_factory):
     return root
 
 
-def test_a_run_is_found_from_each_of_its_folders(runs, tmp_path):
-    policy = runs / "text/checkpoints/000001/policy"
-    for name in (runs / "text", policy.parent, policy):
-        home = find_home(str(name))
-        assert (home.folder, home.run) == (str(policy), (runs / "text").resolve())
-        assert home.engine.max_len == 77 and home.stop == ["####"] and home.method == "policy_gradient"
-    assert find_home("tiny") == Home("tiny") and find_home(str(tmp_path)) == Home(str(tmp_path))
-    (tmp_path / "state.json").write_text("{}")
-    (tmp_path / "critic").mkdir()
-    with pytest.raises(ModelError, match="holds no policy, but: critic"):
-        find_home(str(tmp_path))
-
-
 def test_a_run_of_another_dtype(runs):
-    home = Home("tiny", runs, {"model": {"dtype": "float64"}, "engine": {"dtype": "bfloat16"}})
-    assert home.model("cpu", None, None, None)["dtype"] == "float64" and home.engine.dtype == "bfloat16"
-    assert home.model("cpu", "float32", None, None)["dtype"] == "float32"
+    home = Located("tiny", "made", "tiny", run=runs, recipe={"model": {"dtype": "float64"}, "engine": {"dtype": "bfloat16"}})
+    assert served_model(home, "cpu", None, None, None).dtype == "float64" and home.engine.dtype == "bfloat16"
+    assert served_model(home, "cpu", "float32", None, None).dtype == "float32"
+    with pytest.raises(ModelError, match="--dtype: Input should be"):
+        served_model(home, "cpu", "float3", None, None)
+    with pytest.raises(ModelError, match="is served already"):
+        served_model(locate("http://127.0.0.1:9"), "cpu", None, None, None)
 
 
 def test_a_model_without_a_run_has_the_length_of_its_context(make_lm, monkeypatch):
@@ -85,17 +78,17 @@ def test_a_model_without_a_run_has_the_length_of_its_context(make_lm, monkeypatc
     [("text", "text", "\n"), ("talk", "template", ""), ("lessons", "plain", "\n\n"), ("chats", "template", "")],
 )
 def test_a_run_knows_how_it_was_prompted(runs, name, kind, ending):
-    speech = speech_of(find_home(str(runs / name)), TOKENIZER)
+    speech = speech_of(locate(str(runs / name)), TOKENIZER)
     assert (speech.kind, speech.ending) == (kind, ending) and "as its run was" in speech.why
 
 
 def test_without_stored_prompts_the_task_says_it(runs, tmp_path):
-    home = find_home(str(runs / "text"))
-    bare = Home(home.folder, tmp_path, home.recipe)
+    home = locate(str(runs / "text"))
+    bare = replace(home, run=tmp_path)
     assert speech_of(bare, TOKENIZER) == Speech("text", "\n", why="as its task prompts")
-    broken = Home(home.folder, tmp_path, {**home.recipe, "task": {"name": "no:such"}})
+    broken = replace(bare, recipe={**home.recipe, "task": {"name": "no:such"}})
     assert speech_of(broken, TOKENIZER).kind == "template" and "cannot say" in speech_of(broken, TOKENIZER).why
-    lost = Home(home.folder, tmp_path, {"method": "sft", "chat": False, "data": "gone.jsonl"})
+    lost = replace(bare, recipe={"method": "sft", "chat": False, "data": "gone.jsonl"})
     assert speech_of(lost, TOKENIZER).kind == "plain" and "gone.jsonl" in speech_of(lost, TOKENIZER).why
     other = tiny_tokenizer()
     other.chat_template = None

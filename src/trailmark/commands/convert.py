@@ -28,14 +28,14 @@ def convert(
     from trailmark import formats
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError
-    from trailmark.models.load import tokenizer_by_name
+    from trailmark.seats.locate import load_tokenizer
     from trailmark.types import Scored
 
     find(from_), find(to)
     if target.is_file() and not overwrite:
         raise DataError("is already there: choose another name, or replace it with --overwrite.", target)
     new_file(target, overwrite=True)
-    words = tokenizer_by_name(tokenizer)
+    words = load_tokenizer(tokenizer)
     found = formats.read(from_, source, words, seat=seat, skip_bad=skip_bad)
     formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)
     typer.echo(f"{target}: {len(found.episodes)} episodes")

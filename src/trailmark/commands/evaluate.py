@@ -126,8 +126,9 @@ def evaluate(
     if tokenizer is not None:
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model brings its own.")
     from trailmark.config import SamplingConfig
-    from trailmark.evaluate.players import Wish, is_address, play_model, remote_seat
-    from trailmark.evaluate.served import NoServer, must_answer
+    from trailmark.evaluate.players import Wish, play_model, remote_seat
+    from trailmark.evaluate.prompted import NoServer, must_answer
+    from trailmark.seats.locate import is_address
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")

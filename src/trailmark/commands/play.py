@@ -81,7 +81,7 @@ def play(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
     """Play a task in the terminal and save the episode."""
-    from trailmark.models.load import tokenizer_by_name
+    from trailmark.seats.locate import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
 
@@ -91,7 +91,7 @@ def play(
         raise DataError("there is no such folder to save into.", out.parent)
     source = get_task(task, **_options(words or [], game, repo, query, target))
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
-    words_of = None if tokenizer == "tiny" else tokenizer_by_name(tokenizer)
+    words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and hasattr(source, "bind"):
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
     person_play = PersonPlay(source, pick_start(source, split or ("train" if repo is None else "all"), start, seed))
@@ -103,7 +103,7 @@ def play(
     finally:
         if person_play.played:
             there = out is None or out.exists()  # by now, of another play
-            _save(person_play, words_of or tokenizer_by_name(tokenizer), _free_name(task) if there else out)
+            _save(person_play, words_of or load_tokenizer(tokenizer), _free_name(task) if there else out)
         else:
             typer.echo("Nothing was played, so nothing is saved.")
 

@@ -39,7 +39,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.methods.reflect_play import random_player
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import Run, read_segment, write_evaluation
+    from trailmark.runs.store import Run, read_segment
     from trailmark.tasks import get_task
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
@@ -53,7 +53,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
     source = get_task(raw["task"]["name"], **raw["task"]["options"])
-    write_evaluation(both["reflect"].path, "random", random_player(source, seed + 1, tiny_tokenizer()))
+    both["reflect"].keep_evaluation("random", random_player(source, seed + 1, tiny_tokenizer()))
     evaluate_advice(both["reflect"], config, seed)
     files = {
         "random": both["reflect"].path / "evaluation/random.jsonl",

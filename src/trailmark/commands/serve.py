@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from trailmark.engines.local import LocalEngine
     from trailmark.score.values import HeadValues
-    from trailmark.serve.run_settings import Home
+    from trailmark.seats.locate import Located
     from trailmark.serve.speech import Speech
 
 TO_HEAR = 5  # seconds in which clients may still read why they got nothing
@@ -64,11 +64,12 @@ def serve(
     with listen(host, port) as listening:
         from trailmark.engines.local import local_engine
         from trailmark.models.load import load_model
+        from trailmark.seats.locate import locate
         from trailmark.serve.app import build_app
-        from trailmark.serve.run_settings import find_home, longest, model_config
+        from trailmark.serve.run_settings import longest, served_model
 
-        home = find_home(model)
-        lm = load_model(model_config(home.model(device, dtype, revision, tokenizer))).freeze()
+        home = locate(model)
+        lm = load_model(served_model(home, device, dtype, revision, tokenizer)).freeze()
         speech = chosen(prompts, home, lm.tokenizer)
         length, of = max_len or home.engine.max_len, "--max-len" if max_len else "as its run has it"
         if length is None:
@@ -81,8 +82,8 @@ def serve(
         if value is not None:
             from trailmark.evaluate.searched import load_values
 
-            values = load_values(value, lm.tokenizer, device, dtype or home.model(device, None, None, None)["dtype"])
-        app = build_app(engine, name or model, api_key, queue, values, speech, home.stop)
+            values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
+        app = build_app(engine, name or model, api_key, queue, values, speech, home.sampling.stop)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
@@ -95,7 +96,7 @@ def serve(
             os._exit(0)
 
 
-def chosen(prompts: str, home: Home, tokenizer: Any) -> Speech:
+def chosen(prompts: str, home: Located, tokenizer: Any) -> Speech:
     """How chats become prompts: as the option says, or as the run was prompted."""
     from trailmark.serve.speech import Speech, speech_of
 

@@ -4,6 +4,7 @@ from .gae import gae, gae_on_clock
 from .groups import group_relative, leave_one_out
 from .returns import discounted, max_abs_normalise
 from .shaping import kl_shaped, place, whiten
+from .turns import outcome_of, side_of, turn_returns, turn_rewards
 
 __all__ = [
     "discounted",
@@ -13,6 +14,10 @@ __all__ = [
     "kl_shaped",
     "leave_one_out",
     "max_abs_normalise",
+    "outcome_of",
     "place",
+    "side_of",
+    "turn_returns",
+    "turn_rewards",
     "whiten",
 ]

@@ -16,22 +16,30 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
-
+from trailmark.config import ServerConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.engines.stops import cut_text
 from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
-from trailmark.recipe import Config
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
 __all__ = [
-    "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "HttpEngineConfig", "http_engine",
+    "About", "EngineGarbage", "EngineRefused", "EngineStatus", "EngineTimeout", "HttpEngine", "http_engine",
 ]  # fmt: skip
 
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
+CONTINUES = (OWNER, "vllm", "sglang")  # servers that can go on with a message that is begun
+
+
+@dataclass(frozen=True)
+class About:
+    """What a server tells in /v1/models: whose software it is, and the names of its models. Empty where it does not tell."""
+
+    owner: str = ""
+    models: tuple[str, ...] = ()
 
 
 class HttpEngine:
@@ -79,8 +87,8 @@ class HttpEngine:
             backoff,
             seed,
         )
-        self._ours: bool | None = False if at.named else None
-        self._asking: asyncio.Task[bool] | None = None
+        self._about: About | None = About() if at.named else None
+        self._asking: asyncio.Task[About] | None = None
         self._plain = False  # True once the server has refused a field that is not OpenAI's
 
     # -- the protocol -------------------------------------------------------------------------------------------
@@ -125,32 +133,55 @@ class HttpEngine:
         seed: int = 0,
         key: str = "",
         n: int = 1,
+        prefix: str = "",
         search: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
         """The server's `n` answers to messages. The server applies its own template. Without a tokenizer here, or token
-        ids from the server, a completion is only text. With `search`, such as {"best_of": 5}, our own server chooses
-        its answer by its value model."""
+        ids from the server, a completion is only text. With a `prefix` the answer has begun already, and the completions are
+        what follows. With `search`, such as {"best_of": 5}, our own server chooses its answer by its value model."""
         request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
-        return await self._chat(messages, request, {} if search is None else {"search": dict(search)})
+        more: dict[str, Any] = {} if search is None else {"search": dict(search)}
+        if prefix:
+            if (await self.about()).owner not in CONTINUES:
+                raise EngineError(
+                    f"'{self.name}' at {self.wire.base_url} cannot go on behind a given beginning ({prefix[:40]!r}): `trailmark serve`, "
+                    "vLLM and SGLang can (continue_final_message)"
+                )
+            messages = [*messages, {"role": "assistant", "content": prefix}]
+            more |= {"continue_final_message": True, "add_generation_prompt": False}
+        return await self._chat(messages, request, more)
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    async def ours(self) -> bool:
-        """Whether the server is `trailmark serve`. It is asked once, also when several callers want to know."""
-        if self._ours is None:
+    async def about(self) -> About:
+        """What the server says of itself. It is asked once, also when several callers want to know."""
+        if self._about is None:
             asking = self._asking
             if asking is None or asking.done() or asking.get_loop() is not asyncio.get_running_loop():
-                asking = self._asking = asyncio.create_task(self._whose())
-            self._ours = await asyncio.shield(asking)
-        return self._ours
+                asking = self._asking = asyncio.create_task(self._ask_about())
+            self._about = await asyncio.shield(asking)
+        return self._about
 
-    async def _whose(self) -> bool:
+    async def ours(self) -> bool:
+        """Whether the server is `trailmark serve`."""
+        return (await self.about()).owner == OWNER
+
+    async def must_serve(self) -> None:
+        """Refuse a server that lists its models and not this one: it would answer with another, or not at all."""
+        served = (await self.about()).models
+        if served and self.name not in served:
+            raise EngineError(f"{self.wire.base_url} serves {', '.join(map(repr, served[:8]))}, and no model '{self.name}'")
+
+    async def _ask_about(self) -> About:
         try:
             listed = await self.wire.get("/v1/models")
         except (EngineStatus, EngineGarbage):
-            return False  # a server need not have this route
+            return About()  # a server need not have this route
         found = listed.get("data") if isinstance(listed, dict) else None
-        return isinstance(found, list) and any(isinstance(m, dict) and m.get("owned_by") == OWNER for m in found)
+        rows = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+        owners = [str(m.get("owned_by", "")) for m in rows]
+        owner = OWNER if OWNER in owners else next(iter(owners), "")
+        return About(owner, tuple(m["id"] for m in rows if isinstance(m.get("id"), str)))
 
     def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
         """Only fields that differ from the default are sent, because a server may know only the required ones."""
@@ -189,7 +220,8 @@ class HttpEngine:
         try:
             return await self.wire.post(path, body, key)
         except EngineStatus as problem:
-            if problem.status not in (400, 422) or "return_token_ids" not in body or self._ours:
+            ours = self._about is not None and self._about.owner == OWNER
+            if problem.status not in (400, 422) or "return_token_ids" not in body or ours:
                 raise
             body.pop("return_token_ids")
             answer = await self.wire.post(path, body, key)
@@ -283,29 +315,18 @@ def _numbers(values: Any) -> list[float]:
     return [float(v) for v in values]
 
 
-class HttpEngineConfig(Config):
-    """A server that speaks OpenAI's protocol."""
-
-    kind: Literal["http"] = Field("http", description="a server elsewhere")
-    base_url: str = Field(
-        pattern="^https?://", description="the server's address, without /v1, or the full address of its chat endpoint"
-    )
-    model: str = Field(min_length=1, description="the model's name on the server")
-    tokenizer: str | None = Field(None, description="the model's tokenizer: a local folder or a name on the hub")
-    headers: dict[str, str] = Field({}, description="headers of every request")
-    query: dict[str, str] = Field({}, description="query parameters of every request")
-    api_key_env: str | None = Field(None, description="environment variable that holds the bearer key")
-    concurrency: PositiveInt = Field(32, description="requests in flight at once")
-    deadline: PositiveFloat = Field(120.0, description="seconds for one request, retries included")
-    retries: int = Field(5, ge=0, description="retries after a refused connection, 429 or 5xx")
-    backoff: PositiveFloat = Field(0.5, description="seconds before the first retry; doubles each time")
-    chat: bool = Field(False, description="whether the server accepts messages only")
-    exact: bool = Field(False, description="refuse answers without token ids and log-probs")
+def http_engine(
+    config: ServerConfig, tokenizer: Any = None, chat: bool = False, exact: bool = False, seed: int = 0, key: str = "server"
+) -> HttpEngine:
+    """The engine of a section of a recipe; `key` is where that stands, for an error."""
+    api_key = _variable(config.api_key_env, f"{key}.api_key_env") if config.api_key_env else None
+    headers = {k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()}
+    return HttpEngine(config.address, config.model, tokenizer, headers, config.query, api_key, config.concurrency, config.deadline,
+                      config.retries, config.backoff, chat, exact, seed)  # fmt: skip
 
 
-def http_engine(config: HttpEngineConfig, seed: int = 0) -> HttpEngine:
-    options = config.model_dump(exclude={"kind", "api_key_env"})
-    key = None
-    if config.api_key_env is not None and not (key := os.environ.get(config.api_key_env)):
-        raise EngineError(f"the environment variable {config.api_key_env} (api_key_env) is not set")
-    return HttpEngine(**options, api_key=key, seed=seed)
+def _variable(name: str, key: str) -> str:
+    found = os.environ.get(name)
+    if not found:
+        raise EngineError(f"{key}: the environment variable {name} is not set.")
+    return found

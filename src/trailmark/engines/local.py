@@ -19,9 +19,11 @@ import numpy as np
 import torch
 
 from trailmark.config import EngineConfig
+from trailmark.engines.ahead import Ahead, draw
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.engines.stops import Watch
 from trailmark.memory import need
+from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
 from trailmark.models.forward import fill, pack
 from trailmark.models.law import gumbel, law_logits, working
@@ -29,13 +31,14 @@ from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
 from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
-from trailmark.types import Sample
+from trailmark.types import Sample, SamplingLaw
 
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
 WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
 HOLD = 8  # turns for which a prefill waits for more prompts
 MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+AHEAD = False  # decode as on a GPU on any device: for tests
 DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
 
 
@@ -134,29 +137,6 @@ def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
     )
 
 
-class Graph:
-    """A step of constant shapes recorded once on a GPU and played again, so that a thousand small kernels are one launch.
-    Weights are read where they lie: what changes them in place is seen."""
-
-    def __init__(self, step: Callable[..., torch.Tensor], *inputs: torch.Tensor):
-        self.inputs = [x.clone() for x in inputs]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):  # libraries set themselves up outside the recording
-                step(*self.inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.out = step(*self.inputs)
-
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        for mine, given in zip(self.inputs, inputs):
-            mine.copy_(given)
-        self.graph.replay()
-        return self.out
-
-
 class LocalEngine:
     def __init__(
         self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int | None = None
@@ -176,8 +156,11 @@ class LocalEngine:
         self._rows: list[_Live | None] = [None] * slots
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
-        self._graph: Graph | None = None
-        self.free = not fixed and lm.device.type == "cuda"  # shapes may change from call to call
+        # On a GPU the host is a step behind the device; elsewhere there is nothing to overlap with.
+        self._ahead = Ahead(lm, self._cache) if lm.device.type == "cuda" or AHEAD else None
+        self._flying: tuple[int, list[_Live | None]] | None = None  # the step whose draws were not read yet, and who wrote them
+        self.free = not fixed and lm.device.type == "cuda"  # of shapes
+        self._compiled_draw: Callable[..., torch.Tensor] | None = None
         self._held = 0  # turns for which a prefill was put off
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
@@ -299,12 +282,12 @@ class LocalEngine:
         """Runs while there is work. One turn: admit, decode one token everywhere, let finished callers go on."""
         try:
             await asyncio.sleep(0)  # callers that start together are admitted together
-            while self._waiting or self._ready or any(self._rows):
+            while self._waiting or self._ready or any(self._rows) or self._flying:
                 if self._waiting and len(self._ready) < self.slots and self._worth_it():
                     self._prefill()
                 self._forget()
                 self._seat()
-                if any(self._rows):
+                if any(self._rows) or self._flying:
                     self._decode()
                 await asyncio.sleep(0)
         except BaseException as problem:  # a cancelled pump must not leave callers waiting, nor rows half done
@@ -328,6 +311,7 @@ class LocalEngine:
         self._ready.clear()
         self._rows = [None] * self.slots
         self._index[:] = self._last[:] = 0
+        self._flying = None
         for future in list(self._open):
             if not future.done():
                 future.set_exception(error)
@@ -380,6 +364,9 @@ class LocalEngine:
         self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]
     ) -> None:
         rows = self.prefill_rows(width) if self.fixed else len(part)
+        if self.free and rows * width >= WORTH:  # few shapes, for compiled layers
+            step = max(1, (1 << (rows - 1).bit_length()) // 8)
+            rows = min(-(-rows // step) * step, max(rows, self.prefill_rows(width)))
         ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
         end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
         for r, prompt in enumerate(part):
@@ -436,21 +423,69 @@ class LocalEngine:
                 self._last[row] = ready.live.tokens[-1]
         for part in together.values():
             self._cache.write([row for row, _ in part], part[0][1].kept, [r.source for _, r in part])
+        if self._ahead is not None and (new := [one for part in together.values() for one in part]):
+            state = [(r.length, r.live.tokens[-1], len(r.live.tokens), *r.live.keys) for _, r in new]
+            self._ahead.seat([row for row, _ in new], state, [r.live.request.law.temperature for _, r in new])
 
     @torch.inference_mode()
     def _decode(self) -> None:
         device = self.lm.device
         self.lm.train(False)
+        if self._ahead is not None:
+            return self._decode_ahead(self._ahead)
         index, last = (torch.as_tensor(x, device=device) for x in (self._index, self._last))
-        if device.type == "cuda":
-            if self._graph is None:
-                self._graph = Graph(lambda i, t: self._next(i, t, self.capacity), index, last)
-            logits = self._graph(index, last)
-        else:
-            width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
-            logits = self._next(index, last, width)
-        self._draw(logits, self._rows)
-        for row, live in enumerate(self._rows):
+        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
+        self._draw(self._next(index, last, width), self._rows)
+        self._advance(self._rows)
+
+    def _decode_ahead(self, ahead: Ahead) -> None:
+        """Start a step, then read the one before it. Where a law needs the host's drawing, or somebody listens to the most likely
+        tokens, the host waits for the step itself."""
+        waits = any(
+            live is not None and (not simple(live.request.law) or self._listeners.get(live.parts.future, (None, 0))[1])
+            for live in self._rows
+        )
+        if self._flying is not None and waits:
+            self._land(ahead)
+        if not any(self._rows):
+            self._flying = None  # whoever it was started for has ended
+            return
+        started = ahead.launch(), list(self._rows)
+        if self._flying is not None:
+            self._land(ahead)
+        self._flying = started
+        if waits:
+            self._land(ahead)
+
+    def _land(self, ahead: Ahead) -> None:
+        """Read the draws of the step under way, and let those go that it ended."""
+        assert self._flying is not None
+        (number, lives), self._flying = self._flying, None
+        lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]  # others had ended before it
+        drawn, complex_ = ahead.read(number), []
+        for row, (live, (t, p, q)) in enumerate(zip(lives, drawn.tolist())):
+            if live is None:
+                continue
+            if simple(live.request.law):
+                live.tokens.append(int(t))
+                live.logp.append(p)
+                live.logq.append(q)
+                self.decoded += 1
+            else:
+                complex_.append(row)
+        if complex_ or self._listeners:
+            assert ahead.logits is not None
+            if complex_:
+                at = torch.as_tensor(complex_, device=ahead.logits.device)
+                self._draw_by_law(ahead.logits[at], [lives[row] for row in complex_])
+                ahead.correct(complex_, [lives[row].tokens[-1] for row in complex_])  # type: ignore[union-attr]
+            if self._listeners:
+                self._note_top(working(ahead.logits).log_softmax(-1), lives)
+        self._advance(lives)
+
+    def _advance(self, lives: Sequence[_Live | None]) -> None:
+        """Slots after a step: one token longer, or free."""
+        for row, live in enumerate(lives):
             if live is None:
                 continue
             self._index[row] += 1
@@ -467,6 +502,37 @@ class LocalEngine:
 
     def _draw(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
         """Append one drawn token, with its two log-probs, to every live row of logits [N, V]."""
+        if self._ahead is None:
+            return self._draw_by_law(logits, lives)
+        easy = [live for live in lives if live is not None and simple(live.request.law)]
+        if easy:  # all rows, so that the shape is constant
+            idle = (0, 0, 0, 1.0)
+            state = [idle if x is None else (*x.keys, len(x.tokens), x.request.law.temperature) for x in lives]
+            keys = torch.as_tensor([x[:2] for x in state], device=logits.device)
+            written, heat = (torch.as_tensor([x[k] for x in state], device=logits.device) for k in (2, 3))
+            drawn = self._drawer(logits, keys, written, heat.float(), self._ahead.ids).cpu()
+            for live, (t, p, q) in zip(lives, drawn.tolist()):
+                if live is not None and simple(live.request.law):
+                    live.tokens.append(int(t))
+                    live.logp.append(p)
+                    live.logq.append(q)
+                    self.decoded += 1
+        hard = [k for k, live in enumerate(lives) if live is not None and not simple(live.request.law)]
+        if hard:
+            at = torch.as_tensor(hard, device=logits.device)
+            self._draw_by_law(logits[at], [lives[k] for k in hard])
+        if self._listeners and easy:
+            self._note_top(working(logits).log_softmax(-1), lives)
+
+    def _drawer(self, *args: torch.Tensor) -> torch.Tensor:
+        """`draw`, compiled where the model is; as the recorded step draws."""
+        if self._compiled_draw is None:
+            big = self.lm.device.type == "cuda" and self.lm.compiled.worth(self.lm.base)
+            self._compiled_draw = compiled.whole(draw, "the drawing of tokens") if big else draw
+        return self._compiled_draw(*args)
+
+    def _draw_by_law(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
+        """The same under any law."""
         idle = Request(prompt=())
         requests = [idle if live is None else live.request for live in lives]
         table = {law: k for k, law in enumerate(dict.fromkeys(r.law for r in requests))}
@@ -529,6 +595,11 @@ class LocalEngine:
         if stop is None:
             return None
         return Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
+
+
+def simple(law: SamplingLaw) -> bool:
+    """Whether a law is a temperature and nothing else, which a step on the device draws under."""
+    return law.allowed is None and law.top_p >= 1 and not law.top_k and not law.min_tokens
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ seed of the draws, plays of each start) and its recipe (task, sampling), so the 
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections import Counter
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
-from trailmark.evaluate.players import Wish, find_model, local_seat, plays_alone
+from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.runs.older import read_recipe
+from trailmark.seats.locate import locate
 from trailmark.types import Episode
 
 
@@ -43,17 +45,17 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     from trailmark.rollout.play import play
     from trailmark.tasks import get_task
 
-    folder, own = find_model(str(run))
-    recipe = read_recipe(like)
+    found, recipe = locate(str(run)), read_recipe(like)
     task = recipe["task"]
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
     source = get_task(task["name"], **(task.get("options") or {}))
-    seat = local_seat(folder, {**own, "engine": recipe.get("engine") or {}}, Wish(), sampling, source)
+    found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
+    seat = local_seat(found, Wish(), sampling, source)
     tasks = {e.task.id: e.task for e in episodes}
     times = Counter(e.task.id for e in episodes)
     print(f"{run} holds no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)
     each = [t for t in tasks.values() for _ in range(times[t.id])]
-    return play(source, each, [seat], seed=episodes[0].seed, prefix="eval:"), Path(folder)
+    return play(source, each, [seat], seed=episodes[0].seed, prefix="eval:"), Path(found.folder)
 
 
 def _advice(run: Path, runs: Sequence[Path]) -> str:

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
-from trailmark.errors import ModelError, TrailmarkError
-from trailmark.runs.older import read_recipe
+from trailmark.config import ModelConfig, SamplingConfig, resolve
+from trailmark.errors import TrailmarkError
+from trailmark.seats.locate import Located, is_address, locate
 from trailmark.tasks.base import bind, draw_tasks
-from trailmark.types import Episode, SamplingLaw, Task
+from trailmark.types import Episode, Task
 
 if TYPE_CHECKING:
     from trailmark.methods.base import Method
-    from trailmark.rollout.play import Protocol, Seat
+    from trailmark.rollout.play import Seat
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,6 @@ class Wish:
     beside: str | None = None  # the MODEL whose run says task, split and starts for one that lies in no run
 
 
-def find_model(name: str) -> tuple[str, dict[str, Any]]:
-    """The folder or name to load, and the recipe of the run it lies in ({} when it lies in none). A run stands for its
-    last checkpoint, a checkpoint for its policy."""
-    folder = Path(name)
-    if not folder.is_dir():
-        return name, {}
-    if (folder / "recipe.yaml").is_file():
-        from trailmark.runs.checkpoints import listed
-
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"{folder} has no checkpoint yet.")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        if not (folder / "policy").is_dir():
-            held = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir()))
-            raise ModelError(f"{folder} holds no policy, but: {held}. Name one of these folders.")
-        folder = folder / "policy"
-    home = folder.resolve().parents
-    run = home[2] if len(home) > 2 else folder
-    if not (run / "recipe.yaml").is_file():
-        return str(folder), {}
-    return str(folder), read_recipe(run)
-
-
 def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:
     """The method of a run's recipe, and its config; with `task` in place of the recipe's."""
     from trailmark.methods import get_method
@@ -97,15 +72,16 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     "oracle"."""
     from trailmark.tasks import get_task, task_options
 
-    folder, recipe = find_model(name)
+    found = locate(name)
+    folder, recipe = found.folder, found.recipe
     alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe)
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
         )
     if not alone:
-        return play_seats(name, folder, recipe, wish)
-    like = recipe or (find_model(wish.beside)[1] if wish.beside else {})
+        return play_seats(found, wish)
+    like = recipe or (locate(wish.beside).recipe if wish.beside else {})
     own = like.get("task") or {}
     if wish.task is None and "name" not in own:
         raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
@@ -133,20 +109,19 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         every = [t for t in starts() for _ in range(wish.samples)]
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
-    from trailmark.evaluate.conversed import lists_actions
+    from trailmark.evaluate.prompted import Prompted, lists_actions, must_answer
     from trailmark.evaluate.run import evaluate
-    from trailmark.evaluate.served import must_answer
 
     remote = is_address(name)
     if remote:
         seat = remote_seat(name, wish, sampling)
         must_answer(seat)
     else:
-        seat = local_seat(folder, recipe, wish, sampling, source)
+        seat = local_seat(found, wish, sampling, source)
     tasks = starts()  # now that the world knows the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
-        talk = conversation(source, seat, wish)
-        played = evaluate(source, [seat], talk, tasks=tasks, samples=wish.samples, seed=seed)
+        seat = searched_seat(source, seat, wish)
+        played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed)
         return played.episodes, {**about, "search": wish.search, "value": wish.value}
     if wish.search is not None:
         from trailmark.evaluate.searched import play_searched
@@ -154,52 +129,44 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         return play_searched(source, seat, wish, about)
     if not (remote or wish.chat):
         return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed).episodes, about
-    from trailmark.evaluate.served import Here, Prompted, There
-
-    prompted = Prompted(There() if remote else Here(), wish.react)
+    prompted = Prompted(wish.react)
     report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed)
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
     drawn = sum(prompted.guessed.values())
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
 
 
-def law_of(sampling: SamplingConfig) -> SamplingLaw:
-    return SamplingLaw(sampling.temperature, sampling.top_p, sampling.top_k, min_tokens=sampling.min_tokens)
-
-
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     """A model behind an address."""
-    from trailmark.evaluate.served import server_seat
+    from trailmark.evaluate.prompted import UNNAMED, server_seat
+    from trailmark.seats.table import sampling_law
 
-    where, law = wish.served or "default", law_of(sampling)
+    where, law = wish.served or UNNAMED, sampling_law(sampling)
     return server_seat(url, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
 
 
-def local_seat(folder: str, recipe: dict[str, Any], wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
+def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
     """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
     from trailmark.engines.local import local_engine
     from trailmark.models.load import load_model
     from trailmark.rollout.play import Seat
+    from trailmark.seats.table import sampling_law
 
-    e = recipe.get("engine") or {}
-    engine = resolve(e if e.get("kind", "local") == "local" else {}, EngineConfig)
-    model = ModelConfig(name=folder, device=wish.device, dtype=(recipe.get("model") or {}).get("dtype", "float32"))
-    local = local_engine(load_model(model), engine)
+    fields = {"name": found.folder, "device": wish.device, "dtype": found.dtype}
+    local = local_engine(load_model(ModelConfig.model_validate(fields)), found.engine)
     bind(source, local.tokenizer)
-    return Seat("policy", local, law_of(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
+    return Seat("policy", local, sampling_law(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
 
 
-def conversation(source: Any, seat: Seat, wish: Wish) -> Protocol:
-    """How a world of free text is played with a server that knows messages."""
-    from trailmark.evaluate.conversed import choice_of, converse
+def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
+    """The seat of a server as a wish has it: plain, or with a search over its answers."""
+    if wish.search is None:
+        return seat
+    from trailmark.evaluate.searched import answer_search
     from trailmark.rollout.search import parse_plan
 
     ends = tuple(getattr(source, "step_ends", ("\n",)))
-    plan = parse_plan(wish.search, step_ends=ends, budget=wish.budget) if wish.search else None
-    if plan is not None and plan.width > 1 and seat.law.temperature == 0:
-        raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
-    told = getattr(source, "messages", None)  # of a task that is one question
-    return converse(choice_of(plan, wish.value), getattr(source, "first_messages", ()), source.markov, told=told)
+    return answer_search(seat, parse_plan(wish.search, step_ends=ends, budget=wish.budget), wish.value)
 
 
 def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | None, seed: int) -> Sequence[Task]:
@@ -210,24 +177,33 @@ def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | Non
     return method.starts(config, source, split, n, seed)
 
 
-def is_address(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
-
-
-def play_seats(name: str, folder: str, recipe: dict[str, Any], wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """A run whose method seats several players: all of them from one checkpoint, stage by stage, as the run itself evaluates."""
+def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
+    """A run whose method seats several players: all of them from one checkpoint, as the run itself evaluates."""
     from trailmark.evaluate.run import evaluate
-    from trailmark.tasks import task_options
+    from trailmark.seats.table import Table, stored_seats
+    from trailmark.tasks import get_task, task_options
 
-    options = (recipe["task"].get("options") or {}) | task_options(wish.options)
-    method, config = method_of(recipe, {**recipe["task"], "options": options})
-    law = SamplingLaw(1.0 if wish.temperature is None else wish.temperature, wish.top_p or 1.0)
-    source, seats, protocol = method.players(config, Path(folder).parent, law, wish.device)
+    task = found.section("task")
+    options = (task.get("options") or {}) | task_options(wish.options)
+    method, config = method_of(found.recipe, {**task, "options": options})
+    source = get_task(config.task.name, **options)
+    stored = stored_seats(method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device)
+    table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
+    table.bind(source)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
-    tasks = method.starts(config, source, split, n, seed)
-    report = evaluate(source, seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
-    about = {"model": folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in seats],
-             "tokenizer": seats[0].engine.tokenizer}  # fmt: skip
+    tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
+    report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
+    about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
+             "tokenizer": table.tokenizer}  # fmt: skip
     return report.episodes, about
+
+
+def redrawn(seat: Any, wish: Wish) -> Any:
+    """A seat in this process as a wish has it drawn."""
+    said = {"temperature": wish.temperature, "top_p": wish.top_p}
+    more = {k: v for k, v in said.items() if v is not None}
+    if seat.kind != "local" or not more:
+        return seat
+    return seat.model_copy(update={"sampling": seat.sampling.model_copy(update=more)})

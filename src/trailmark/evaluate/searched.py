@@ -3,26 +3,89 @@
 `beam` and `actions` search every decision. `best_of:N` plays N whole episodes of each start and keeps the one whose last state has the
 highest value; what the N are worth without a value (pass@k, maj@k) stands beside it. For the other two, `--samples N` plays N plain
 episodes for the same purpose.
+
+A server that holds the policy is searched too (`AnswerSearch`), where a world is talked to:
+
+    --search actions:K --value URL   K answers of the policy's server, each put behind the conversation and valued by the other server
+                                     (`trailmark serve MODEL --value RUN`, route /v1/values); the best one is played
+    --search actions:K               the policy's server chooses by its own value model (`serve --value`); beam:B works so too
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.http import HttpEngine
+from trailmark.engines.wire import EngineGarbage, Wire
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text, parse_plan
 from trailmark.run_async import wait
 from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
+from trailmark.seats.locate import is_address, locate_value
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
+
+
+class AnswerSearch:
+    """A server in whose place the best of `k` answers is given: by the values of another server, or, with `search`, as it chooses
+    itself."""
+
+    by_chat = True
+
+    def __init__(self, engine: HttpEngine, k: int = 1, values: Wire | None = None, search: Mapping[str, Any] | None = None):
+        self.engine, self.k, self.values, self.search = engine, k, values, search
+        self.name, self.tokenizer, self.version = engine.name, engine.tokenizer, engine.version
+
+    async def sample(self, request: Request) -> list[Completion]:
+        raise EngineError(f"'{self.name}' is searched answer by answer: it is asked in messages")
+
+    async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
+        return await self.engine.score(tokens, start)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], *given: Any, **more: Any) -> list[Completion]:
+        made = await self.engine.chat(messages, *given, n=self.k, search=self.search, **more)
+        if self.values is None or len(made) == 1:
+            return made[:1]
+        begun = more.get("prefix", "")
+        found = await valued(self.values, [[*messages, {"role": "assistant", "content": begun + c.text}] for c in made])
+        return [made[max(range(len(made)), key=lambda i: found[i])]]
+
+
+def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
+    """The seat of a server, searched: by the values of the server at `value`, or by the policy's own server."""
+    engine: Any = seat.engine
+    if plan.width > 1 and seat.law.temperature == 0:
+        raise TrailmarkError(f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are one.")
+    if value is None:
+        kind = "beam" if plan.kind == "beam" else "best_of"
+        ends = {"step_ends": list(plan.step_ends)} if plan.kind == "beam" else {}
+        search = {kind: plan.width, **({} if plan.budget is None else {"budget": plan.budget}), **ends}
+        return dataclasses.replace(seat, engine=AnswerSearch(engine, search=search))
+    if plan.kind != "actions" or not is_address(value):
+        raise TrailmarkError(
+            "eval of a server chooses here by actions:K and --value URL, the address of a server of values; without --value "
+            "the server itself searches (serve --value)."
+        )
+    return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, Wire(value, {}, {}, deadline=120.0)))
+
+
+async def valued(wire: Wire, states: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
+    """The values of conversations that end with an answer, each read where that answer ends."""
+    said = await wire.post("/v1/values", {"states": list(states)})
+    found = said.get("values") if isinstance(said, dict) else said
+    good = isinstance(found, list) and len(found) == len(states) and all(isinstance(v, int | float) for v in found)
+    if not good:
+        raise EngineGarbage(f"{wire.base_url} was asked for {len(states)} values and answered {str(said)[:80]}")
+    return [float(v) for v in found]
 
 
 def play_searched(
@@ -83,7 +146,7 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
         return LogProb()
     if value == "logp":
         return LogProb()
-    if value.startswith(("http://", "https://")):
+    if is_address(value):
         return HttpValues(value)
     return load_values(value, seat.engine.tokenizer, device)
 
@@ -135,33 +198,13 @@ def noted(e: Episode, searcher: Searcher) -> Episode:
     return dataclasses.replace(e, outcomes=outcomes, info={**e.info, "search": info})
 
 
-def value_folder(name: str) -> Path:
-    """The folder of a value model: of a run, the critic of its last checkpoint (or its policy, where that has the head)."""
-    folder = Path(name)
-    if not folder.is_dir():
-        raise ModelError(f"--value {name}: there is no such run or folder.")
-    if (folder / "checkpoints").is_dir():
-        from trailmark.runs.checkpoints import listed
-
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"{folder}: this run has no checkpoint yet.")
-        folder = found[-1]
-    if (folder / "heads.safetensors").is_file():
-        return folder
-    for part in ("critic", "value", "policy"):
-        if (folder / part / "heads.safetensors").is_file():
-            return folder / part
-    raise ModelError(f"{folder} holds no value model: no heads.safetensors there or in critic/.")
-
-
-def load_values(name: str, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
+def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
     """The value model of a run or folder, frozen. `tokenizer` is the policy's, whose tokens it will be shown."""
     from trailmark.config import ModelConfig
     from trailmark.models.load import load_model
 
     lm = load_model(
-        ModelConfig.model_validate({"name": str(value_folder(name)), "device": device, "dtype": dtype})
+        ModelConfig.model_validate({"name": str(locate_value(name)), "device": device, "dtype": dtype})
     ).freeze()
     if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ModelError(

@@ -19,7 +19,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
-from trailmark.runs.store import Run, truncate_metrics, truncate_segments
+from trailmark.runs.store import Run, truncate_run
 from trailmark.trackers import open_trackers
 
 
@@ -65,10 +65,7 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
     elif resume:
         print(f"{run.path} has no checkpoint yet: it starts again at step 1", file=sys.stderr)
     if resume:
-        truncate_metrics(run, start)
-        truncate_segments(run.episodes_dir, start + 1)
-        if (run.path / "evaluation").is_dir():
-            truncate_segments(run.path / "evaluation", start + 1)
+        truncate_run(run, start)
         if start >= config.steps or stopped:
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}

@@ -121,12 +121,19 @@ def _first_start(task: Any) -> str:
 def check(config: RunConfig) -> list[str]:
     """What `--dry-run` can say about a recipe without network or weights."""
     from trailmark.models.load import describe
+    from trailmark.seats.config import described
+    from trailmark.seats.names import fix_names
 
-    about = describe(config.model)
+    model = config.model if config.model.shape else fix_names(config).model
+    about = describe(model)
     lines = [
-        f"model: {config.model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
+        f"model: {model.name} ({about['family']}, {about['parameters']:,} parameters, context {about['context']})"
     ]
     task = getattr(config, "task", None)
     if task is not None:
         lines.append(f"task: {task.name}, {_first_start(task)}")
-    return [*lines, *get_method(config.method).check(config)]
+    method = get_method(config.method)
+    seats = method.seats_of(config)
+    if len(seats) > 1:
+        lines += described(seats)
+    return [*lines, *method.check(config)]

@@ -6,18 +6,20 @@ of them knows a method by its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark.config import RunConfig, SamplingConfig
-from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
 from trailmark.rollout.play import Protocol, Seat
 from trailmark.runs.stages import Stage, begun_from, run_stages
 from trailmark.runs.store import Run
+from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.seats.names import fix_names
+from trailmark.seats.table import sampling_law
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Sample, SamplingLaw, Task
+from trailmark.types import Sample, Task
 
 
 class Method(Training):
@@ -59,29 +61,27 @@ class Method(Training):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def seats_of(cls, config: Any) -> Mapping[str, Any]:
-        """Who sits where: the model of each seat. Default: one seat, `policy`, with the model that is trained."""
-        return {"policy": config.model}
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the model that is
+        trained."""
+        given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
+        check_seats(given)
+        return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
 
     @classmethod
     def protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
-        """Who speaks when. None: one seat plays alone."""
+        """Who speaks when, in training. None: one seat plays alone, or the world says whose turn it is."""
         return None
+
+    @classmethod
+    def evaluation_protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
+        """Who speaks when, in evaluations. Default: as in training."""
+        return cls.protocol(config, source)
 
     @classmethod
     def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
         """The starts that an evaluation plays."""
         return draw_tasks(source, split, n, seed)
-
-    @classmethod
-    def players(
-        cls, config: Any, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-    ) -> tuple[TaskSource, list[Seat], Protocol]:
-        """The world, the seats of a checkpoint and who speaks when, of a method that has a `protocol`."""
-        raise RecipeError(
-            f"method '{config.method}' does not say how the seats of a checkpoint are filled: recompute its own evaluation "
-            "with --episodes RUN, or name a --task that the policy plays alone."
-        )
 
     @classmethod
     def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
@@ -93,6 +93,8 @@ class Method(Training):
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
+        config = fix_names(config, run)
+        cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
         if stages := cls.stages(config, run):
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
@@ -101,10 +103,6 @@ class Method(Training):
         last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
         method.finish(method.config.steps)
         return last
-
-
-def sampling_law(s: SamplingConfig) -> SamplingLaw:
-    return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesModel,
     OptimConfig,
     RunConfig,
     SamplingConfig,
@@ -21,6 +22,7 @@ from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
+from trailmark.seats.config import SeatConfig, seats_section
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
@@ -40,6 +42,7 @@ class PolicyGradientRecipe(RunConfig):
     n: PositiveInt = Field(8, description="episodes of each task: one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    seats: dict[str, SeatConfig] = seats_section()
     credit: Literal["returns", "group", "leave_one_out"] = Field("group", description="who earned the reward")
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="how tokens, turns and episodes are averaged")
@@ -135,8 +138,12 @@ class ImitationConfig(Config):
 class LoadConfig(Config):
     """Players from earlier runs: a run, a checkpoint or a model folder."""
 
-    policy: str | None = Field(None, description="where the policy begins; none: as model says")
-    reflector: str | None = Field(None, description="the reflector, already taught; none: as model says")
+    policy: Annotated[str | None, NamesModel("policy", stored=True)] = Field(
+        None, description="where the policy begins; none: as model says"
+    )
+    reflector: Annotated[str | None, NamesModel("reflector", stored=True)] = Field(
+        None, description="the reflector, already taught; none: as model says"
+    )
 
 
 class ReflectFinal(Config):
@@ -220,7 +227,9 @@ class OfflineRecipe(RunConfig):
     max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
     batch: PositiveInt = Field(128, description="trajectories (or pairs) in one step")
     epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
-    ref: str | None = Field(None, description="the reference; none: the policy as it starts")
+    ref: Annotated[str | None, NamesModel()] = Field(
+        None, description="the reference: a name as in model.name; none: the policy as it starts"
+    )
     task: TaskConfig | None = Field(None, description="a world to evaluate in")
     sampling: SamplingConfig = Field(SamplingConfig(temperature=0.0, max_tokens=256), description="of evaluations")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens of evaluations")
@@ -275,7 +284,9 @@ class KlConfig(Config):
 class OreoCritic(Config):
     """The model of the value. Its head starts at zero unless it is loaded."""
 
-    name: str | None = Field(None, description="folder of a value model (also OpenRLHF's); none: the policy's start")
+    name: Annotated[str | None, NamesModel("critic")] = Field(
+        None, description="a value model: a folder (also OpenRLHF's), a run, a checkpoint; none: the policy's start"
+    )
     lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
     optim: OptimConfig | None = Field(None, description="its optimiser; none: as the policy's")
 

@@ -25,8 +25,9 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_evaluation, write_segment
+from trailmark.runs.store import Run, write_segment
 from trailmark.samples import chains, scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, Scored
@@ -101,11 +102,11 @@ class OfflineMethod(Method):
         """The evaluation of the policy as it started, if it is not there yet."""
         c = self.config
         if c.final.start and not (self.run.path / "evaluation" / "start.jsonl").exists():
-            write_evaluation(self.run.path, "start", self.play(local_engine(load_model(c.model), c.engine)))
+            self.run.keep_evaluation("start", self.play(local_engine(load_model(c.model), c.engine)))
 
     @classmethod
-    def seats_of(cls, config: Any) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: Any) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def check(cls, config: Any) -> list[str]:

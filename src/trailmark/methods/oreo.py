@@ -37,7 +37,7 @@ from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
-from trailmark.runs.store import read_segment, write_evaluation
+from trailmark.runs.store import read_segment
 from trailmark.score.values import HeadValues
 from trailmark.types import Episode
 
@@ -105,7 +105,7 @@ class OreoMethod(OfflineMethod):
             name = text.replace(":", "-")
             path = folder / f"{name}.jsonl"
             if not path.exists() or {e.players[c.seat].version for e in read_segment(path)} != {c.steps}:
-                write_evaluation(self.run.path, name, self._searched(text))
+                self.run.keep_evaluation(name, self._searched(text))
 
     def _searched(self, text: str) -> list[Episode]:
         from trailmark.evaluate.searched import search_episodes

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.engines.local import local_engine
-from trailmark.errors import RecipeError, RunError
+from trailmark.errors import RecipeError
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
@@ -31,11 +31,13 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, run_stages
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task
 from trailmark.tasks.base import bind, draw_tasks
 
@@ -55,13 +57,14 @@ class OreoRoundsMethod(Method):
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
-    def seats_of(cls, config: RoundsRecipe) -> Mapping[str, Any]:
-        return {config.seat: config.model}
+    def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
+        return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
     def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if config.format != "episodes" or config.files != [""]:
             raise RecipeError("data and format: rounds collect their own episodes; leave both out")
+        config = fix_names(config, run)
         logged = {row["step"]: row for row in read_metrics(run.path)}
         last: dict[str, float] = {}
         for k in range(1, config.steps + 1):
@@ -97,7 +100,7 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
 
     model = config.model.model_copy(update={"name": policy_of(config, run.path, k)})
     said = {"collect": config.collect, "task": config.task, "model": model, "engine": config.engine}
-    settings = {n: v.model_dump(mode="json") for n, v in said.items()} | {"seat": config.seat, "seed": config.seed}
+    settings = {n: v.model_dump(mode="json", exclude_defaults=True) for n, v in said.items()} | {"seat": config.seat, "seed": config.seed}
     return Stage(
         f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
         (path.name, f"{path.stem}.partial.jsonl"), earlier=lambda _: summarised() if path.exists() else None,
@@ -155,18 +158,11 @@ def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     if config.objective != "oreo":
         given["final"] = OfflineFinal(start=config.final.start)
     elif k > 1 and config.critic_from == "previous":
-        before = str(last_checkpoint(out, k - 1) / "critic")
+        before = locate(str(out / f"round-{k - 1}"), "critic").folder
         given["critic"] = config.critic.model_copy(update={"name": before})
     return config_of(**given)
 
 
 def policy_of(config: RoundsRecipe, out: Path, k: int) -> str:
     """The policy that round k starts from."""
-    return config.model.name if k == 1 or not config.training else str(last_checkpoint(out, k - 1) / "policy")
-
-
-def last_checkpoint(out: Path, k: int) -> Path:
-    found = listed(out / f"round-{k}" / "checkpoints")
-    if not found:
-        raise RunError(f"{out}/round-{k} has no checkpoint: it is not finished")
-    return found[-1]
+    return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder

@@ -7,23 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from trailmark.credit import discounted, group_relative, leave_one_out
-from trailmark.engines.local import local_engine
+from trailmark.credit import group_relative, leave_one_out, turn_returns
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.base import Method
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
-from trailmark.rollout.play import Seat, play
+from trailmark.rollout.play import play
 from trailmark.runs.store import Run, write_segment
-from trailmark.samples import build_samples, scored
+from trailmark.samples import annotate_turns, build_samples, scored
+from trailmark.seats.config import trained_seats
+from trailmark.seats.table import Table
 from trailmark.tasks import get_task
-from trailmark.tasks.base import bind, draw_tasks
-from trailmark.types import Episode, Scored
+from trailmark.tasks.base import draw_tasks
+from trailmark.types import Episode, Scored, Task
 
 
 class PolicyGradientMethod(Method):
@@ -34,7 +35,10 @@ class PolicyGradientMethod(Method):
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         policy = load_model(config.model)
-        bind(self.source, policy.tokenizer)
+        seats = self.seats_of(config)
+        (self.seat,) = trained_seats(seats)
+        self.table = Table(seats, {self.seat: policy}, config.seed)
+        self.table.bind(self.source)
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -45,17 +49,18 @@ class PolicyGradientMethod(Method):
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
-        self.engine = local_engine(policy, config.engine)
         self._metrics: dict[str, float] = {}
 
-    def seat(self) -> Seat:
-        return trained_seat(self.engine, "policy", self.config.sampling)
+    def play(self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int) -> list[Episode]:
+        """Episodes with the policy as it is now."""
+        self.table.publish(version)
+        protocol = self.protocol(self.config, self.source)
+        return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix)
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        self.engine.publish(step - 1, self.learner.models["policy"])
         tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
-        episodes = play(self.source, tasks, [self.seat()], n=c.n, seed=c.seed, prefix=f"{step}:")
+        episodes = self.play(tasks, c.n, c.seed, f"{step}:", step - 1)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **spread(good), **dropped}
@@ -67,9 +72,10 @@ class PolicyGradientMethod(Method):
                 f"step {step}: every one of the {len(episodes)} episodes failed, so there is nothing to learn from; "
                 f"the first: {why}"
             )
-        samples = build_samples(
-            good, "policy", {"advantage": advantages(good, c.credit, c.gamma)}, c.mean, c.sampling.max_tokens
-        )
+        longest = self.table.seats[0].max_tokens
+        credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
+        samples = build_samples(good, self.seat, credited, c.mean, longest)
+        self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", credit_name(c.credit, c.gamma)))
         fills = {"old": Readout("")} if c.old == "learner" else {}
         if self.ref and getattr(self.objective, "kl", "") != "exact":
             fills["ref"] = Readout("", model=self.ref)
@@ -83,18 +89,27 @@ class PolicyGradientMethod(Method):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
-        self.engine.publish(step, self.learner.models["policy"])
-        episodes = play(self.source, tasks, [self.seat()], seed=self.config.seed + 1, prefix="eval:")
+        episodes = self.play(tasks, 1, self.config.seed + 1, "eval:", step)
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
 
-def advantages(episodes: Sequence[Episode], credit: str, gamma: float) -> dict[str, list[float]]:
-    """One number per turn of the policy: discounted return to go, or the episode's reward against its group."""
+def credit_name(credit: str, gamma: float) -> str:
+    """What annotations of the advantage say about where it came from."""
+    discount = "" if gamma == 1 else f", discounted by {gamma:g}"
+    return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
+        credit, f"return to go{discount}"
+    )
+
+
+def advantages(
+    episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy"
+) -> dict[str, list[float]]:
+    """One number per turn of the trained seat: discounted return to go, or the episode's reward against its group."""
     if credit == "returns":
-        return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], gamma)) for e in episodes}
+        return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
     rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]
     groups = [e.group for e in episodes]
     each = group_relative(rewards, groups) if credit == "group" else leave_one_out(rewards, groups)
-    return {e.id: [float(a)] * sum(t.seat == "policy" for t in e.turns) for e, a in zip(episodes, each)}
+    return {e.id: [float(a)] * sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e, a in zip(episodes, each)}

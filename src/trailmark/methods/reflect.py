@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.credit import discounted
+from trailmark.credit import turn_returns
 from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import spread, summary
@@ -62,9 +62,13 @@ from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
-from trailmark.runs.store import Run, read_segment, write_evaluation, write_segment
-from trailmark.samples import build_samples, scored
-from trailmark.types import Episode, Sample, Scored
+from trailmark.runs.store import Run, read_segment, write_segment
+from trailmark.samples import annotate_turns, build_samples, scored
+from trailmark.seats.locate import locate, newest_checkpoint
+from trailmark.seats.names import fix_names
+from trailmark.seats.table import Table, stored_seats
+from trailmark.tasks import get_task
+from trailmark.types import Annotation, Episode, Sample, Scored
 
 
 class ReflectMethod(Players):
@@ -114,7 +118,7 @@ class ReflectMethod(Players):
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
-            Players(config, run, imitates)  # mistakes in what is played later are found before the first lesson
+            Players(fix_names(config, run, write=False), run, imitates)  # mistakes in what is played later are found before the first lesson
         return super().train(config, run, resume)
 
     @classmethod
@@ -158,6 +162,7 @@ class ReflectMethod(Players):
         at = {"stage": float(level)} if len(self.levels) > 1 else {}
         self._metrics = {**summary(good), **spread(good), **dropped, **at}
         samples = decisions(good, self.learner, c.rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, c.rl))
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
         yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
         yield from self.judge(samples)
@@ -201,7 +206,7 @@ class ReflectMethod(Players):
             players = {"random": random_player} | ({"oracle": oracle_player} if has_oracle(self.source) else {})
             for name, player in players.items():
                 if not (path.parent / f"{name}.jsonl").exists():
-                    write_evaluation(self.run.path, name, player(self.source, seed, tokenizer, tasks))
+                    self.run.keep_evaluation(name, player(self.source, seed, tokenizer, tasks))
 
     def mark(self, name: str, step: int) -> None:
         """Play the final starts and keep the episodes: the numbers of the method's table."""
@@ -210,7 +215,7 @@ class ReflectMethod(Players):
         self.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        write_evaluation(self.run.path, name, wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk))))
+        self.run.keep_evaluation(name, wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk))))
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------
@@ -224,17 +229,15 @@ def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
 
 def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
     """The recipe with the players as its stages leave them."""
-    return config.model_copy(update={"load": config.load.model_copy(update=_made(config, run, imitated_steps(config)))})
-
-
-def _made(config: ReflectRecipe, run: Path, seats: Mapping[str, int]) -> dict[str, str]:
-    return {seat: str(run / "stages" / seat) for seat in seats}
+    made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
+    return config.model_copy(update={"load": config.load.model_copy(update=made)})
 
 
 def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> ImitationRecipe:
     """The recipe of a stage."""
     given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
-    before = {} if seat == "reflector" else _made(config, run, {k: n for k, n in imitated_steps(config).items() if k != seat})
+    taught = seat == "policy" and "reflector" in imitated_steps(config)
+    before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
     given |= {
         "method": "reflect_imitation",
         "name": f"{config.name} {seat}",
@@ -272,7 +275,7 @@ class Replay:
 
 def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
     """Of every decision of the policy."""
-    return {e.id: list(discounted([t.reward for t in e.turns if t.seat == "policy"], 1.0)) for e in episodes}
+    return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
 def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
@@ -297,6 +300,15 @@ def _advantaged(s: Sample, base: float) -> Sample:
     return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
 
 
+def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
+    """The advantages that fresh plays are trained with, and the critic's values where there is one."""
+    if config.critic.kind == "none":
+        less = "" if config.baseline == "none" else ", less the mean of the batch"
+        return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
+    notes = annotate_turns(samples, episodes, "policy", "advantage", "return to go, less the critic's value")
+    return [*notes, *annotate_turns(samples, episodes, "policy", "value", f"{config.critic.kind} critic")]
+
+
 def objective(config: RlConfig, fresh: bool) -> Objective:
     """Remembered plays carry no entropy term: they are not what the policy does now."""
     entropy = config.entropy if fresh else 0.0
@@ -311,7 +323,10 @@ def objective(config: RlConfig, fresh: bool) -> Objective:
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
     """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
     states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
-    source, seats, _ = ReflectMethod.players(config, listed(run.checkpoints_dir)[-1])
+    source = get_task(config.task.name, **config.task.options)
+    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    table.bind(source)
+    seats = table.seats
     talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
     final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
     said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
@@ -321,4 +336,4 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        write_evaluation(run.path, f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
+        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))

@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.data.lessons import Lesson, get_teacher
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import ModelError, RecipeError, TaskError
+from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
@@ -48,9 +48,10 @@ from trailmark.objectives import Sft
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import stored_model
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
@@ -146,36 +147,36 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def seats_of(cls, config: PlayersRecipe) -> Mapping[str, ModelConfig]:
-        return {name: seat_model(config, name) for name in players_of(config)}
+    def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
+        """The reflector is frozen in play, and lies in every checkpoint."""
+        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
+        if config.reflect:
+            thinks = SamplingConfig(max_tokens=config.thought)
+            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
+        return filled(seats, None, config.engine)
 
     @classmethod
     def protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
-        """As in training. The labels are those of the tokenizer at the desk."""
+        """The labels are those of the tokenizer at the desk."""
 
-        async def replay(desk: Desk) -> None:
+        async def as_in_training(desk: Desk) -> None:
             await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
-        return replay
+        return as_in_training
+
+    @classmethod
+    def evaluation_protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
+        """Every decision hears the reflector."""
+
+        async def hears_all(desk: Desk) -> None:
+            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return hears_all
 
     @classmethod
     def starts(cls, config: PlayersRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
         """`n` starts of each level of the curriculum."""
         return starts_of(make_levels(config.curriculum, source), source, split, n, seed)
-
-    @classmethod
-    def players(
-        cls, config: PlayersRecipe, checkpoint: Path, law: SamplingLaw = SamplingLaw(), device: str | None = None
-    ) -> tuple[TaskSource, list[Seat], Protocol]:
-        """As an evaluation of the run seats them: every decision hears the reflector."""
-        source = get_task(config.task.name, **config.task.options)
-        seats = []
-        for name in players_of(config):
-            update = {"lora": None, "device": device or config.model.device}
-            lm = load_model(stored_model(config.model, seat_folder(checkpoint, name)).model_copy(update=update))
-            seats.append(_seat(name, local_engine(lm, config.engine), config, law))
-        bind(source, seats[0].engine.tokenizer)
-        return source, seats, deaf_to_chance(talk_of(config, source, seats[0].engine.tokenizer))
 
 
 class ImitationMethod(Players):
@@ -210,8 +211,10 @@ class ImitationMethod(Players):
 def _below(name: str, run: Run | None) -> str:
     """The name of a model that lies in the run, or in the run that this one is a stage of: episodes say who played them, wherever the
     run lies."""
-    root = run and (run.path.parent.parent if run.path.parent.name == "stages" else run.path)
-    return str(Path(name).relative_to(root)) if root and Path(name).is_relative_to(root) else name
+    if run is None:
+        return name
+    root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
+    return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 
 def players_of(config: PlayersRecipe) -> tuple[Literal["policy", "reflector"], ...]:
@@ -250,31 +253,8 @@ def seat_model(config: PlayersRecipe, seat: Literal["policy", "reflector"]) -> M
     """The model section of a player: made (each with a seed of its own), or from an earlier run."""
     folder = getattr(config.load, seat)
     if folder is not None:
-        return stored_model(config.model, seat_folder(folder, seat))
+        return stored_model(config.model, folder)
     return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
-
-
-def stored_model(model: ModelConfig, folder: Path) -> ModelConfig:
-    """A model section for weights that lie in a folder, with the tokenizer that lies there: it may have got new tokens."""
-    own = {} if not (folder / "tokenizer_config.json").is_file() else {"tokenizer": None}
-    return model.model_copy(update={"name": str(folder), "shape": None, **own})
-
-
-def seat_folder(path: str | Path, seat: str) -> Path:
-    """The folder of a player's weights: of a run in its last checkpoint, of a checkpoint under its name, else itself."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelError(f"load.{seat}: there is no folder '{folder}'")
-    if (folder / "recipe.yaml").is_file():
-        found = listed(folder / "checkpoints")
-        if not found:
-            raise ModelError(f"load.{seat}: {folder} has no checkpoint yet")
-        folder = found[-1]
-    if (folder / "state.json").is_file():
-        folder = folder / seat
-        if not folder.is_dir():
-            raise ModelError(f"load.{seat}: {folder.parent} holds no {seat}")
-    return folder
 
 
 def talk_of(config: PlayersRecipe, source: Any, tokenizer: Any) -> Talk:

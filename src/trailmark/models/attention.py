@@ -17,10 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
+from trailmark.models import decode
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
@@ -33,7 +35,8 @@ class Layout:
         if end.shape != pos.shape or end.ndim != 2:
             raise ValueError(f"end {tuple(end.shape)} and pos {tuple(pos.shape)} must both be [rows, length]")
         self.end, self.pos = end, pos
-        self._masks: dict[Any, Any] = {}
+        self._masks: dict[int | None, Tensor] = {}
+        self._blocks: dict[int | None, Any] = {}
 
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, L, L] bool, True where row i may attend to column j."""
@@ -45,10 +48,14 @@ class Layout:
             self._masks[window] = allowed[:, None]
         return self._masks[window]
 
+    @property
+    def flexible(self) -> bool:
+        """Whether FlexAttention computes this layout."""
+        return self.end.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0
+
     def block_mask(self, window: int | None) -> Any:
-        """The same mask for FlexAttention, without an [L, L] tensor."""
-        key = ("flex", window)
-        if key not in self._masks:
+        """The same rule for FlexAttention, without ever forming [L, L]."""
+        if window not in self._blocks:
             end, pos = self.end, self.pos
 
             def rule(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -57,14 +64,14 @@ class Layout:
 
             rows, length = end.shape
             with torch.no_grad():
-                self._masks[key] = _flex()[1](
+                self._blocks[window] = _flex()[1](
                     rule, rows, None, length, length, device=str(end.device), BLOCK_SIZE=FLEX_BLOCK
                 )
-        return self._masks[key]
+        return self._blocks[window]
 
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -72,11 +79,15 @@ class Layout:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        if q.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0 and softcap is None:
-            return _flex()[0](
-                q, k, v, block_mask=self.block_mask(window), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
+        if self.flexible:
+            return flexed(q, k, v, self.block_mask(window), scale, softcap)
         return _dense(q, k, v, self.mask(window), scale, softcap)
+
+
+def number_of(module: torch.nn.Module) -> int:
+    """Which layer an attention module belongs to. Compiled code must not read it: it would be a constant there, and every layer a
+    graph of its own."""
+    return module.layer_idx  # type: ignore[return-value]
 
 
 class Prefill(Layout):
@@ -86,9 +97,10 @@ class Prefill(Layout):
         super().__init__(end, pos)
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @torch.compiler.disable
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -96,12 +108,12 @@ class Prefill(Layout):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        self.kept[layer] = (k, v)
+        self.kept[number_of(module)] = (k, v)
         if q.is_cuda and softcap is None and (window is None or q.shape[2] <= window):
             groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
             return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)
-        return super().attend(layer, q, k, v, scale, window, softcap)
+        return super().attend(module, q, k, v, scale, window, softcap)
 
 
 class Slots:
@@ -114,8 +126,6 @@ class Slots:
         self.rows, self.capacity = rows, capacity
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.index: Tensor | None = None  # [rows] the column of this step's token
-        self._masks: dict[int | None, Tensor] = {}
 
     def write(self, rows: list[int], kept: dict[int, tuple[Tensor, Tensor]], sources: list[int]) -> None:
         """Start slots `rows` from rows `sources` of a prefill. Columns after a prompt's end are never read."""
@@ -131,14 +141,21 @@ class Slots:
             self.keys[layer][to, :, : k.shape[2]] = k[of]
             self.values[layer][to, :, : v.shape[2]] = v[of]
 
-    def at(self, index: Tensor, width: int | None = None) -> Slots:
-        """Set the column of every row's next token. `width` limits how many columns are read."""
-        self.index, self._masks, self.width = index, {}, width or self.capacity
-        return self
+    def at(self, index: Tensor, width: int | None = None) -> Decoding:
+        """One step: the next token of every row goes to `index`; `width` limits how many columns are looked at."""
+        return Decoding(self, index, width or self.capacity)
+
+
+class Decoding:
+    """One token of every row of some slots."""
+
+    def __init__(self, slots: Slots, index: Tensor, width: int):
+        self.slots, self.index, self.width = slots, index, width
+        self._masks: dict[int | None, Tensor] = {}
 
     def attend(
         self,
-        layer: int,
+        module: torch.nn.Module,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -146,16 +163,18 @@ class Slots:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        assert self.index is not None
-        rows = torch.arange(self.rows, device=q.device)
-        keys, values = self.keys[layer], self.values[layer]
+        rows = torch.arange(self.slots.rows, device=q.device)
+        layer = number_of(module)
+        keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
+        if decode.suits(q, keys):
+            return decode.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]
             if window is not None:
-                allowed &= self.index[:, None] - j < window
+                allowed = allowed & (self.index[:, None] - j < window)
             self._masks[window] = allowed[:, None, None, :]
         attend = _one_token if q.is_cuda and softcap is None else _dense
         return attend(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
@@ -179,12 +198,30 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, s
     return scores.softmax(-1) @ v
 
 
+def flexed(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, softcap: float | None) -> Tensor:
+    """FlexAttention with keys and values repeated to every query head: the backward pass of a few shared heads has too few blocks
+    to fill a card. Inside a layer that is compiled as a whole it is part of that graph."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    capped = None if softcap is None else _softcap(softcap)
+    if torch.compiler.is_compiling():
+        return flex_attention(q, k, v, score_mod=capped, block_mask=mask, scale=scale)
+    return _flex()[0](q, k, v, score_mod=capped, block_mask=mask, scale=scale)
+
+
+@functools.cache
+def _softcap(cap: float) -> Any:
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return capped
+
+
 @functools.cache
 def _flex() -> tuple[Any, Any]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    # Uncompiled, a block mask allocates [L, L] and attention allocates its scores. Past its limit of variants
-    # (dtype, window, grad mode, number of heads) torch falls back to exactly that, with only a warning.
+    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype, window,
+    # grad mode, number of heads) torch falls back to just that, with a warning only.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
@@ -196,7 +233,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    tree: Layout | Slots | None = None,
+    tree: Layout | Decoding | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
@@ -205,8 +242,7 @@ def attention(
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
-        layer: int = module.layer_idx  # type: ignore[assignment]
-        out = tree.attend(layer, query, key, value, scaling, sliding_window, softcap)
+        out = tree.attend(module, query, key, value, scaling, sliding_window, softcap)
     elif attention_mask is not None:
         out = _dense(query, key, value, attention_mask, scaling, softcap)
     else:

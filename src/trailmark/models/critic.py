@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trailmark.models.attention import Layout, Slots
+from trailmark.models.attention import Decoding, Layout
 from trailmark.models.lm import LM
 
 
@@ -61,7 +61,7 @@ class SharedCritic(LM):
         super().__init__(_SharedBody(policy), policy.tokenizer, f"{policy.name} (critic)", sharing=policy.sharing)
         self.policy = policy
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         training = self.policy.model.training
         self.policy.train(False)
         try:

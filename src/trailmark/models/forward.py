@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from trailmark.errors import LearnError
+from trailmark.models import compiled
 from trailmark.models.attention import Layout
 from trailmark.models.law import NEVER, entropy, law_logits, untruncated, working
 from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout, View
-from trailmark.types import Sample
+from trailmark.types import Sample, SamplingLaw
 
 CHUNK = 1024
 PLACES = 65536  # computed in one pass where nobody says how many
@@ -164,6 +166,11 @@ def _read(
             "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, or read them with law=False"
         )
 
+    if tokens and (heat := _temperatures(lm, tokens, packed.laws, law)) is not None:
+        for r, value in zip(tokens, _fused(lm, states, goal, heat, tokens)):
+            out[r.name].append(value)
+        tokens = []
+
     def chunk(h: Tensor, t: Tensor, span: slice, *other: Tensor) -> tuple[Tensor, ...]:
         logits = lm.logits(h)
         own = working(logits)
@@ -201,6 +208,34 @@ def _read(
         for r, value in zip(tokens, results):
             out[r.name].append(value)
     return [torch.cat(out[r.name]) if out[r.name] else states.new_zeros(0) for r in group]
+
+
+def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:
+    """One temperature for each token where that is all that its law does, and the compiled readout is at hand; else None."""
+    if lm.device.type != "cuda" or not lm.compiled.wanted or lm.dtype == torch.float64 or not len(law):
+        return None
+    used = [laws[k] for k in np.unique(law) if k >= 0]
+    only = all(dataclasses.replace(w, temperature=1.0).plain and w.temperature > 0 for w in used)
+    if not only or any(r.kind not in ("logp", "entropy") for r in wanted) or len({r.law for r in wanted}) > 1:
+        return None
+    table = np.array([w.temperature for w in laws] + [1.0], np.float32)  # -1 is the last one: the model's own distribution
+    return torch.as_tensor(table[law] if wanted[0].law else np.ones(len(law), np.float32), device=lm.device)
+
+
+def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[Readout]) -> list[Tensor]:
+    """The readouts in chunks of one shape, each recomputed in the backward pass."""
+    number, entropies = len(goal), any(r.kind == "entropy" for r in wanted)
+    pad = -number % compiled.CHUNK
+    states, goal = F.pad(states, (0, 0, 0, pad)), F.pad(goal, (0, pad))
+    heat = F.pad(heat, (0, pad), value=1.0)
+    parts = []
+    for first in range(0, number, compiled.CHUNK):
+        span = slice(first, first + compiled.CHUNK)
+        args = (lm, states[span], goal[span], heat[span], entropies)
+        grad = torch.is_grad_enabled()
+        parts.append(checkpoint(compiled.readout, *args, use_reentrant=False) if grad else compiled.readout(*args))
+    whole = [torch.cat(p)[:number] for p in zip(*parts)]
+    return [whole[0] if r.kind == "logp" else whole[1] for r in wanted]
 
 
 def exact_kl(a: Tensor, b: Tensor) -> Tensor:

@@ -224,10 +224,14 @@ def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.nda
 
 def _fixed_width(row: np.ndarray, multiple: int) -> int:
     """A row's width under "fixed" is its own alone, so that its shape does not depend on its neighbours."""
-    return _up(len(row), max(FIXED_BUCKET, multiple))
+    multiple = max(FIXED_BUCKET, multiple)
+    return -(-len(row) // multiple) * multiple
 
 
 def _up(n: int, multiple: int) -> int:
+    """`n` rounded up; where a `multiple` is wanted, to one of eight lengths between two powers of two, so that lengths repeat."""
+    if multiple > 1:
+        multiple = max(multiple, (1 << (n - 1).bit_length()) // 16) if n > 1 else multiple
     return -(-n // multiple) * multiple
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trailmark.errors import ModelError
-from trailmark.models.attention import FLEX_BLOCK, NAME, Layout, Slots
+from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
+from trailmark.models.compiled import CompiledLayers
 
 
 @dataclass(eq=False)
@@ -27,8 +28,9 @@ class LM:
     heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     sharing: str = "tree"
     notes: tuple[str, ...] = ()
-    base_print: str = ""  # fingerprint of the adapter's base folder; empty: not computed yet
-    decodes: str | None = None  # the problem with decoding from cached keys and values; None: not checked yet
+    base_print: str = ""  # fingerprint of the folder that an adapter is laid over; empty: not computed yet
+    decodes: str | None = None  # what is wrong with decoding from kept keys and values; None: not looked at yet
+    compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 
     def __post_init__(self) -> None:
         base = self.base
@@ -70,8 +72,14 @@ class LM:
     def pad_multiple(self) -> int:
         return FLEX_BLOCK if self.device.type == "cuda" else 1
 
-    def hidden(self, ids: Tensor, layout: Layout | Slots, pos: Tensor) -> Tensor:
-        """[B, L] ids -> [B, L, width]; each position attends to what the layout allows."""
+    def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
+        """[B, L] ids -> [B, L, width], each place seeing what the layout allows."""
+        if self.device.type != "cuda":
+            return self.body(ids, layout, pos)
+        return self.compiled.run(self.base, layout, lambda: self.body(ids, layout, pos))
+
+    def body(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
+        """`hidden` as plain code, for whoever compiles a whole step of his own."""
         return self.base.base_model(
             input_ids=ids, position_ids=pos, attention_mask=self._dummy, tree=layout, use_cache=False
         ).last_hidden_state

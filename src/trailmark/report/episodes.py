@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trailmark.credit import discounted, group_relative, leave_one_out
 from trailmark.report.pieces import Pieces
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
@@ -48,25 +47,11 @@ def trained(episode: Episode, seat: str) -> bool:
     return isinstance(episode.outcome, Scored) and (player is None or player.kind == "trained")
 
 
-def credit(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> tuple[str, dict[str, list[float | None]]]:
-    """What it is called, and one number per turn of each episode: the recipe's credit where it can be computed again
-    from rewards, else the return to go of the seat (gamma of the recipe)."""
-    kind, gamma = recipe.get("credit"), recipe.get("gamma", 1.0)
-    if kind in ("group", "leave_one_out") and episodes:
-        rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else math.nan for e in episodes]
-        groups = [e.group for e in episodes]
-        each = (group_relative if kind == "group" else leave_one_out)(rewards, groups)
-        name = "against its group" if kind == "group" else "against the others of its group"
-        return name, {e.id: [float(a) if trained(e, t.seat) else None for t in e.turns] for e, a in zip(episodes, each)}
-    found: dict[str, list[float | None]] = {}
-    for e in episodes:
-        turns: list[float | None] = [None] * len(e.turns)
-        for seat in {t.seat for t in e.turns if trained(e, t.seat)}:
-            mine = [i for i, t in enumerate(e.turns) if t.seat == seat]
-            for i, g in zip(mine, discounted([e.turns[i].reward for i in mine], float(gamma))):
-                turns[i] = float(g)
-        found[e.id] = turns
-    return "return to go", found
+def credit_source(episodes: Sequence[Episode], notes: Mapping[str, Mapping[str, Sequence[Annotation]]]) -> str | None:
+    """What the stored credit of some episodes is, in the words of the method that stored it; None where none was stored. Credit is
+    never computed here: only the method knows what it trained with."""
+    found = {a.source or "annotated" for e in episodes for a in notes.get(e.id, {}).get("advantage", ())}
+    return "; ".join(sorted(found)) or None
 
 
 def on_tokens(turn: Turn, number: int, notes: Sequence[Annotation]) -> list[float | None] | None:
@@ -90,12 +75,11 @@ def view(
     episode: Episode,
     pieces: Pieces,
     texts: Texts,
-    advantage: Sequence[float | None],
     notes: Mapping[str, Sequence[Annotation]],
     learnt: bool = True,
 ) -> dict[str, Any]:
     """One episode as JSON. Keys are short because there are many: a turn's `p` prompt, `f` forced (numbers of texts), `w`
-    written pieces, `lp` and `lq` log-probs, `a` advantage (a number, or one per token), `n` other annotations, `on` whether it was trained on (never in an
+    written pieces, `lp` and `lq` log-probs, `a` stored advantage (a number, or one per token), `n` other annotations, `on` whether it was trained on (never in an
     evaluation: `learnt` is False)."""
     turns = []
     for i, t in enumerate(episode.turns):
@@ -117,12 +101,13 @@ def view(
                 for name, these in notes.items()
                 if (found := on_tokens(t, i, these)) is not None
             }
-            v["a"] = others.pop("advantage", None) or _short(advantage[i])
+            others.pop("advantage", None)
             if others:
                 v["n"] = others
         else:
             v["whole"] = True
-            v["a"] = _short(advantage[i])
+        earned = [_short(x) for x in on_tokens(t, i, notes.get("advantage", ())) or (None,)]
+        v["a"] = earned[0] if len(set(earned)) == 1 else earned if w is not None else None
         v |= {"on": learnt and trained(episode, t.seat), "reward": _short(t.reward), "v": t.version}
         if t.law.allowed is None:  # a label is as long as it is
             v["stop"] = t.stop

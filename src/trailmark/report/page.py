@@ -17,7 +17,7 @@ from trailmark import __version__
 from trailmark.evaluate.run import FailedAs
 from trailmark.report import read
 from trailmark.report.concerns import concerns
-from trailmark.report.episodes import Texts, credit, starts, view
+from trailmark.report.episodes import Texts, credit_source, starts, view
 from trailmark.report.pieces import run_pieces
 from trailmark.report.tables import curves, evaluation_row
 from trailmark.runs.store import Run
@@ -53,7 +53,7 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
         "checkpoints": [int(p.name) for p in read.checkpoints(run)],
         "evaluation": [evaluation_row(name, read_in[f], failed) for f, name in tests.items()],
     }
-    data |= _sources(run, read_in, tests, recipe, notes, tokenizer)
+    data |= _sources(run, read_in, tests, notes, tokenizer)
     played = [e for f in chosen for e in read_in[f]]
     data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
     data["concerns"] += [
@@ -66,7 +66,6 @@ def _sources(
     run: Run,
     files: dict[Path, list[Episode]],
     tests: dict[Path, str],
-    recipe: dict[str, Any],
     notes: dict[str, dict[str, list[Annotation]]],
     tokenizer: str | None,
 ) -> dict[str, Any]:
@@ -79,20 +78,18 @@ def _sources(
     share = max(4, EPISODES // max(1, len(files)))
     size = 0
     for f, rows in files.items():
-        called, earned = credit(rows, recipe)
-        if any("advantage" in notes.get(e.id, {}) for e in rows):
-            called = "annotated"
         order = sorted(range(len(rows)), key=lambda i: (-often[names[rows[i].task.id]], i))[:share]
         shown: list[dict[str, Any]] = []
         for i in sorted(order):
             if size + texts.size > SIZE:
                 break
             e = rows[i]
-            seen = view(e, pieces, texts, earned[e.id], notes.get(e.id, {}), f not in tests)
+            seen = view(e, pieces, texts, notes.get(e.id, {}), f not in tests)
             shown.append(seen | {"start": names[e.task.id]})
             size += len(json.dumps(seen))
         label = f"evaluation {tests[f]}" if f in tests else f"iteration {int(f.stem)}"
-        source = {"name": label, "test": f in tests, "total": len(rows), "credit": called, "episodes": shown}
+        source = {"name": label, "test": f in tests, "total": len(rows), "credit": credit_source(rows, notes),
+                  "episodes": shown}  # fmt: skip
         sources.append(source)
     decoded = any("id" in t for s in sources for e in s["episodes"] for t in e["turns"])
     return {"sources": [s for s in sources if s["episodes"]], "texts": texts.all, "decoded": decoded}

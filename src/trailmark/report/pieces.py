@@ -75,20 +75,10 @@ def run_pieces(run: Run, tokenizer: str | None = None) -> Pieces:
 
 
 def named(name: str) -> Any:
-    """A tokenizer by folder, hub name, 'tiny' or 'smollm2'."""
-    if (words := _light(Path(name))) is not None:
-        return words
-    if name == "tiny":
-        from trailmark.models.tiny import tiny_tokenizer
+    """The tokenizer of whatever a name means: tiny, smollm2, a folder, a run, a name on the hub."""
+    from trailmark.seats.locate import load_tokenizer, locate
 
-        return tiny_tokenizer()
-    from trailmark.models.load import load_tokenizer
-
-    if name == "smollm2":
-        from trailmark.models.smollm import smollm2_folder
-
-        name = str(smollm2_folder())
-    return load_tokenizer(name)
+    return _light(Path(locate(name).folder)) or load_tokenizer(name)
 
 
 def _light(folder: Path) -> Any:

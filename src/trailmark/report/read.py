@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json, object_from_json
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, segments
@@ -55,9 +56,7 @@ def recipe_of(run: Run) -> dict[str, Any]:
 
 def checkpoints(run: Run) -> list[Path]:
     """The checkpoint folders, oldest first."""
-    if not run.checkpoints_dir.is_dir():
-        return []
-    return sorted(p for p in run.checkpoints_dir.iterdir() if p.is_dir() and p.name.isdigit())
+    return numbered(run.checkpoints_dir)
 
 
 def state(run: Run, last: int, steps: int | None) -> str:

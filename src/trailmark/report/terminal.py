@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trailmark.errors import DataError, nearest
-from trailmark.report.episodes import credit, on_tokens, trained
+from trailmark.report.episodes import credit_source, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
-from trailmark.report.read import Lines, recipe_of
+from trailmark.report.read import Lines
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
@@ -38,7 +38,7 @@ def inspect_file(
     lines = Lines()
     shown, held = 0, []  # held: lines that wait until the seat that was asked for has been seen once
     seats: set[str] = set()
-    found: tuple[Episode, list[Episode], Path] | None = None
+    found: tuple[Episode, Path] | None = None
     ids: list[str] = []
     for file in files:
         episodes = lines.rows(file, Episode)
@@ -53,11 +53,11 @@ def inspect_file(
                         console.print(line, soft_wrap=True)
                     held = []
             elif e.id == wanted and found is None:
-                found = e, episodes, file
+                found = e, file
         if found is not None:
             break
         if wanted is None and shown == 1 and len(files) == 1:
-            found = episodes[0], episodes, file
+            found = episodes[0], file
     for name, n in lines.broken.items():
         print(f"{name}: {n} unreadable or unfinished lines left out", file=sys.stderr)
     if wanted is not None and found is None:
@@ -70,15 +70,13 @@ def inspect_file(
         known = nearest(seat, seats) if seats else " No episode has a turn."
         raise DataError(f"no episode has a seat '{seat}'.{known}", path)
     if found is not None:
-        e, episodes, file = found
+        e, file = found
         seats = {t.seat for t in e.turns}
         if seat is not None and seat not in seats:
             raise DataError(f"episode '{e.id}' has no seat '{seat}'.{nearest(seat, seats)}", file)
         pieces = Pieces(default=named(tokenizer)) if tokenizer else run_pieces(run) if run else Pieces()
-        name, earned = credit(episodes, recipe_of(run) if run else {})
         notes = _notes(file, e)
-        called = "annotated" if "advantage" in notes else name
-        _detail(console, e, seat, by, tokens, pieces, called, earned[e.id], notes, _learnt(file))
+        _detail(console, e, seat, by, tokens, pieces, credit_source([e], {e.id: notes}), notes, _learnt(file))
 
 
 def _console(color: bool | None) -> Console:
@@ -147,17 +145,17 @@ def _line(e: Episode, seat: str | None, learnable: bool) -> Text:
 
 
 def _detail(
-    console: Console, e: Episode, only: str | None, by: str, tokens: bool | None, pieces: Pieces, credit_name: str,
-    earned: Sequence[float | None], notes: Mapping[str, Sequence[Annotation]], learnable: bool,
+    console: Console, e: Episode, only: str | None, by: str, tokens: bool | None, pieces: Pieces, credit: str | None,
+    notes: Mapping[str, Sequence[Annotation]], learnable: bool,
 ) -> None:  # fmt: skip
     order = list(dict.fromkeys(t.seat for t in e.turns))
     console.rule(Text(f"episode {_plain(e.id)}", "bold"))
     console.print(Text.assemble(_plain(f"task {e.task.id}  group {e.group}  "), _outcome(e.outcome)), soft_wrap=True)
-    console.print(_legend(by, credit_name), soft_wrap=True)
+    console.print(_legend(by, credit, learnable), soft_wrap=True)
     rows = []  # the turns that are shown, with the numbers of their tokens
     for i, t in enumerate(e.turns):
         if only in (None, t.seat):
-            values = on_tokens(t, i, notes.get("advantage", ())) or [earned[i]] * len(t.tokens)
+            values = on_tokens(t, i, notes.get("advantage", ())) or [None] * len(t.tokens)
             rows.append((i, t, values))
     most = max((abs(v) for _, _, values in rows for v in values if v is not None), default=0.0)
     for i, t, values in rows:
@@ -188,10 +186,13 @@ def _who(e: Episode, t: Turn) -> str:
     return f"{p.kind} {p.model} version {t.version}".replace("  ", " ") if p else f"version {t.version}"
 
 
-def _legend(by: str, credit_name: str) -> Text:
+def _legend(by: str, credit: str | None, learnable: bool) -> Text:
     scale = lambda a, b: [(" − ", _bg(COLD, 1)), (f" {a} ", ""), (" + ", _bg(HOT, 1)), (f" {b}", "")]
+    if by == "advantage" and credit is None:
+        why = "credit was not stored" if learnable else "an evaluation trains nothing, so it has no credit"
+        return Text(f"no colours: {why}; the rewards are shown below each turn")
     if by == "advantage":
-        return Text.assemble(f"colours: advantage ({credit_name})  ", *scale("worse", "better"))
+        return Text.assemble(f"colours: advantage ({credit})  ", *scale("worse", "better"))
     if by in ("logp", "logq"):
         under = "the model" if by == "logp" else "its law"
         return Text.assemble(f"colours: log-prob under {under}  ", (" ", _bg(SURPRISE, 0.1)), " certain ",

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from trailmark.errors import TaskError
 from trailmark.rollout.play import Protocol, Seat, Start, play_all
 from trailmark.run_async import wait
+from trailmark.score.base import Judge
 from trailmark.tasks.base import TaskSource
-from trailmark.types import Episode, Parent
+from trailmark.types import Annotation, Episode, Parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,13 @@ def branch(
     n: int = 1,
     seed: int = 0,
     at_once: int = 256,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
 ) -> list[list[Episode]]:
     """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
     are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
     starts = [s for p in points for s in _starts(p, n, seed)]
-    episodes = wait(play_all(source, starts, seats, protocol, at_once))
+    episodes = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
 
 

@@ -20,9 +20,23 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
+from trailmark.rollout.judged import give_verdicts, judge_of
 from trailmark.run_async import wait
+from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
-from trailmark.types import Episode, Failed, Invalid, Outcome, Parent, Player, SamplingLaw, Task, Tokens, Turn
+from trailmark.types import (
+    Annotation,
+    Episode,
+    Failed,
+    Invalid,
+    Outcome,
+    Parent,
+    Player,
+    SamplingLaw,
+    Task,
+    Tokens,
+    Turn,
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +49,19 @@ class Seat:
     max_tokens: int = 64
     stop_strings: tuple[str, ...] = ()
     kind: Literal["trained", "frozen", "remote", "scripted", "person"] = "frozen"
+    speaks: Literal["text", "chat"] | None = None  # how its engine is asked; None: as the engine can
+    side: str = ""  # whose rewards and outcome are its own; empty: the only side
+
+    @property
+    def hears_messages(self) -> bool:
+        """Whether its engine is given messages, to which it applies a template of its own; else it is given tokens."""
+        return self.speaks == "chat" or (
+            self.speaks is None and (getattr(self.engine, "by_chat", False) or self.engine.tokenizer is None)
+        )
 
     def player(self) -> Player:
-        return Player(
-            self.kind, self.engine.name, getattr(getattr(self.engine, "lm", None), "revision", ""), self.engine.version
-        )
+        revision = getattr(getattr(self.engine, "lm", None), "revision", "")
+        return Player(self.kind, self.engine.name, revision, self.engine.version, self.side)
 
 
 @dataclass(frozen=True)
@@ -74,12 +96,17 @@ class Desk:
         self.step: Step | None = None
         self._replay = list(start.turns)
         self._talk: dict[str, tuple[Conversation, int | None]] = {}
-        self._forced, self._entered = start.forced, start.entered
+        self._heard: dict[str, list[Mapping[str, Any]]] = {}  # the conversation of a seat that hears messages
+        self._forced, self._entered, self._goes_on = start.forced, start.entered, False
         self.observation = observation
 
     @property
     def over(self) -> bool:
         return self.step is not None and self.step.over
+
+    @property
+    def sides(self) -> list[str]:
+        return list(dict.fromkeys(s.side for s in self.seats.values()))
 
     async def ask(
         self,
@@ -89,17 +116,25 @@ class Desk:
         allowed: Sequence[str] | None = None,
         max_tokens: int | None = None,
         law: SamplingLaw | None = None,
+        prefix: str = "",
+        fresh: bool = False,
     ) -> Turn:
         """Let a seat decide. With `text` the turn starts a new sequence that is exactly this text; with `messages` the seat's
-        conversation grows by them. `allowed` restricts the answer to one of these labels, each a single token."""
-        player = self.seats[seat]
+        conversation grows by them (`fresh`: a new one begins). `allowed` restricts the answer to one of these labels, each a single
+        token. With a `prefix` the answer begins with these words, which are forced on it."""
+        player = self.seat(seat)
+        if (text is None) == (messages is None):
+            raise TaskError(f"seat '{seat}' must be asked with either text or messages")
+        if fresh:
+            self._talk.pop(seat, None)
+            self._heard.pop(seat, None)
+        if player.hears_messages:
+            return await self._converse(player, text, messages, allowed, max_tokens, law, prefix)
         engine = player.engine
         prompt, continues = self._prompt(seat, engine, text, messages)
         if self._replay:
             return self._repeat(seat, prompt, messages is not None)
-        if self._entered is not None and (seat == self._entered.seat or self._forced):
-            self._must_equal(self._entered, seat, prompt)
-        self._entered = None
+        forced = self._begun(seat, prompt) or tuple(encode(engine.tokenizer, prefix) if prefix else ())
         law = law or player.law
         stops: Tokens = ()
         if allowed is not None:
@@ -108,8 +143,7 @@ class Desk:
             budget = max_tokens or player.max_tokens
             stops = stop_ids(engine.tokenizer, chat=messages is not None)
         law = dataclasses.replace(law, stop_ids=stops if law.min_tokens else ())
-        forced, self._forced = self._forced, ()
-        if forced and self.start.parent:  # what the stored turn had already written counts
+        if self._goes_on and self.start.parent:  # what the stored turn had already written counts
             done_before = self.start.parent.token
             budget, law = (
                 max(1, budget - done_before),
@@ -117,16 +151,7 @@ class Desk:
             )
         context = self._context(continues) + prompt + forced
         (done,) = await engine.sample(
-            Request(
-                context,
-                law,
-                1,
-                budget,
-                stops,
-                player.stop_strings,
-                self.start.seed,
-                f"{self.start.id}\0{len(self.turns)}",
-            )
+            Request(context, law, 1, budget, stops, player.stop_strings, self.start.seed, self._key())
         )
         said = _joined(engine.tokenizer, forced, done, stops, player.stop_strings) if forced else done.text
         turn = Turn(
@@ -144,22 +169,81 @@ class Desk:
         )
         return self._note(turn, messages is not None)
 
+    async def _converse(
+        self,
+        player: Seat,
+        text: str | None,
+        messages: Sequence[Mapping[str, str]] | None,
+        allowed: Sequence[str] | None,
+        max_tokens: int | None,
+        law: SamplingLaw | None,
+        prefix: str,
+    ) -> Turn:
+        """A turn of a seat that hears messages. Its tokens and log-probs are those that the server tells; what it was shown is known
+        there only, so the turn has no prompt and cannot be trained on."""
+        engine: Any = player.engine
+        told = [*self._heard.get(player.name, ()), *messages] if messages is not None else [{"role": "user", "content": text}]
+        turn: Turn | None = None
+        if self._replay:
+            turn = self._replay.pop(0)
+            self._must_equal(turn, player.name, ())
+            turn = dataclasses.replace(turn, action=None, reward=0.0, rewards={})
+        else:
+            law = law or player.law
+            if (allowed is not None or self._forced) and engine.tokenizer is None:
+                wanted = "its answer cannot be held to labels" if allowed is not None else "it cannot go on inside a turn"
+                raise EngineError(f"seat '{player.name}' is a chat server whose tokenizer is not known here: {wanted}")
+            begun = self._begun(player.name, ())
+            prefix = engine.tokenizer.decode(begun) if begun else prefix
+            forced = begun or tuple(encode(engine.tokenizer, prefix) if prefix and engine.tokenizer is not None else ())
+            budget = max_tokens or player.max_tokens
+            if allowed is not None:
+                law, budget = dataclasses.replace(law, allowed=label_ids(engine.tokenizer, tuple(allowed))), 1
+            elif self._goes_on and self.start.parent:
+                budget = max(1, budget - self.start.parent.token)
+            more = {"prefix": prefix} if prefix else {}
+            (done,) = await engine.chat(told, law, budget, player.stop_strings, self.start.seed, self._key(), **more)
+            turn = Turn(player.name, (), done.tokens, done.logp, done.logq, law, forced, stop=done.stop,
+                        text=prefix + done.text, version=engine.version)  # fmt: skip
+        if messages is not None:
+            self._heard[player.name] = [*told, {"role": "assistant", "content": turn.text}]
+        return self._note(turn, talking=False)
+
+    def _key(self) -> str:
+        """The name of the next decision: its draws depend on it and on the seed."""
+        return f"{self.start.id}\0{len(self.turns)}"
+
+    def seat(self, seat: str) -> Seat:
+        if seat not in self.seats:
+            raise TaskError(f"nobody sits in seat '{seat}' (seats: {', '.join(self.seats)})")
+        return self.seats[seat]
+
+    def _begun(self, seat: str, prompt: Tokens) -> Tokens:
+        """The tokens that a re-entered turn has written already; empty for every other turn."""
+        entered, begun = self._entered, self._forced
+        if entered is not None and (seat == entered.seat or begun):
+            self._must_equal(entered, seat, prompt)
+        self._entered, self._forced, self._goes_on = None, (), bool(begun)
+        return begun
+
     async def act(self, action: str) -> Step:
-        """Tell the world. The turn that was just taken remembers the action and its reward."""
+        """Tell the world. The turn that was just taken remembers the action and what it paid: to the side of its seat, and to others
+        where the world pays several."""
         if not self.turns or self.turns[-1].action is not None:
             raise TaskError(
                 "the world was told twice after one turn, or before any: each turn carries one action and its reward"
             )
         self.step = await _call(self.threads, self.world.step, action)
         last = len(self.turns) - 1
+        reward, rewards = self.step.paid(self.seats[self.turns[-1].seat].side)
         if last < len(self.start.turns):
             stored = self.start.turns[last]
-            if (stored.action, stored.reward) != (action, float(self.step.reward)):
+            if (stored.action, stored.reward, stored.rewards) != (action, reward, rewards):
                 raise self.cannot_enter(
                     f"at turn {last} the world is now told or answers something else than was stored"
                 )
         self.observation = self.step.observation
-        self.turns[-1] = dataclasses.replace(self.turns[-1], action=action, reward=float(self.step.reward))
+        self.turns[-1] = dataclasses.replace(self.turns[-1], action=action, reward=reward, rewards=rewards)
         return self.step
 
     def mark_steps(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -169,8 +253,6 @@ class Desk:
     def _prompt(
         self, seat: str, engine: Engine, text: str | None, messages: Sequence[Mapping[str, str]] | None
     ) -> tuple[Tokens, int | None]:
-        if (text is None) == (messages is None):
-            raise TaskError(f"seat '{seat}' must be asked with either text or messages")
         if text is not None:
             return tuple(prompt_ids(engine.tokenizer, text)), None
         talk, last = self._talk.get(seat) or (
@@ -209,7 +291,7 @@ class Desk:
         """Re-entering a stored episode: its turns come back as they were, provided the world still asks the same."""
         turn = self._replay.pop(0)
         self._must_equal(turn, seat, prompt)
-        return self._note(dataclasses.replace(turn, action=None, reward=0.0), talking)
+        return self._note(dataclasses.replace(turn, action=None, reward=0.0, rewards={}), talking)
 
     def _note(self, turn: Turn, talking: bool) -> Turn:
         self.turns.append(turn)
@@ -227,13 +309,21 @@ class Desk:
             s.task,
             s.group,
             tuple(self.turns),
-            outcome if isinstance(outcome, Mapping) else {side: outcome},
+            self._by_side(outcome, side),
             bool(self.step and self.step.terminated),
             bool(self.step and self.step.truncated),
             players,
             s.parent,
             s.seed,
         )
+
+
+    def _by_side(self, outcome: Outcome | Mapping[str, Outcome], side: str) -> Mapping[str, Outcome]:
+        """The side of the first seat comes first: its outcome is the episode's."""
+        sides = [s or side for s in self.sides]
+        if not isinstance(outcome, Mapping):
+            return dict.fromkeys(sides, outcome)
+        return {s: outcome[s] for s in dict.fromkeys([*sides, *outcome]) if s in outcome}
 
 
 Protocol = Callable[[Desk], Awaitable[None]]
@@ -245,20 +335,28 @@ def solo(
     chat: bool = False,
     suffix: str = "",
     opening: Sequence[Mapping[str, str]] = (),
+    told: Callable[[Task], Sequence[Mapping[str, str]]] | None = None,
 ) -> Protocol:
-    """One seat acts until the world ends. Listed actions are answered by a label; otherwise the whole text is the action.
-    `opening` are messages of a conversation before its first observation."""
+    """One seat acts until the world ends; where the world says whose turn it is, that seat. Listed actions are answered by a label;
+    otherwise the whole text is the action. `opening` are messages of a conversation before its first observation. `told` are the
+    messages of a task whose observation is a whole prompt, template and all: a seat that hears messages has a template of its own."""
 
     async def play_one(desk: Desk) -> None:
-        before = list(opening)
+        begun: set[str] = set()
         while not desk.over:
             seen = desk.observation
+            who = seen.seat or seat
             labels = seen.labels or None
-            if markov and not chat:
-                turn = await desk.ask(seat, text=seen.text + suffix, allowed=labels)
+            messages: list[Mapping[str, str]] = list(seen.messages) or [{"role": "user", "content": seen.text}]
+            if desk.seat(who).hears_messages and (markov or told):  # every observation is a conversation of its own
+                asked = told(desk.start.task) if told else [*opening, *messages]
+                turn = await desk.ask(who, messages=asked, allowed=labels, fresh=True)
+            elif markov and not chat and not seen.messages:
+                turn = await desk.ask(who, text=seen.text + suffix, allowed=labels)
             else:
-                turn = await desk.ask(seat, messages=[*before, {"role": "user", "content": seen.text}], allowed=labels)
-                before = []
+                before = [] if who in begun else opening
+                turn = await desk.ask(who, messages=[*before, *messages], allowed=labels)
+                begun.add(who)
             await desk.act(turn.text)
 
     return play_one
@@ -271,26 +369,39 @@ async def play_all(
     protocol: Protocol | None = None,
     at_once: int = 256,
     side: str = "self",
-    each: Callable[[Episode], None] = lambda episode: None,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
+    each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `first_messages` that are said before its first observation. `each` is given every episode when it is over."""
+    may have `first_messages` that are said before its first observation. The plays of a source that is `judged` are shown to
+    `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode when it is over and
+    judged; without it, the judge is asked once, about all."""
+    judge, unjudged = judge_of(source, judge), dict[int, str]()
+    played: dict[int, Episode] = {}
+    asking = asyncio.Lock()
     table = {s.name: s for s in seats}
-    protocol = protocol or solo(seats[0].name, source.markov, opening=getattr(source, "first_messages", ()))
+    if protocol is None:
+        opening, told = getattr(source, "first_messages", ()), getattr(source, "messages", None)
+        protocol = solo(seats[0].name, source.markov, opening=opening, told=told)
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
 
-    async def one(start: Start) -> Episode:
+    async def one(number: int, start: Start) -> Episode:
         async with gate:
             desk: Desk | None = None
             try:
                 world = source.make()
                 desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
+                first = desk.observation.text
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-                if desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome: Outcome | Mapping[str, Outcome] = Invalid("the protocol ended before the world did")
+                if judge is not None and desk.step is not None and desk.over and desk.step.outcome is None:
+                    unjudged[number] = first
+                    outcome: Outcome | Mapping[str, Outcome] = Invalid("not judged yet")
+                elif desk.step is None or not desk.over or desk.step.outcome is None:
+                    outcome = Invalid("the protocol ended before the world did")
                 else:
                     outcome = desk.step.outcome
                 return desk.episode(outcome, side)
@@ -304,16 +415,26 @@ async def play_all(
                 )
             return desk.episode(outcome, side)
 
-    async def told(start: Start) -> Episode:
-        episode = await one(start)
-        each(episode)
-        return episode
+    async def verdicts() -> None:
+        async with asking:  # who comes first asks about all that are over by then
+            if judge is not None and unjudged:
+                now = dict(unjudged)
+                unjudged.clear()
+                await give_verdicts(played, now, judge, side, notes)
+
+    async def told(number: int, start: Start) -> None:
+        played[number] = await one(number, start)
+        if each is not None:
+            await verdicts()
+            each(played[number])
 
     try:
-        return list(await asyncio.gather(*(told(s) for s in starts)))
+        await asyncio.gather(*(told(k, s) for k, s in enumerate(starts)))
     finally:
         if threads is not None:
             threads.shutdown(wait=False, cancel_futures=True)
+    await verdicts()
+    return [played[k] for k in range(len(starts))]
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
@@ -332,9 +453,12 @@ def play(
     seed: int = 0,
     prefix: str = "",
     at_once: int = 256,
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
 ) -> list[Episode]:
     """`n` episodes of every task; those of one task form a group."""
-    return wait(play_all(source, start_all(tasks, n, seed, prefix), seats, protocol, at_once))
+    starts = start_all(tasks, n, seed, prefix)
+    return wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:

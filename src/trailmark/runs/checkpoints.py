@@ -14,7 +14,15 @@ def numbered(folder: Path) -> list[Path]:
 
 def listed(folder: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return [p for p in numbered(folder) if (p / "state.json").is_file()]
+    return [p for p in numbered(folder) if is_checkpoint(p)]
+
+
+def is_checkpoint(folder: Path) -> bool:
+    return (folder / "state.json").is_file()
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "recipe.yaml").is_file() or (folder / "checkpoints").is_dir()
 
 
 def prune(folder: Path, keep_last: int, best: list[int]) -> None:

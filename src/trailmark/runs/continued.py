@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
-from trailmark.runs.checkpoints import listed, prune
+from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
+MODELS = "models.json"  # of a run: the folders that the names of models in its recipe meant
 PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")
 
@@ -33,20 +34,38 @@ class Link:
 
 
 def origin(run: Path) -> tuple[Path, int] | None:
-    """The run and step that a run began from; None where it began from no run's checkpoint."""
+    """The run and step that a run began from: its stage `policy`, or another run; None where it began from no run's checkpoint."""
+    if taught := listed(run / "stages" / "policy" / "checkpoints"):
+        return run / "stages" / "policy", int(taught[-1].name)
     recipe = read_recipe(run)
-    said = (recipe.get("load") or {}).get("policy") or (recipe.get("model") or {}).get("name")
-    folder = Path(said) if isinstance(said, str) else Path()
+    named = {"load.policy": (recipe.get("load") or {}).get("policy"), "model.name": (recipe.get("model") or {}).get("name")}
+    key, said = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
+    meant = read_models(run).get(key)
+    folder = Path(meant["folder"] if meant else said).resolve()
     if not said or not folder.is_dir():
         return None
-    folder = folder.resolve()
-    if (folder / "recipe.yaml").is_file():
+    if is_run(folder):  # a run of before models.json: its newest checkpoint, as far as one can know
         found = listed(folder / "checkpoints")
         return (folder, int(found[-1].name)) if found else None
-    at = folder if (folder / "state.json").is_file() else folder.parent
-    if not (at / "state.json").is_file() or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
+    at = folder if is_checkpoint(folder) else folder.parent
+    if not is_checkpoint(at) or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
         return None
     return at.parent.parent, int(at.name)
+
+
+def read_models(run: Path) -> dict[str, dict[str, str]]:
+    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where nothing had to be
+    fixed."""
+    file = run / MODELS
+    if not file.is_file():
+        return {}
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as problem:
+        raise DataError(f"cannot be read ({problem}).", file) from None
+    if not isinstance(found, dict) or not all(isinstance(v, dict) and {"name", "folder"} <= v.keys() for v in found.values()):
+        raise DataError("must hold a name and a folder for each key of the recipe.", file)
+    return found
 
 
 def chain(run: str | Path) -> list[Link]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.marked_yaml import parse
-from trailmark.runs.older import moved, translate
+from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
 IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
@@ -170,6 +170,10 @@ def diff_runs(
     found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe, words=words)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
         here, there = _files(one, top), _files(two, top)
+        for name in NOT_WRITTEN if top == "annotations" else ():
+            both = [any(file.startswith(f"annotations/{name}/") for file in found) for found in (here, there)]
+            if not all(both):  # credit is compared where both runs stored it
+                here, there = ({f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there))
         for name in sorted({*here, *there}):
             if name not in here or name not in there:
                 found.append(Difference(name, _only(name not in here)))

@@ -42,7 +42,8 @@ def training_stage(
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
-    settings = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
+    # Without defaults: a key that a later version adds is no change.
+    settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
     return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
 
 

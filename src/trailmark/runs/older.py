@@ -102,6 +102,7 @@ CHANGES: list[Change] = [
         lambda r: "method oreo has one objective, so leave this key out.",
     ),
 ]
+NOT_WRITTEN = ("advantage", "value")  # annotations that older runs did not write: a run without any of them is not different for it
 MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files of a run that lie elsewhere now
 
 

@@ -29,7 +29,7 @@ from trailmark.types import Annotation, Episode
 
 __all__ = [
     "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
-    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_evaluation", "write_segment",
+    "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
 ]  # fmt: skip
 
 _SEGMENT = re.compile(r"\d+\.jsonl")
@@ -93,7 +93,9 @@ def segments(folder: str | Path) -> list[Path]:
     return sorted(found, key=lambda p: (int(p.stem), p.name))
 
 
-def write_segment(folder: str | Path, index: int, rows: Iterable[Episode] | Iterable[Annotation]) -> Path:
+def write_segment(
+    folder: str | Path, index: int, rows: Iterable[Episode] | Iterable[Annotation], name: str = "segment"
+) -> Path:
     """Write iteration `index` of a folder of episodes or annotations; one that is there is replaced."""
     path = Path(folder) / f"{index:06d}.jsonl"
     data = "".join(to_json(row) + "\n" for row in rows).encode()
@@ -101,15 +103,7 @@ def write_segment(folder: str | Path, index: int, rows: Iterable[Episode] | Iter
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise cannot_write(path, e) from e
-    atomic_write(path, data, "segment")
-    return path
-
-
-def write_evaluation(run: Path, name: str, episodes: Iterable[Episode]) -> Path:
-    """Episodes of an evaluation, beside those of training: RUN/evaluation/NAME.jsonl."""
-    path = run / "evaluation" / f"{name}.jsonl"
-    path.parent.mkdir(exist_ok=True)
-    atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
+    atomic_write(path, data, name)
     return path
 
 
@@ -141,6 +135,16 @@ def truncate_segments(folder: str | Path, first: int) -> None:
         if int(path.stem) >= first:
             path.unlink()
     sync_folder(Path(folder))
+
+
+def truncate_run(run: Run, step: int) -> None:
+    """Drop what a run wrote after step `step`: metrics, timings, episodes, annotations and evaluations on the way."""
+    truncate_metrics(run, step)
+    notes = run.path / "annotations"
+    named = sorted(p for p in notes.iterdir() if p.is_dir()) if notes.is_dir() else []
+    for folder in (run.episodes_dir, *named, run.path / "evaluation"):
+        if folder.is_dir():
+            truncate_segments(folder, step + 1)
 
 
 # --- metrics -----------------------------------------------------------------------------------------------------
@@ -294,6 +298,21 @@ class Run:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
             raise DataError(f"annotation name {name!r} must be letters, digits, '_', '-' or '.'.")
         return self.path / "annotations" / name
+
+    def annotate(self, step: int, annotations: Iterable[Annotation]) -> None:
+        """Keep what a step gave its episodes (credit, values): RUN/annotations/NAME/000012.jsonl for each name."""
+        by_name: dict[str, list[Annotation]] = {}
+        for a in annotations:
+            by_name.setdefault(a.name, []).append(a)
+        for name, rows in by_name.items():
+            write_segment(self.annotations_dir(name), step, rows, "annotation")
+
+    def keep_evaluation(self, name: str, episodes: Iterable[Episode]) -> Path:
+        """Episodes of a named evaluation, beside those on the way: RUN/evaluation/NAME.jsonl."""
+        path = self.path / "evaluation" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
+        return path
 
     @property
     def recipe(self) -> str:

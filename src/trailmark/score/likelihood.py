@@ -13,16 +13,20 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import render
-from trailmark.errors import DataError, RecipeError
+from trailmark.errors import DataError, JudgeError, RecipeError
+from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
-from trailmark.types import Tokens
+from trailmark.score.config import LikelihoodJudgeConfig
+from trailmark.types import Annotation, Tokens
 
 if TYPE_CHECKING:
+    from trailmark.config import ModelConfig
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
 
@@ -145,3 +149,97 @@ class Baselines:
     def _key(self, row: Gold) -> str:
         what = json.dumps([self.fingerprint, row.start, row.end, list(row.tokens)])
         return hashlib.sha256(what.encode()).hexdigest()[:32]
+
+
+class TextScorer:
+    """What a function gets as `scorer`: likelihoods of texts under a model that is loaded when it is first asked. Answers are
+    kept, so the baseline of a row is computed once."""
+
+    def __init__(self, model: ModelConfig | LM, cache: str | Path | None = None):
+        self.model, self.path = model, cache
+
+    @cached_property
+    def baselines(self) -> Baselines:
+        from trailmark.config import ModelConfig
+
+        lm: Any = self.model
+        if isinstance(lm, ModelConfig):
+            from trailmark.models.load import load_model
+
+            lm = load_model(lm).freeze()
+        return Baselines(lm, self.path)
+
+    @property
+    def lm(self) -> LM:
+        return self.baselines.lm
+
+    def likelihoods(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
+        """Of each gold text given its context: plain text, or messages."""
+        return self.baselines.get([gold_row(self.lm.tokenizer, context, gold, rule) for context, gold in rows])
+
+    def likelihood(self, context: Context, gold: str, rule: Rule = "turn") -> Likelihood:
+        return self.likelihoods([(context, gold)], rule)[0]
+
+    def improvement(self, before: Context, after: Context, gold: str, rule: Rule = "turn") -> float:
+        """By how many percent the perplexity of a text falls from one context to another."""
+        base, now = self.likelihoods([(before, gold), (after, gold)], rule)
+        return improvement(base, now)
+
+
+class LikelihoodJudge(Judge):
+    """VR-CLI's reward: the improvement of a gold text's perplexity by what was written, in steps. The baseline of each row is
+    kept in a file. `model` may be a loaded model, or what to load when the first play is judged."""
+
+    def __init__(
+        self,
+        config: LikelihoodJudgeConfig | None = None,
+        model: ModelConfig | LM | None = None,
+        cache: str | Path | None = None,
+    ):
+        self.config = c = config or LikelihoodJudgeConfig()
+        reader = c.model or model
+        if reader is None:
+            raise RecipeError("reward of kind likelihood: no model reads the gold text; set reward.model.")
+        self.name = f"likelihood of {c.gold} under {reader.name}"
+        self.source = f"likelihood {reader.name}"
+        self.scorer = TextScorer(reader, cache or c.cache)
+        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
+
+    def keep(self, folder: str | Path) -> None:
+        super().keep(folder)
+        if self.scorer.path is None:
+            self.scorer.path = Path(folder) / "likelihoods.jsonl"
+
+    async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
+        c = self.config
+        before, after = [], []
+        for play in plays:
+            gold = play.row.get(c.gold)
+            if not isinstance(gold, str) or not gold:
+                raise JudgeError(f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed.")
+            plan = replace(play, answer=after_markers(play.answer, c.markers))
+            before.append((self._context(c.context, play), gold))
+            after.append((self._context(c.plan, plan), gold))
+        base = self.scorer.likelihoods(before, c.tokens)
+        rows = [gold_row(self.scorer.lm.tokenizer, context, gold, c.tokens) for context, gold in after]
+        now = likelihoods(self.scorer.lm, rows)
+        return [self._verdict(play, a, b) for play, a, b in zip(plays, base, now)]
+
+    def _context(self, template: str, play: Play) -> Context:
+        text = filled(template, play)
+        return [{"role": "user", "content": text}] if self.config.chat else text
+
+    def _verdict(self, play: Play, base: Likelihood, now: Likelihood) -> Verdict:
+        percent = improvement(base, now)
+        steps = [(least, reward) for least, reward in self.config.steps]
+        found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
+        notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
+        return Verdict(scored(gain_reward(percent, self.config.reward, steps), self.config.success), notes)
+
+
+def after_markers(answer: str, markers: Sequence[str]) -> str:
+    """What follows the last of each marker, one after the other; the whole answer where there is none."""
+    text = answer.strip() if markers else answer
+    for marker in markers:
+        text = text.rpartition(marker)[2].strip() if marker in text else text
+    return text

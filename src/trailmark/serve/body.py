@@ -41,7 +41,7 @@ HARMLESS = {
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
     "best_of": 1, "repetition_penalty": 1, "length_penalty": 1, "response_format": {"type": "text"}, "tool_choice": "none",
-    "add_generation_prompt": True, "modalities": ["text"], "parallel_tool_calls": True,
+    "modalities": ["text"], "parallel_tool_calls": True,
 }  # fmt: skip
 
 B = TypeVar("B", bound="Body")
@@ -223,10 +223,21 @@ class ChatBody(Sampling):
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
     chat_template_kwargs: Annotated[dict[str, bool | int | Name], Field(max_length=32)] = {}
+    continue_final_message: bool = False  # the last message is the beginning of the answer
+    add_generation_prompt: bool = True
 
     @property
     def top(self) -> int:
         return self.top_logprobs
+
+    @model_validator(mode="after")
+    def _continues(self) -> ChatBody:
+        said = "add_generation_prompt" in self.model_fields_set
+        if said and self.add_generation_prompt == self.continue_final_message:
+            raise ValueError("'add_generation_prompt' must be the opposite of 'continue_final_message'")
+        if self.continue_final_message and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
+            raise ValueError("'continue_final_message' needs a last message of the assistant, behind others")
+        return self
 
     @field_validator("chat_template_kwargs")
     @classmethod

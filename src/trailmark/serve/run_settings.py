@@ -1,93 +1,40 @@
-"""The run that a served model comes from, and what of its recipe the server takes over: an engine's length and dtype, stop texts.
-
-    runs/x                           the policy of its newest checkpoint
-    runs/x/checkpoints/000200        the policy of this one
-    runs/x/checkpoints/000200/ema    this folder; the recipe is found all the same
-"""
+"""What a served model takes over from its run's recipe (dtype, quantisation), and how long its sequences may be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
+from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
-from trailmark.runs.older import read_recipe
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
+    from trailmark.seats.locate import Located
 
 SHARE = 0.5  # of the free memory that keys and values may take where nobody said how long sequences are
 
 
-@dataclass(frozen=True)
-class Home:
-    folder: str  # or a name on the hub
-    run: Path | None = None
-    recipe: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def method(self) -> str:
-        return str(self.recipe.get("method", ""))
-
-    @property
-    def engine(self) -> EngineConfig:
-        """Of the run; the default where it has none here."""
-        section = self._section("engine")
-        return resolve(section, EngineConfig) if section.get("kind", "local") == "local" else EngineConfig()
-
-    @property
-    def stop(self) -> list[str]:
-        return resolve(self._section("sampling"), SamplingConfig).stop
-
-    def model(self, device: str, dtype: str | None, revision: str | None, tokenizer: str | None) -> dict[str, Any]:
-        """The `model:` section to load, in the dtype of the run; quantised as there, where the device can."""
-        own = self._section("model")
-        fields = {"name": self.folder, "revision": revision, "tokenizer": tokenizer, "device": device}
-        fields["dtype"] = dtype or own.get("dtype", "float32")
-        from trailmark.models.load import is_adapter, pick_device
-
-        if own.get("quant", "none") != "none" and is_adapter(self.folder) and pick_device(device).startswith("cuda"):
-            fields["quant"] = own["quant"]
-        return fields
-
-    def _section(self, name: str) -> dict[str, Any]:
-        found = self.recipe.get(name)
-        return found if isinstance(found, dict) else {}
-
-
-def find_home(model: str) -> Home:
-    folder = Path(model)
-    if not folder.is_dir():
-        return Home(model)
-    if (folder / "checkpoints").is_dir():
-        from trailmark.runs.checkpoints import listed
-
-        found = [p / "policy" for p in listed(folder / "checkpoints") if (p / "policy").is_dir()]
-        if not found:
-            raise ModelError(f"{folder}: this run has no checkpoint of a policy yet")
-        folder = found[-1]
-    elif (folder / "state.json").is_file() and not (folder / "config.json").is_file():
-        if not (folder / "policy").is_dir():
-            held = ", ".join(sorted(p.name for p in folder.iterdir() if p.is_dir()))
-            raise ModelError(f"{folder} holds no policy, but: {held or 'nothing'}. Name one of these folders.")
-        folder = folder / "policy"
-    for run in folder.resolve().parents[:3]:
-        if (run / "recipe.yaml").is_file() and (run / "checkpoints").is_dir():
-            return Home(str(folder), run, read_recipe(run))
-    return Home(str(folder))
-
-
-def model_config(fields: dict[str, Any]) -> ModelConfig:
-    """Checked; a wrong one is an option of the command line."""
+def served_model(found: Located, device: str, dtype: str | None, revision: str | None, tokenizer: str | None) -> ModelConfig:
+    """The `model:` section to load, in the dtype of the run; quantised as there, where the device can. A mistake in it is one in
+    an option of the command line."""
     from pydantic import ValidationError
 
+    from trailmark.models.load import is_adapter, pick_device
+
+    if found.kind == "server":
+        raise ModelError(f"{found.name} is served already: serve takes a run, a folder or a name on the hub.")
+    fields = {"name": found.folder, "revision": revision, "tokenizer": tokenizer, "device": device}
+    fields["dtype"] = dtype or found.dtype
     try:
-        return ModelConfig.model_validate(fields)
+        config = ModelConfig.model_validate(fields)
     except ValidationError as problem:
         first = problem.errors()[0]
         raise ModelError(f"--{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}.") from None
+    quant = found.section("model").get("quant", "none")
+    if quant != "none" and is_adapter(found.folder) and pick_device(device).startswith("cuda"):
+        return config.model_copy(update={"quant": quant})
+    return config
 
 
 def longest(lm: LM, slots: int) -> int:

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
 from trailmark.engines.local import Listener, LocalEngine, Written
+from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.score.values import HeadValues
 from trailmark.serve.answers import Mark, Names, Reply
@@ -146,7 +147,8 @@ class Service:
 
     def prompt(self, body: ChatBody) -> Tokens:
         told = [m.plain() for m in body.messages]
-        return self.speech.prompt(self.tokenizer, told, **body.chat_template_kwargs)
+        begun = told.pop()["content"] if body.continue_final_message else ""
+        return self.speech.prompt(self.tokenizer, told, **body.chat_template_kwargs) + tuple(encode(self.tokenizer, begun))
 
     async def score(self, request: Request) -> Response:
         """Log-probs of tokens that are given: whole sequences, or completions behind a prompt or a conversation."""

@@ -26,7 +26,7 @@ from trailmark.serve.errors import ApiError
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
-    from trailmark.serve.run_settings import Home
+    from trailmark.seats.locate import Located
 
 Kind = Literal["template", "text", "plain"]
 ROWS = 64  # prompts that are looked at
@@ -103,7 +103,7 @@ def plain_speech(tokenizer: Any) -> Speech:
     return Speech("plain", why="the tokenizer has no chat template")
 
 
-def speech_of(home: Home, tokenizer: Any) -> Speech:
+def speech_of(home: Located, tokenizer: Any) -> Speech:
     if home.run is None:
         return plain_speech(tokenizer)
     if home.method == "sft":
@@ -111,7 +111,7 @@ def speech_of(home: Home, tokenizer: Any) -> Speech:
     return _stored(home.run, str(home.recipe.get("seat", "policy")), tokenizer) or _shown(home, tokenizer)
 
 
-def _lessons(home: Home, tokenizer: Any) -> Speech:
+def _lessons(home: Located, tokenizer: Any) -> Speech:
     """Of imitation: the recipe says whether the template was used, the file how what came before an answer ended."""
     if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
         return Speech("template", why="as its run was trained")
@@ -156,10 +156,12 @@ def _turns(run: Path, seat: str) -> Any:
                 episodes = read_segment(file)
             except TrailmarkError:  # half written, or of something else
                 continue
-            yield from (t for e in episodes for t in e.turns if t.seat == seat and t.prompt)
+            for e in episodes:
+                mine = {name for name, p in e.players.items() if p.kind == "trained"} or {seat}
+                yield from (t for t in e.turns if t.seat in mine and t.prompt)
 
 
-def _shown(home: Home, tokenizer: Any) -> Speech:
+def _shown(home: Located, tokenizer: Any) -> Speech:
     """From what the run's task shows at its first starts."""
     from trailmark.tasks import get_task
     from trailmark.tasks.base import bind

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
+from trailmark.score.base import Judge, open_judge
 from trailmark.tasks.base import TaskSource
 
 _TASKS = {
@@ -16,6 +17,7 @@ _TASKS = {
     "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
     "math": "trailmark.tasks.math.source:Math",
+    "prompts": "trailmark.tasks.prompts:Prompts",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }
@@ -27,7 +29,8 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task(name: str, **options: Any) -> TaskSource:
-    """A task by its name, or a user's own by `module:callable`, made with `options`. Imports only what it needs."""
+    """A task by its name, or a user's own by `module:callable`, made with `options`. Imports only what it needs. The option
+    `reward` of a task that cannot judge itself says who does (`score/config.py`): the source's `judge`."""
     if ":" not in name and name not in _TASKS:
         hint = " Your own is written 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
         raise TaskError(f"There is no task '{name}'.{hint}")
@@ -36,6 +39,7 @@ def get_task(name: str, **options: Any) -> TaskSource:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not callable, or one in C that does not say
         signature = None
+    reward = None if signature is not None and "reward" in signature.parameters else options.pop("reward", None)
     if signature is not None:
         _check_options(name, signature, options)
     try:
@@ -44,6 +48,14 @@ def get_task(name: str, **options: Any) -> TaskSource:
         raise TaskError(f"task '{name}' could not be made: {type(e).__name__}: {e}") from e
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
         raise TaskError(f"task '{name}' is no TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
+    return source if reward is None else with_judge(source, open_judge(reward))
+
+
+def with_judge(source: Any, judge: Judge) -> Any:
+    """The source with this judge as its own."""
+    if not getattr(source, "judged", False):
+        raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
+    source.judge = judge
     return source
 
 

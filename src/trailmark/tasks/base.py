@@ -24,6 +24,8 @@ class Observation:
     menu: str = ""
     labels: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()  # the plain meaning of each label, for people and teachers
+    seat: str = ""  # whose turn it is, in a world of several actors; empty: the only one's
+    messages: tuple[Mapping[str, str], ...] = ()  # what is said now, where it is more than one message of the user
 
     @property
     def text(self) -> str:
@@ -33,7 +35,7 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Step:
     observation: Observation
-    reward: float
+    reward: float | Mapping[str, float]  # of the side that acted; by side where an action pays several
     terminated: bool
     truncated: bool
     outcome: Outcome | Mapping[str, Outcome] | None = (
@@ -44,6 +46,12 @@ class Step:
     @property
     def over(self) -> bool:
         return self.terminated or self.truncated
+
+    def paid(self, side: str = "") -> tuple[float, dict[str, float]]:
+        """What the side that acted got, and what the others got. A side that is not named got nothing."""
+        if not isinstance(self.reward, Mapping):
+            return float(self.reward), {}
+        return float(self.reward.get(side, 0.0)), {s: float(r) for s, r in self.reward.items() if s != side}
 
 
 @runtime_checkable
@@ -59,7 +67,9 @@ class World(Protocol):
 class TaskSource(Protocol):
     """A named task. `markov`: each observation says all there is to know, so every turn starts a new sequence;
     otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait (for a
-    process, a network): their calls run in threads, so that one does not hold up the others."""
+    process, a network): their calls run in threads, so that one does not hold up the others. A source with `judged = True` has
+    worlds whose last step has no outcome: a judge gives it (`score/base.py`), the source's own `judge` or one that `play` is
+    given."""
 
     name: str
     markov: bool

@@ -202,8 +202,8 @@ class _Checker:
         if not isinstance(o, Observation):
             self.problem("observation", f"An observation {of} is {type(o).__name__}, not Observation.")
             raise _Crash
-        if not all(isinstance(x, str) for x in (o.state, o.menu, *o.labels, *o.actions)):
-            self.problem("text", f"State, menu, labels and actions {of} must be strings.")
+        if not all(isinstance(x, str) for x in (o.state, o.menu, o.seat, *o.labels, *o.actions)):
+            self.problem("text", f"State, menu, seat, labels and actions {of} must be strings.")
         elif len(set(o.labels)) < len(o.labels) or "" in o.labels:
             self.problem("labels", f"The labels {o.labels} {of} must be different and not empty.")
         elif o.actions and len(o.actions) != len(o.labels):
@@ -216,16 +216,19 @@ class _Checker:
             self.problem("step", f"A step {of} is {type(s).__name__}, not Step.")
             raise _Crash
         self.see(s.observation, of)
-        if not _finite(s.reward):
-            self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float.")
+        if not all(map(_finite, s.reward.values() if isinstance(s.reward, Mapping) else [s.reward])):
+            self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
-        if s.over and not isinstance(s.outcome, (Scored, Invalid, Failed)):
+        left_open = s.outcome is None and getattr(self.source, "judged", False)  # a judge says it
+        outcomes = list(s.outcome.values()) if isinstance(s.outcome, Mapping) else [s.outcome]
+        if s.over and not left_open and not (outcomes and all(isinstance(o, (Scored, Invalid, Failed)) for o in outcomes)):
             self.problem("outcome", f"The last step {of} has no outcome: it needs Scored, Invalid or Failed.")
         if not s.over and s.outcome is not None:
             self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")
-        if isinstance(s.outcome, Scored) and not _finite(s.outcome.reward):
-            self.problem("score", f"The outcome's reward {s.outcome.reward!r} {of} is not a finite float.")
+        for o in outcomes:
+            if isinstance(o, Scored) and not _finite(o.reward):
+                self.problem("score", f"The outcome's reward {o.reward!r} {of} is not a finite float.")
 
 
 def _finite(x: Any) -> bool:

@@ -14,6 +14,8 @@ from trailmark.runs.checkpoints import listed
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
+from trailmark.seats.locate import models_in
+from trailmark.seats.names import fix_names
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, config) if self.folder(0) is None else None
+        first = self._load(0, None) if self.folder(0) is None else None
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -190,10 +192,12 @@ class Weights:
                 self._first = {n: p.detach().clone() for n, p in first.parameters()}
 
     def _load(self, version: int, config: Any) -> LM | None:
+        """The model of a section; without one, the model that the recipe began from."""
         from trailmark.models.load import load_model
 
+        ev = self.evidence
         try:
-            return load_model(config)
+            return load_model(config or fix_names(ev.config, ev.run, write=False).model)
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version or self.folder(0) is not None:
@@ -216,9 +220,8 @@ class Weights:
             root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
         if root is None:
             return None
-        models = sorted({p.parent for kind in ("config.json", "adapter_config.json") for p in root.glob(f"*/{kind}")})
-        named = {p.name: p for p in models}
-        return named.get(seat) or named.get("policy") or (models[0] if models else None)
+        held = models_in(root)
+        return held.get(seat) or held.get("policy") or next(iter(held.values()), None)
 
     def at(self, version: int, seat: str = "policy") -> LM | None:
         """The model of version `version`, or None where its weights are not at hand."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trailmark.credit.turns import side_of
 from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.errors import DataError, TrailmarkError
+from trailmark.rollout.judged import as_play, as_played, last_act
 from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.run_async import wait
+from trailmark.runs.store import read_annotations
+from trailmark.score.base import Judge, Play, Verdict
 from trailmark.types import Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
@@ -28,6 +33,16 @@ class _Silent:
         raise EngineError("nothing is scored here")
 
 
+class _AsStored(Judge):
+    """A judge that repeats what is stored, so that a replay asks nobody."""
+
+    def __init__(self, episode: Episode):
+        self.episode = episode
+
+    async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
+        return [Verdict(self.episode.outcome) for _ in plays]
+
+
 def check_replay(ev: Evidence) -> Check:
     found = Findings("replay")
     source = ev.source
@@ -39,6 +54,8 @@ def check_replay(ev: Evidence) -> Check:
         steps += _rewards(found, source, e)
     shown = _prompts(ev, found, episodes)
     found.numbers = {"episodes": len(episodes), "steps": steps, "prompts_compared": shown}
+    if judged := [e for e in episodes if "judge" in e.info]:
+        found.numbers |= {"judged": len(judged), "judged_again": _verdicts(ev, found, judged)}
     what = "rewards, ends and prompts" if shown else "rewards and ends"
     return found.result(f"{len(episodes)} plays of {steps} steps replayed: the same {what}")
 
@@ -49,7 +66,7 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
     try:
         world = source.make()
         world.reset(e.task)
-        for i, turn in enumerate(e.turns):
+        for i, turn in enumerate(as_played(e)):
             if turn.action is None:
                 continue
             if step is not None and step.over:
@@ -57,17 +74,18 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
                 return told
             step = world.step(turn.action)
             told += 1
-            if float(step.reward) != turn.reward:
+            reward, others = step.paid(side_of(e, turn.seat))
+            if (reward, others) != (turn.reward, dict(turn.rewards)):
                 found.defect("a replayed reward differs from the stored one (edited?)",
-                             f"{where}, turn {i}: stored {turn.reward:g}, now {float(step.reward):g}")  # fmt: skip
+                             f"{where}, turn {i}: stored {turn.reward:g}, now {reward:g}")  # fmt: skip
     except Exception as problem:  # a world may raise anything
         found.defect("the world cannot be replayed", f"{where}: {type(problem).__name__}: {problem}")
         return told
     if step is None or not step.over:
         found.defect("the stored play ends before the world does", where)
     else:
-        got = step.outcome
-        now = dict(got) if isinstance(got, dict) else {next(iter(e.outcomes)): got}
+        got = e.outcome if step.outcome is None and "judge" in e.info else step.outcome
+        now = dict(got) if isinstance(got, dict) else dict.fromkeys(e.outcomes, got)
         if now != dict(e.outcomes):
             found.defect(
                 "a replayed outcome differs from the stored one (edited?)", f"{where}: stored {e.outcome}, now {got}"
@@ -91,9 +109,57 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        seats = [Seat(name, engine) for name in names]
-        start = Start(e.task, e.group, e.id, e.seed, e.parent, e.turns, players=e.players)
-        (again,) = wait(play_all(ev.source, [start], seats, own))
+        served = {t.seat for t in e.turns if not t.prompt}  # a chat server's turns do not know what it was shown
+        seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
+        start = Start(e.task, e.group, e.id, e.seed, e.parent, as_played(e), players=e.players)
+        (again,) = wait(play_all(ev.source, [start], seats, own, judge=_AsStored(e)))
         if isinstance(again.outcome, Failed):
             found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
     return len(chosen)
+
+
+def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
+    """What judges said: the annotation beside an episode must be its reward, and the turn that acted last must carry it. A
+    judge that can be asked again at no cost must say the same. Returns how many it was asked about."""
+    noted = _noted(ev, found)
+    for e in episodes:
+        where, reward = f"episode '{e.id}'", e.outcome.reward if isinstance(e.outcome, Scored) else None
+        acted = last_act(e)
+        if e.id not in noted and noted:
+            found.defect("a judged episode has no annotation 'reward'", where)
+        elif noted and noted[e.id] != reward:
+            found.defect("the annotation 'reward' differs from the outcome (edited?)", f"{where}: {noted[e.id]}, {reward}")
+        if acted is not None and reward is not None and as_played(e)[acted].reward + reward != e.turns[acted].reward:
+            found.defect("the last act does not carry the judge's reward (edited?)", where)
+    judge = getattr(ev.source, "judge", None)
+    if judge is None or not judge.repeatable:
+        found.notes.append("the judge was not asked again: its answers may cost something, or differ")
+        return 0
+    same = [e for e in episodes if e.info["judge"].get("fingerprint") == judge.fingerprint]
+    if len(same) < len(episodes):
+        found.notes.append(f"{judge.name} has changed since {len(episodes) - len(same)} of the plays: not asked about these")
+    plays = [as_play(e, ev.source.make().reset(e.task).text) for e in same]
+    try:
+        verdicts = wait(judge.judge(plays))
+    except TrailmarkError as problem:
+        found.defect("the judge cannot be asked again", str(problem))
+        return 0
+    for e, verdict in zip(same, verdicts):
+        if verdict.outcome != e.outcome:
+            found.defect(
+                "the judge now gives another reward than is stored (edited?)",
+                f"episode '{e.id}': stored {e.outcome}, now {verdict.outcome}",
+            )
+    return len(same)
+
+
+def _noted(ev: Evidence, found: Findings) -> dict[str, float]:
+    folder = ev.run.annotations_dir("reward")
+    if not folder.is_dir():
+        found.notes.append("the run has no annotations of rewards")
+        return {}
+    try:
+        return {a.episode: a.values[0] for a in read_annotations(folder) if a.name == "reward"}
+    except DataError as problem:
+        found.defect("annotations cannot be read", str(problem))
+        return {}

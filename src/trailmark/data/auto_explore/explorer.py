@@ -87,6 +87,6 @@ def read_tokenizer(name: str) -> Any:
     """A tokenizer by its name; None for no name."""
     if not name:
         return None
-    from trailmark.models.load import tokenizer_by_name
+    from trailmark.seats.locate import load_tokenizer
 
-    return tokenizer_by_name(name)
+    return load_tokenizer(name)

@@ -282,7 +282,7 @@ def _episode(
         else:
             opening = source.first_messages if not desk.turns else []
             turn = await desk.ask(seat, messages=[*opening, {"role": "user", "content": desk.observation.text}])
-        total[0] += (await desk.act(turn.text)).reward
+        total[0] += (await desk.act(turn.text)).paid()[0]
 
     async def tell(desk: Desk) -> None:
         for move in t.moves:

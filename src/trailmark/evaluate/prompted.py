@@ -1,4 +1,4 @@
-"""Models behind an API, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
+"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
 
     plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
     react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
@@ -6,27 +6,27 @@
 Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a reply names
 none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and
 the row says so.
-The same protocol runs on a model in this process (`Here`) and on a server (`There`); our own server draws the same tokens.
+The same protocol runs on a model in this process and on a server; our own server draws the same tokens. Worlds that list no actions
+need none of this: there an answer is the action (`rollout.play.solo`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from trailmark import chat
+from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
-from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout
+from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import TrailmarkError
 from trailmark.evaluate.replies import read_reply
-from trailmark.rollout.play import Desk, Seat
-from trailmark.rollout.play import Protocol as Play
-from trailmark.tasks.base import Observation
-from trailmark.types import Episode, SamplingLaw, Turn
+from trailmark.rollout.play import Desk, Protocol, Seat
+from trailmark.tasks.base import Observation, TaskSource, draw_tasks
+from trailmark.types import Episode, SamplingLaw
 
 SYSTEM = (
     "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, or the "
@@ -49,47 +49,14 @@ def read_choice(
     return (draw.choice(list(labels)), True) if found is None else (found, False)
 
 
-class Speaker(Protocol):
-    """Who answers a list of messages, as a turn of `seat`."""
-
-    async def say(self, desk: Desk, seat: str, messages: Messages) -> str: ...
-
-
-@dataclass
-class Here:
-    """A model in this process: the messages in its chat template, or as plain lines where it has none."""
-
-    async def say(self, desk: Desk, seat: str, messages: Messages) -> str:
-        tokenizer = desk.seats[seat].engine.tokenizer
-        if getattr(tokenizer, "chat_template", None):
-            text: str = chat.render(tokenizer, messages, generation_prompt=True).text
-        else:
-            text = "".join(m["content"] + "\n" for m in messages)
-        return (await desk.ask(seat, text=text)).text
-
-
-@dataclass
-class There:
-    """A server that knows messages; what it tells of its tokens is kept."""
-
-    async def say(self, desk: Desk, seat: str, messages: Messages) -> str:
-        player = desk.seats[seat]
-        engine: Any = player.engine
-        key = f"{desk.start.id}\0{len(desk.turns)}"
-        (done,) = await engine.chat(messages, player.law, player.max_tokens, player.stop_strings, desk.start.seed, key)
-        desk.turns.append(Turn(seat, (), done.tokens, done.logp, done.logq, player.law, stop=done.stop, text=done.text))
-        return done.text
-
-
 @dataclass
 class Prompted:
     """The protocol, and how many decisions of each episode were drawn by lot."""
 
-    speaker: Speaker
     react: bool = False
     guessed: dict[str, int] = field(default_factory=dict)
 
-    def protocol(self) -> Play:
+    def protocol(self) -> Protocol:
         async def play_one(desk: Desk) -> None:
             self.guessed[desk.start.id] = 0
             while not desk.over:
@@ -98,7 +65,7 @@ class Prompted:
                     raise TrailmarkError(
                         "this world lists no actions, so there is no label to choose: play it without --chat"
                     )
-                reply = await self.decide(desk, seen.state, seen.menu or listed(seen))
+                reply = await self.decide(desk, seen.state, seen.menu or menu_of(seen))
                 lot = random.Random(f"{desk.start.seed} {desk.start.id} {len(desk.turns)}")
                 label, blind = read_choice(reply, seen.labels, lot, seen.actions)
                 self.guessed[desk.start.id] += blind
@@ -110,16 +77,34 @@ class Prompted:
         system = {"role": "system", "content": SYSTEM}
         user = lambda text: {"role": "user", "content": text}
         if not self.react:
-            return await self.speaker.say(desk, "policy", [system, user(f"{state}\n{menu}\n{BOTH}")])
-        analysis = await self.speaker.say(desk, "policy", [system, user(f"{state}\n{THINK}")])
-        return await self.speaker.say(desk, "policy", [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
+            return await self.say(desk, [system, user(f"{state}\n{menu}\n{BOTH}")])
+        analysis = await self.say(desk, [system, user(f"{state}\n{THINK}")])
+        return await self.say(desk, [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
+
+    async def say(self, desk: Desk, messages: Messages) -> str:
+        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in its chat template,
+        or as plain lines where it has none."""
+        seat = desk.seats["policy"]
+        if seat.hears_messages:
+            return (await desk.ask("policy", messages=messages, fresh=True)).text
+        tokenizer = seat.engine.tokenizer
+        if getattr(tokenizer, "chat_template", None):
+            text: str = chat.render(tokenizer, messages, generation_prompt=True).text
+        else:
+            text = "".join(m["content"] + "\n" for m in messages)
+        return (await desk.ask("policy", text=text)).text
 
     def noted(self, episodes: Sequence[Episode]) -> list[Episode]:
         """The episodes, each with the number of its decisions that were drawn by lot."""
         return [replace(e, info={**e.info, "guessed": self.guessed.get(e.id, 0)}) for e in episodes]
 
 
-def listed(seen: Observation) -> str:
+def lists_actions(source: TaskSource, split: str, seed: int) -> bool:
+    """Whether a world shows labels to choose from, as far as its first start tells."""
+    return bool(source.make().reset(draw_tasks(source, split, 1, seed)[0]).labels)
+
+
+def menu_of(seen: Observation) -> str:
     """A menu for a world that shows none: a model that was not trained on it cannot know what the labels mean."""
     meant = seen.actions or seen.labels
     return "".join(f"{x}\n" if x == a else f"{x}. {a}\n" for x, a in zip(seen.labels, meant))
@@ -130,13 +115,15 @@ def server_seat(
 ) -> Seat:
     """A seat behind `url`. A header is NAME=VALUE, and VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not
     stand on a command line; `query` is NAME=VALUE too (Azure's `api-version`)."""
-    from trailmark.engines.http import HttpEngine
+    from trailmark.engines.http import http_engine
 
-    engine = HttpEngine(
-        url, model, None, {k: _secret(v) for k, v in _pairs(headers, "--header")}, dict(_pairs(query, "--query")),
-        _secret(f"env:{key_env}") if key_env else None,
-    )  # fmt: skip
-    return Seat("policy", engine, law, most, kind="remote")
+    config = ServerConfig(
+        address=url, model=model, headers=_pairs(headers, "--header"), query=_pairs(query, "--query"), api_key_env=key_env
+    )
+    return Seat("policy", http_engine(config), law, most, kind="remote")
+
+
+UNNAMED = "default"  # what a server is asked for where nobody named a model
 
 
 class NoServer(TrailmarkError):
@@ -144,32 +131,31 @@ class NoServer(TrailmarkError):
 
 
 def must_answer(seat: Seat) -> None:
-    """Ask a server anything at all: where nobody is there, hundreds of episodes need not fail one by one."""
+    """Ask a server what it serves: where nobody is there, or another model, hundreds of episodes need not fail one by one. A seat that
+    names no model takes the only one."""
     engine: Any = seat.engine
     if "api-version" in engine.wire.query:  # an address of Azure knows no other path than its own
         return
-    wire = replace(engine.wire, retries=1, deadline=10.0)
+    wire, engine.wire = engine.wire, replace(engine.wire, retries=1, deadline=10.0)
     try:
-        asyncio.run(wire.get("/v1/models"))
-    except (EngineRefused, EngineTimeout) as problem:
-        if isinstance(problem, EngineRefused) or "cannot be reached" in str(problem):
+        about = asyncio.run(engine.about())
+    except EngineTimeout as problem:
+        if "cannot be reached" in str(problem):
             raise NoServer(f"{problem}. Is the server running?") from None
+        return  # somebody is there, and is slow
     except EngineError as problem:
-        if not isinstance(problem, EngineStatus | EngineGarbage):  # any answer shows that somebody is there
-            raise NoServer(str(problem)) from None
+        hint = ". Is the server running?" if isinstance(problem, EngineRefused) else ""
+        raise NoServer(f"{problem}{hint}") from None
+    finally:
+        engine.wire = wire
+    if engine.name != UNNAMED:
+        asyncio.run(engine.must_serve())
+    elif len(about.models) == 1:
+        engine.name = about.models[0]
 
 
-def _pairs(words: Sequence[str], option: str) -> list[tuple[str, str]]:
+def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
     for word in words:
         if "=" not in word:
             raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
-    return [(k.strip(), v) for k, _, v in (w.partition("=") for w in words)]
-
-
-def _secret(value: str) -> str:
-    if not value.startswith("env:"):
-        return value
-    found = os.environ.get(value[4:])
-    if not found:
-        raise TrailmarkError(f"the environment variable {value[4:]} is not set.")
-    return found
+    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}

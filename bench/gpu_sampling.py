@@ -1,0 +1,115 @@
+"""Sampling on one GPU at Qwen2-0.5B's shape, bfloat16: our engine against transformers' `generate` at its best batch, in one process.
+
+    PYTHONPATH=src python bench/gpu_sampling.py [--commit HASH] [--repeats 3]
+
+Prompts of 512 tokens, 128 new ones: 256 distinct prompts, 16 prompts x 16 samples, 64 distinct. Beside it what `fixed` costs. First a
+check: greedy tokens in float32 are those of `generate`. Writes bench/results/gpu_sampling.jsonl, prints a JSON line for each case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from gpu_training import made
+
+from trailmark.engines.base import Request, run
+from trailmark.engines.local import LocalEngine
+from trailmark.models.lm import LM
+from trailmark.models.tiny import tiny_tokenizer
+from trailmark.types import SamplingLaw
+
+PROMPT, NEW = 512, 128
+CASES = {"256 distinct": (256, 1), "16x16": (16, 16), "64 distinct": (64, 1)}
+
+
+def prompts(n: int, seed: int) -> list[tuple[int, ...]]:
+    draw = np.random.default_rng(seed)
+    return [tuple(int(t) for t in draw.integers(0, 150000, PROMPT)) for _ in range(n)]
+
+
+def timed(call: Any, repeats: int) -> list[float]:
+    call(0)  # compiles, records
+    each = []
+    for k in range(repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call(k + 1)
+        torch.cuda.synchronize()
+        each.append(time.perf_counter() - began)
+    return each
+
+
+def ours(model: Any, distinct: int, n: int, repeats: int, fixed: bool) -> dict[str, Any]:
+    lm = LM(model, tiny_tokenizer(pad_is_eos=True), "qwen2-0.5b")
+    engine = LocalEngine(lm, slots=distinct * n, max_len=PROMPT + NEW, fixed=fixed)
+    began = time.perf_counter()
+
+    def call(seed: int) -> None:
+        asked = [Request(p, SamplingLaw(), n, NEW, key=str(k), seed=seed) for k, p in enumerate(prompts(distinct, seed))]
+        done = run(engine, asked)
+        assert sum(len(c.tokens) for d in done for c in d) == distinct * n * NEW
+
+    each = timed(call, repeats)
+    return {"tokens_per_second": distinct * n * NEW / float(np.median(each)), "seconds": each,
+            "first": time.perf_counter() - began - sum(each)}  # fmt: skip
+
+
+def theirs(model: Any, distinct: int, n: int, repeats: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for batch in {distinct * n, 64, 256}:
+        if batch > distinct * n:
+            continue
+
+        def call(seed: int, batch: int = batch) -> None:
+            rows = [p for p in prompts(distinct, seed) for _ in range(n)]
+            for first in range(0, len(rows), batch):
+                ids = torch.tensor(rows[first : first + batch], device="cuda")
+                with torch.no_grad():
+                    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, min_new_tokens=NEW,
+                                   do_sample=True, top_k=0, pad_token_id=0, use_cache=True)  # fmt: skip
+
+        out[str(batch)] = distinct * n * NEW / float(np.median(timed(call, repeats)))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--no-generate", action="store_true")
+    parser.add_argument("--fixed", action="store_true", help="also with fixed shapes")
+    parser.add_argument("--out", default="bench/results/gpu_sampling.jsonl")
+    args = parser.parse_args()
+    about = {"commit": args.commit, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+             "transformers": transformers.__version__, "repeats": args.repeats}  # fmt: skip
+    Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+    for case in args.cases.split(","):
+        distinct, n = CASES[case]
+        row: dict[str, Any] = {"name": f"sampling {case}", **about}
+        row["ours"] = ours(made("sdpa"), distinct, n, args.repeats, fixed=False)
+        print(json.dumps(row["ours"]), flush=True)
+        if args.fixed:
+            row["ours fixed"] = ours(made("sdpa"), distinct, n, args.repeats, fixed=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if not args.no_generate:
+            row["generate"] = theirs(made("sdpa"), distinct, n, args.repeats)
+            row["ratio"] = row["ours"]["tokens_per_second"] / max(row["generate"].values())
+        print(json.dumps(row), flush=True)
+        with Path(args.out).open("a") as f:
+            f.write(json.dumps(row) + "\n")
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Decoding one step ahead of the host: on a GPU a step draws its tokens where the logits are, and the host reads them while the
+next step runs.
+
+The state of every slot (its length, last token, draw keys, temperature) lies on the device. A step of constant shapes is
+compiled, where the model is worth it, and recorded once; playing it again is one launch. A draw depends on (key, position) alone,
+so being a step ahead changes no token: what a slot draws after its sample has ended is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trailmark.models import compiled
+from trailmark.models.attention import Slots
+from trailmark.models.law import gumbel, working
+from trailmark.models.lm import LM
+
+
+def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tensor) -> Tensor:
+    """[N, V] logits -> [N, 3]: a token drawn at temperature `heat` (0: the most likely one), its log-prob under the model and
+    under the law. `ids` are the tokens 0 to V - 1 as a tensor: counted inside, a compiler would count them in 32 bits."""
+    own = working(logits)
+    warm = heat > 0
+    under = own / torch.where(warm, heat, torch.ones_like(heat)).to(own.dtype)[:, None]
+    noise = gumbel(keys, written, ids, own.dtype)
+    token = torch.where(warm[:, None], under + noise, under).argmax(-1, keepdim=True)
+    logp = own.gather(1, token) - own.logsumexp(-1, keepdim=True)
+    logq = under.gather(1, token) - under.logsumexp(-1, keepdim=True)
+    logq = torch.where(warm[:, None], torch.where(heat[:, None] == 1, logp, logq), torch.zeros_like(logp))
+    real = torch.float32 if logits.device.type == "mps" else torch.float64
+    return torch.cat([token.to(real), logp.to(real), logq.to(real)], 1)
+
+
+class Ahead:
+    """The slots of an engine as its device sees them."""
+
+    def __init__(self, lm: LM, cache: Slots):
+        self.lm, self.cache = lm, cache
+        rows, device = cache.rows, lm.device
+        self.index, self.last, self.written = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
+        self.keys = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        self.heat = torch.ones(rows, dtype=torch.float32, device=device)
+        self.ids = torch.arange(lm.vocab, device=device)
+        self.logits: Tensor | None = None  # of the newest step
+        self.found: Tensor | None = None
+        self._play: Callable[[], None] | None = None
+        self._here = [torch.zeros(rows, 3, dtype=torch.float64, pin_memory=device.type == "cuda") for _ in range(2)]
+        self._read: list[Any] = [None, None]
+        self._steps = 0
+
+    def seat(self, rows: Sequence[int], state: Sequence[tuple[int, int, int, int, int]], heat: Sequence[float]) -> None:
+        """Put samples into slots: (length, last token, tokens written, two draw keys) and a temperature of each."""
+        device = self.lm.device
+        at = torch.as_tensor(rows, device=device)
+        whole = torch.as_tensor(state, device=device)
+        for column, mine in enumerate((self.index, self.last, self.written)):
+            mine[at] = whole[:, column]
+        self.keys[at] = whole[:, 3:]
+        self.heat[at] = torch.as_tensor(heat, dtype=torch.float32, device=device)
+
+    def correct(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """What slots really wrote in the newest step, where somebody else drew it."""
+        self.last[torch.as_tensor(rows, device=self.lm.device)] = torch.as_tensor(tokens, device=self.lm.device)
+
+    @torch.inference_mode()
+    def launch(self) -> int:
+        """Start a step of all slots; returns its number, by which `read` gives its draws."""
+        if self._play is None:
+            self._play = self._recorded()
+        self._play()
+        assert self.found is not None
+        number = self._steps
+        self._here[number % 2].copy_(self.found, non_blocking=True)
+        if self.lm.device.type == "cuda":
+            self._read[number % 2] = torch.cuda.current_stream().record_event()
+        self._steps += 1
+        return number
+
+    def read(self, number: int) -> np.ndarray:
+        """[slots, 3]: tokens and their two log-probs. Waits for the step, and for nothing behind it."""
+        event = self._read[number % 2]
+        if event is not None:
+            event.synchronize()
+        return self._here[number % 2].numpy().copy()
+
+    def _step(self) -> tuple[Tensor, Tensor]:
+        hidden = self.lm.body(self.last[:, None], self.cache.at(self.index), self.index[:, None])
+        logits = self.lm.logits(hidden[:, 0])
+        found = draw(logits, self.keys, self.written, self.heat, self.ids)
+        self.last.copy_(found[:, 0])
+        self.written.add_(1)
+        self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run on for a step
+        return logits, found
+
+    def _recorded(self) -> Callable[[], None]:
+        """The step as something to play: recorded on a GPU, plain code elsewhere."""
+
+        def plain() -> None:
+            self.logits, self.found = self._step()
+
+        if self.lm.device.type != "cuda":
+            return plain
+        self.lm.compiled.off(self.lm.base)
+        kept = [x.clone() for x in (self.index, self.last, self.written)]
+        step: Callable[[], tuple[Tensor, Tensor]] = self._step
+        if self.lm.compiled.worth(self.lm.base):
+            step = compiled.whole(self._step, "a decoding step")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # libraries set themselves up outside the recording
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.logits, self.found = step()
+        for mine, before in zip((self.index, self.last, self.written), kept):
+            mine.copy_(before)
+        return graph.replay

@@ -1,0 +1,172 @@
+"""Compiled code on a GPU: the decoder layers of a learner's pass, and the readout of log-probs over the vocabulary.
+
+A decoder layer is compiled with static shapes, FlexAttention inside it, so that its kernels are few and fused; all layers of a
+model share one graph. Every length is a graph of its own, so `models/layout.py` rounds lengths up to a few. A model that meets
+more lengths than `MOST`, or a torch that cannot compile it, takes the plain path, and one line says so. The compiler keeps what
+it made on disk (TORCHINDUCTOR_CACHE_DIR) for the next run. TRAILMARK_COMPILE=0 turns all of this off, 1 turns it on for small
+models too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trailmark.models.attention import Layout, Prefill
+
+LEAST = 30_000_000  # weights of a model that is worth compiling
+MOST = 24  # shapes
+WORTH = 16384  # tokens of a prefill below which launches cost more than kernels
+
+
+@dataclass(eq=False)
+class CompiledLayers:
+    """The layers of one model. `wanted` None: where the model is large enough to be worth it."""
+
+    wanted: bool | None = None
+    lengths: set[tuple[Any, ...]] = field(default_factory=set)
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # prefills that were met
+    _calls: dict[int, Any] = field(default_factory=dict)
+
+    def run(self, base: Any, layout: Any, forward: Callable[[], Tensor]) -> Tensor:
+        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes, or a large prefill."""
+        if not self._use(base, layout):
+            self._switch(base, False)
+            return forward()
+        self._switch(base, True)
+        if type(layout) is Layout:
+            for window in _windows(base.config):
+                layout.block_mask(window)  # built here: a compiled layer only reads it
+        try:
+            return forward()
+        except FAILURES as problem:
+            print(f"this torch cannot compile {type(base).__name__} ({type(problem).__name__}): it runs uncompiled",
+                  file=sys.stderr)  # fmt: skip
+            self.wanted = False
+            self._switch(base, False)
+            return forward()
+
+    def worth(self, base: Any) -> bool:
+        """Whether this model is compiled at all."""
+        if self.wanted is None:
+            said = os.environ.get("TRAILMARK_COMPILE", "")
+            self.wanted = said == "1" or (said != "0" and sum(p.numel() for p in base.parameters()) >= LEAST)
+        return self.wanted
+
+    def off(self, base: Any) -> None:
+        self._switch(base, False)
+
+    def _use(self, base: Any, layout: Any) -> bool:
+        if not self.worth(base):
+            return False
+        if type(layout) is Prefill:
+            if layout.end.numel() < WORTH:
+                return False
+            shape = tuple(layout.end.shape)
+            if shape not in self.shapes:  # a shape that comes once is not worth compiling
+                self.shapes.add(shape)
+                return False
+        elif type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
+            return False
+        key = (type(layout), tuple(layout.end.shape), torch.is_grad_enabled())
+        if key not in self.lengths and len(self.lengths) >= MOST:
+            return False
+        if not self.lengths:
+            print("compiling the model's layers for this GPU: a minute the first time, then kept", file=sys.stderr)
+        self.lengths.add(key)
+        return True
+
+    def _switch(self, base: Any, on: bool) -> None:
+        """Stays as it is until the next pass: a checkpointed layer runs again in the backward pass and must be the same one."""
+        if on and not self._calls:
+            _set_up()
+            self._calls = {id(x): torch.compile(x._call_impl, dynamic=False) for x in _layers(base)}
+        if self._calls:
+            for layer in _layers(base):
+                layer._compiled_call_impl = self._calls[id(layer)] if on else None
+
+
+def _layers(base: Any) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [m for m in base.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The attention windows that a family's layers use."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return [None]
+    return [None, window] if getattr(config, "layer_types", None) else [window]
+
+
+@functools.cache
+def _set_up() -> None:
+    import torch._functorch.config as functorch
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]  # a failure shows in the forward pass
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    import torch._dynamo.exc
+    import torch._inductor.exc
+
+    found = [torch._dynamo.exc.TorchDynamoException, getattr(torch._inductor.exc, "InductorError", None)]
+    return tuple(f for f in found if f is not None)
+
+
+FAILURES = _failures()
+
+
+def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A step of constant shapes, compiled; plain where this torch cannot, and then a line says so."""
+    _set_up()
+    made = torch.compile(step, dynamic=False)
+
+    def call(*args: Any) -> Any:
+        nonlocal made
+        try:
+            return made(*args)
+        except FAILURES as problem:
+            print(f"this torch cannot compile {name} ({type(problem).__name__}): it runs uncompiled", file=sys.stderr)
+            if os.environ.get("TRAILMARK_COMPILE_ERRORS"):
+                raise
+            made = step
+            return step(*args)
+
+    return call
+
+
+# --- the readout ---------------------------------------------------------------------------------------------------
+
+CHUNK = 2048
+
+
+def _numbers(logits: Tensor, target: Tensor, heat: Tensor, entropies: bool) -> tuple[Tensor, ...]:
+    """log p(target) and, if asked for, the entropy, of softmax(logits / heat)."""
+    x = logits.float() / heat[:, None]
+    whole = torch.logsumexp(x, -1)
+    logp = x.gather(1, target[:, None])[:, 0] - whole
+    if not entropies:
+        return (logp,)
+    p = torch.exp(x - whole[:, None])
+    return logp, whole - (p * x).sum(-1)
+
+
+@functools.cache
+def _compiled_numbers() -> Any:
+    return whole(_numbers, "the readout of log-probs")
+
+
+def readout(lm: Any, states: Tensor, target: Tensor, heat: Tensor, entropies: bool) -> tuple[Tensor, ...]:
+    """`_numbers` of a chunk of exactly CHUNK states."""
+    return _compiled_numbers()(lm.logits(states), target, heat, entropies)

@@ -1,0 +1,223 @@
+"""A person's own reward function, with one signature for the whole library.
+
+    def score(prompt, answer, row): return number                      one play at a time
+    def score(prompts, answers, rows): return [number, …]              all plays at once
+    async def score(prompt, answer, row, scorer): …                    awaited; `scorer` knows likelihoods
+
+Parameters are found by their names and may be left out. `prompt` and `answer` are texts, `row` is the line of data. What is not
+a finite number is an error that names the file, the function and the row: a missing reward must never become a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailmark.errors import JudgeError, nearest
+from trailmark.score.base import Judge, Play, Verdict, digest, scored
+from trailmark.score.config import FunctionJudgeConfig
+
+if TYPE_CHECKING:
+    from trailmark.config import ModelConfig
+
+ONE, ALL = ("prompt", "answer", "row"), ("prompts", "answers", "rows")
+
+
+def load_function(path: str) -> tuple[Callable[..., Any], Path]:
+    """The function at `my_file.py:score` or `package.module:score`, and the file it stands in. The only code that runs is what
+    an import of that file runs."""
+    where, colon, name = path.rpartition(":")
+    if not colon or path.endswith(".py"):
+        where, name = path, "score"
+    module = _from_file(Path(where), path) if where.endswith(".py") else _from_package(where, path)
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
+        hint = nearest(name, known) if known else " It has no functions."
+        raise JudgeError(f"reward '{path}': {where} has no function '{name}'.{hint}")
+    return found, Path(getattr(module, "__file__", None) or where)
+
+
+def _from_file(file: Path, path: str) -> Any:
+    if not file.is_file():
+        raise JudgeError(f"reward '{path}': there is no file {file}.")
+    name = f"_reward_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(file.resolve().parent))  # what lies beside the file can be imported, as if it were run
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as problem:
+        del sys.modules[name]
+        raise JudgeError(f"reward '{path}': importing {_said(problem, file)}.") from problem
+    finally:
+        sys.path.remove(str(file.resolve().parent))
+    return module
+
+
+def _from_package(name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as problem:
+        if isinstance(problem, ModuleNotFoundError) and problem.name and f"{name}.".startswith(f"{problem.name}."):
+            raise JudgeError(
+                f"reward '{path}': there is no module '{problem.name}'; a file is written my_file.py:score."
+            ) from problem
+        raise JudgeError(f"reward '{path}': importing '{name}' failed with {type(problem).__name__}: {problem}.") from problem
+
+
+def _said(problem: BaseException, file: Path) -> str:
+    """The file, the line and the problem. The line is the last one in the person's own file."""
+    if isinstance(problem, SyntaxError):
+        return f"{problem.filename}:{problem.lineno} failed with SyntaxError: {problem.msg}"
+    lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if Path(f.filename).name == file.name]
+    at = f":{lines[-1]}" if lines else ""
+    return f"{file}{at} failed with {type(problem).__name__}: {problem}"
+
+
+def open_function(config: FunctionJudgeConfig) -> Judge:
+    """A judge from what lies at `config.path`: a function, or a class of your own that derives from `Judge`."""
+    found, file = load_function(config.path)
+    if isinstance(found, type):
+        if not issubclass(found, Judge):
+            raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
+        return found()
+    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
+
+
+class FunctionJudge(Judge):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        file: str | Path | None = None,
+        name: str = "",
+        success: float | None = None,
+        model: ModelConfig | None = None,
+        at_once: int = 32,
+        scorer: Any = None,
+    ):
+        """From Python: `FunctionJudge(score)`. `scorer` is given to a function that asks for one; without, it is made from
+        `model` when it is first needed."""
+        found = file or inspect.getsourcefile(function)
+        self.function, self.file = function, Path(found) if found else Path("<function>")
+        self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
+        self.source = f"function {self.name}"
+        self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
+        self._folder: Path | None = None
+        text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
+        self.fingerprint = digest(text)
+        self.wanted, self.together = _wanted(function, self.name)
+        self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
+
+    def keep(self, folder: str | Path) -> None:
+        super().keep(folder)
+        self._folder = Path(folder)
+
+    async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
+        if not plays:
+            return []
+        numbers = await (self._all(plays) if self.together else self._each(plays))
+        return [Verdict(scored(x, self.success)) for x in numbers]
+
+    async def _each(self, plays: Sequence[Play]) -> list[float]:
+        gate = asyncio.Semaphore(self.at_once)
+
+        async def one(play: Play) -> float:
+            async with gate:
+                given = {"prompt": play.prompt, "answer": play.answer, "row": dict(play.row)}
+                return _number(await self._call(given, play.where), self._about(play))
+
+        if inspect.iscoroutinefunction(self.function):
+            return list(await asyncio.gather(*map(one, plays)))
+        return [await one(play) for play in plays]
+
+    async def _all(self, plays: Sequence[Play]) -> list[float]:
+        given = {
+            "prompts": [p.prompt for p in plays],
+            "answers": [p.answer for p in plays],
+            "rows": [dict(p.row) for p in plays],
+        }
+        where = f"{len(plays)} rows, the first {plays[0].where}"
+        found = await self._call(given, where)
+        if hasattr(found, "tolist") and not isinstance(found, str):
+            found = found.tolist()
+        if isinstance(found, str | bytes) or not isinstance(found, Sequence):
+            raise JudgeError(f"{self.name} returned {_shown(found)} for {where}: it must return a list of numbers.")
+        if len(found) != len(plays):
+            raise JudgeError(f"{self.name} returned {len(found)} numbers for {where}: it must return one for each row.")
+        return [_number(x, self._about(p)) for x, p in zip(found, plays)]
+
+    async def _call(self, given: dict[str, Any], where: str) -> Any:
+        if "scorer" in self.wanted:
+            given["scorer"] = self._the_scorer()
+        try:
+            found = self.function(**{k: v for k, v in given.items() if k in self.wanted})
+            return await found if inspect.isawaitable(found) else found
+        except (Exception, SystemExit) as problem:
+            raise JudgeError(f"{self.name}: {_said(problem, self.file)} (for {where}).") from problem
+
+    def _about(self, play: Play) -> str:
+        return f"{self.name} returned {{}} for {play.where}"
+
+    def _the_scorer(self) -> Any:
+        if self._scorer is None:
+            from trailmark.score.likelihood import TextScorer
+
+            if self.model is None:
+                raise JudgeError(f"{self.name} wants a scorer, and no model is named: set reward.model.")
+            self._scorer = TextScorer(self.model, self._folder and self._folder / "likelihoods.jsonl")
+        return self._scorer
+
+
+def _wanted(function: Callable[..., Any], name: str) -> tuple[set[str], bool]:
+    """Which of our arguments the function takes, and whether it takes all plays at once."""
+    kinds = inspect.Parameter
+    try:
+        listed = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        raise JudgeError(f"{name} does not say its parameters: write def score(prompt, answer, row).") from None
+    wanted: set[str] = set()
+    for key, p in listed.items():
+        if p.kind is kinds.VAR_KEYWORD:
+            wanted |= set() if wanted & set(ALL) else set(ONE)
+        elif key in (*ONE, *ALL, "scorer") and p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            wanted.add(key)
+        elif p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL:
+            raise JudgeError(
+                f"{name} has the parameter '{key}': a reward function takes prompt, answer, row (or prompts, answers, rows) "
+                "and scorer, by these names."
+            )
+    if wanted & set(ONE) and wanted & set(ALL):
+        raise JudgeError(f"{name} mixes one and many: take prompt, answer, row, or prompts, answers, rows.")
+    if not wanted & {*ONE, *ALL}:
+        raise JudgeError(f"{name} takes nothing of what it is to judge: write def score(prompt, answer, row).")
+    return wanted, bool(wanted & set(ALL))
+
+
+def _number(value: Any, about: str) -> float:
+    """A finite number, or an error. `about` has a place for what was returned."""
+    if hasattr(value, "item") and not isinstance(value, str):
+        with contextlib.suppress(ValueError, RuntimeError, TypeError):
+            value = value.item()  # numpy, torch
+    if not isinstance(value, bool | int | float):
+        raise JudgeError(f"{about.replace('{}', _shown(value))}: it must return a number.")
+    if abs(value) > sys.float_info.max or not math.isfinite(value):
+        raise JudgeError(f"{about.replace('{}', str(value)[:60])}: it must return a finite number.")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    text = "None" if value is None else f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 60 else text[:57] + "…"

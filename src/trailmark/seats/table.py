@@ -1,0 +1,158 @@
+"""The seats of a recipe, opened: an engine for each, and the weights that are trained published to theirs.
+
+    table = Table(seats, {"adviser": lm}, seed=config.seed)
+    table.bind(source)                      # a world that asks for a tokenizer gets one
+    table.publish(step)                     # the trained engines write with the weights as they are now
+    play(source, tasks, table.seats, protocol)
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
+from trailmark.engines.base import EngineError
+from trailmark.engines.http import HttpEngine, http_engine
+from trailmark.engines.local import LocalEngine, local_engine
+from trailmark.engines.person import PersonEngine
+from trailmark.engines.scripted import ScriptedEngine
+from trailmark.engines.wire import EngineRefused
+from trailmark.errors import RecipeError
+from trailmark.rollout.play import Seat
+from trailmark.run_async import wait
+from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
+from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
+from trailmark.tasks.base import bind
+from trailmark.types import SamplingLaw
+
+if TYPE_CHECKING:
+    from trailmark.models.lm import LM
+
+Terminal = tuple[Callable[[], str | None], Callable[[str], None]]  # how a person is asked for a line, and shown a text
+
+
+class Table:
+    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order of the recipe, the
+    trained one first: it is the one that acts where neither world nor protocol says who, and its side's outcome is the episode's."""
+
+    def __init__(
+        self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
+    ):
+        self.configs, self.models = dict(seats), dict(models or {})
+        self._loaded: dict[str, LM] = {}
+        self.engines: dict[str, Any] = {}
+        for name, seat in self.configs.items():
+            if isinstance(seat, LocalSeat):
+                self.engines[name] = self._local(name, seat)
+        for name, seat in self.configs.items():
+            if isinstance(seat, HttpSeat):
+                self.engines[name] = open_server(seat, name, seed)
+            elif isinstance(seat, ScriptedSeat):
+                function = load_function(seat.function, f"seats.{name}.function")
+                self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
+            elif not isinstance(seat, LocalSeat):
+                if terminal is None:
+                    raise RecipeError(f"seats.{name}: a person can sit at the table of `trailmark play`, not here.")
+                self.engines[name] = PersonEngine(self.tokenizer, *terminal)
+        trained = trained_seats(self.configs)
+        self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the first model in this process; of a table without one, the tiny tokenizer."""
+        first = next((e.tokenizer for e in self.engines.values() if e.tokenizer is not None), None)
+        if first is None:
+            from trailmark.models.tiny import tiny_tokenizer
+
+            first = tiny_tokenizer()
+        return first
+
+    def seat(self, name: str, sampling: SamplingConfig | None = None) -> Seat:
+        """One seat, drawing as its config says, or otherwise."""
+        config = self.configs[name]
+        s = sampling or config.sampling or SamplingConfig()
+        trained = isinstance(config, LocalSeat) and config.trained
+        kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
+        speaks = config.speaks if isinstance(config, HttpSeat) else None
+        return Seat(name, self.engines[name], sampling_law(s), s.max_tokens, tuple(s.stop), kind, speaks, config.side)  # type: ignore[arg-type]
+
+    def bind(self, source: Any, seat: str | None = None) -> None:
+        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of `seat`, or of the
+        trained seat."""
+        name = seat or next(iter(trained_seats(self.configs)), None)
+        bind(source, self.engines[name].tokenizer if name else self.tokenizer)
+
+    def publish(self, version: int) -> None:
+        """The engines of the method's own models write with the weights as they are now."""
+        for name, lm in self.models.items():
+            self.engines[name].publish(version, lm)
+
+    def _local(self, name: str, seat: LocalSeat) -> LocalEngine:
+        from trailmark.models.load import load_model
+
+        settings = seat.engine or EngineConfig()
+        if name in self.models:
+            return local_engine(self.models[name], settings)
+        if seat.model is None:
+            raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
+        key = seat.model.model_dump_json()
+        if key not in self._loaded:  # two seats with one model share its weights
+            self._loaded[key] = load_model(seat.model).freeze()
+        return local_engine(self._loaded[key], settings)
+
+
+def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
+    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies there under the name
+    of its seat. `model` is the recipe's section."""
+    held, out = models_in(checkpoint), {}
+    for name, seat in seats.items():
+        if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
+            folder = held.get(name) or Path(locate(str(checkpoint), "policy" if "policy" in held else name).folder)
+            update = {"lora": None, "device": device or model.device}
+            stored = stored_model(seat.model or model, folder).model_copy(update=update)
+            seat = seat.model_copy(update={"model": stored})
+        out[name] = seat
+    return out
+
+
+def sampling_law(s: SamplingConfig) -> SamplingLaw:
+    return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
+
+
+def open_server(seat: HttpSeat, name: str = "policy", seed: int = 0) -> HttpEngine:
+    """The engine of a seat behind a server, which must be there and serve the model that the seat names."""
+    key = f"seats.{name}"
+    tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
+    engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key)
+    try:
+        wait(engine.must_serve())
+    except EngineError as problem:
+        hint = " Is the server running?" if isinstance(problem, EngineRefused) else f" Set {key}.model, or another {key}.address."
+        raise EngineError(f"{key}: {problem}.{hint}") from None
+    return engine
+
+
+def load_function(name: str, key: str) -> Callable[..., Any]:
+    """`package.module:function`, or `path/to/file.py:function`."""
+    where, _, function = name.rpartition(":")
+    if not where or not function:
+        raise RecipeError(f"{key}: '{name}' must be package.module:function or file.py:function.")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None or not Path(where).is_file():
+                raise RecipeError(f"{key}: there is no file '{where}'.")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, function)
+    except RecipeError:
+        raise
+    except Exception as problem:  # somebody's module may raise anything while it is imported
+        raise RecipeError(f"{key}: '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
+

@@ -1,0 +1,128 @@
+"""A file of prompts: one decision each, and a judge of your own. One line of JSON is one row:
+
+    {"prompt": "What is 2 + 3?", "gold": "5"}
+    {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "id": "why"}
+
+A prompt is a text, given to the model as it stands, or the messages of a conversation. Whatever else a row holds travels along
+and reaches the judge as `row`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, TaskError
+from trailmark.score.base import Judge
+from trailmark.tasks.base import Observation, Step
+from trailmark.types import Task
+
+
+class Prompts:
+    """path   a file of JSON lines
+    test   share of the prompts that are kept for split "test", at least one; chosen by the prompts themselves, so the order of the
+           lines does not matter. Where rows say their `split`, they are taken at their word.
+    chat   a prompt that is a text becomes a message of the user
+
+    Splits are "train", "test" and "all". `n=None` gives a split in the order of the file; otherwise `n` rows of it are drawn by
+    seed, each once (all of them, where there are fewer)."""
+
+    name = "prompts"
+    markov = True
+    judged = True
+
+    def __init__(self, path: str, test: float = 0.1, chat: bool = False):
+        if not 0 <= test < 1:
+            raise TaskError(f"task 'prompts' needs 0 <= test < 1, not {test}.")
+        self.path, self.test, self.chat = Path(path), test, chat
+        self.judge: Judge | None = None
+        self.rows = read_prompts(self.path)
+        self.splits = self._split()
+
+    def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
+        if split not in ("train", "test", "all"):
+            raise TaskError(f"task 'prompts' has the splits train, test and all, not '{split}'.")
+        found = [t for t in self.rows if split in ("all", self.splits[t.id])]
+        if not found:
+            raise TaskError(f"{self.path} has no row for split '{split}': give it more rows, or change test.")
+        if n is None:
+            return found
+        return random.Random(f"prompts {split} {seed}").sample(found, min(n, len(found)))
+
+    def make(self) -> PromptWorld:
+        return PromptWorld(self.chat)
+
+    def _split(self) -> dict[str, str]:
+        if any("split" in t.data for t in self.rows):
+            said = {t.id: t.data.get("split", "train") for t in self.rows}
+            if wrong := next((i for i, s in said.items() if s not in ("train", "test")), None):
+                raise DataError(f"row '{wrong}' has split {said[wrong]!r}: it must be 'train' or 'test'.", self.path)
+            return said
+        keys = {t.id: hashlib.sha256(json.dumps(t.data["prompt"], sort_keys=True).encode()).hexdigest() for t in self.rows}
+        distinct = sorted(set(keys.values()))
+        held = max(1, round(self.test * len(distinct))) if self.test and len(distinct) > 1 else 0
+        apart = set(distinct[:held])  # rows of one prompt stay together
+        return {i: "test" if key in apart else "train" for i, key in keys.items()}
+
+
+class PromptWorld:
+    """Shows the prompt, hears the answer, and leaves the rest to the judge."""
+
+    def __init__(self, chat: bool = False):
+        self.chat, self.over = chat, True
+
+    def reset(self, task: Task) -> Observation:
+        prompt, self.over = task.data["prompt"], False
+        if isinstance(prompt, str):
+            said = ({"role": "user", "content": prompt},) if self.chat else ()
+            return Observation(prompt, messages=said)
+        return Observation(str(prompt[-1]["content"]), messages=tuple(prompt))
+
+    def step(self, action: str) -> Step:
+        if self.over:
+            raise TaskError("a prompt is answered once: reset the world before the next one.")
+        self.over = True
+        return Step(Observation(""), 0.0, True, False)
+
+
+def read_prompts(path: Path) -> list[Task]:
+    """The rows of a file as tasks, named by their `id` or by the number of their line."""
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+    except UnicodeDecodeError as e:
+        raise DataError(f"is not UTF-8 text (byte {e.start}).", path) from None
+    out: dict[str, Task] = {}
+    for i, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as e:
+            raise DataError(f"is no JSON ({e}).", path, i) from None
+        if not isinstance(row, dict) or "prompt" not in row:
+            raise DataError("a row is a JSON object with a key 'prompt'.", path, i)
+        _check(row["prompt"], path, i)
+        name = str(row.get("id", i))
+        if name in out:
+            raise DataError(f"a second row has the id '{name}'.", path, i, "id")
+        out[name] = Task(name, data=row)
+    if not out:
+        raise DataError("holds no prompts.", path)
+    return list(out.values())
+
+
+def _check(prompt: Any, path: Path, line: int) -> None:
+    if isinstance(prompt, str) and prompt:
+        return
+    ok = isinstance(prompt, list) and prompt and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
+    )  # fmt: skip
+    if not ok:
+        raise DataError("must be a text, or a list of messages with role and content.", path, line, "prompt")
+    if prompt[-1]["role"] == "assistant":
+        raise DataError("ends with the assistant's message: nothing would be left to say.", path, line, "prompt")

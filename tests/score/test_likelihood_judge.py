@@ -1,0 +1,87 @@
+"""VR-CLI's reward as a judge: the numbers of its definition, the baseline once, and groups of rewards as credit."""
+
+import asyncio
+import json
+import math
+
+import pytest
+import torch
+
+from trailmark.credit import group_relative
+from trailmark.errors import JudgeError
+from trailmark.score.base import Play
+from trailmark.score.config import LikelihoodJudgeConfig
+from trailmark.score.likelihood import LikelihoodJudge, after_markers
+from trailmark.types import Episode, Invalid, Scored, Task
+
+
+@pytest.fixture
+def lm(make_lm):
+    return make_lm("gpt2", dtype=torch.float64)
+
+
+def plays():
+    made = []
+    for k, answer in enumerate(["", "a plan. ", "Reasons. In summary: a plan. ", "In summary: x. In summary: go home. "]):
+        e = Episode(f"e{k}", Task(f"t{k // 2}"), "g", (), {"self": Invalid("")})
+        made.append(Play(e, f"Story {k // 2}. ", answer, {"gold": "They went home.", "title": "T"}))
+    return made
+
+
+def perplexity(lm, context, gold):
+    """By the model's own forward pass, token by token."""
+    ids = lm.tokenizer.encode(context) + (tail := lm.tokenizer.encode(gold) + [lm.tokenizer.eos_token_id])
+    lm.base.set_attn_implementation("eager")
+    with torch.no_grad():
+        logp = lm.base(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    lm.base.set_attn_implementation("trailmark")
+    return math.exp(-sum(float(logp[t - 1, ids[t]]) for t in range(len(ids) - len(tail), len(ids))) / len(tail))
+
+
+def test_the_numbers_of_the_definition(lm, tmp_path):
+    settings = LikelihoodJudgeConfig(markers=["In summary:"], plan="{prompt}Plan of {title}: {answer}", reward="linear")
+    judge = LikelihoodJudge(settings, lm, tmp_path / "likelihoods.jsonl")
+    verdicts = asyncio.run(judge.judge(plays()))
+    for play, verdict in zip(plays(), verdicts):
+        plan = play.answer.split("In summary:")[-1].strip()
+        base = perplexity(lm, play.prompt, "They went home.")
+        now = perplexity(lm, f"{play.prompt}Plan of T: {plan}", "They went home.")
+        notes = {n.name: n.values[0] for n in verdict.notes}
+        assert verdict.outcome.reward == pytest.approx(100 * (1 - now / base), abs=1e-9)
+        assert notes["improvement"] == verdict.outcome.reward
+        assert math.exp(notes["baseline_nll"]) == pytest.approx(base, abs=1e-9 * base)
+        assert math.exp(notes["nll"]) == pytest.approx(now, abs=1e-9 * now)
+        assert {n.episode for n in verdict.notes} == {play.episode.id} and verdict.notes[0].source == judge.stamp
+    assert judge.scorer.baselines.computed == 2  # two stories, four plays
+    lines = (tmp_path / "likelihoods.jsonl").read_text().splitlines()
+    assert len(lines) == 2 and {json.loads(x)["tokens"] for x in lines} == {len(lm.tokenizer.encode("They went home.")) + 1}
+    again = LikelihoodJudge(settings, lm, tmp_path / "likelihoods.jsonl")
+    assert asyncio.run(again.judge(plays())) == verdicts and again.scorer.baselines.computed == 0
+
+
+def test_stepped_rewards_become_group_credit(lm):
+    """Section 3.2 of the specification: R = [0, 0.5, 0.9, 1] gives A = [-1.3198, -0.2200, 0.6599, 0.8799]."""
+    judge = LikelihoodJudge(LikelihoodJudgeConfig(), lm)
+    percents = iter([-4.0, 0.05, 1.5, 2.0])
+    judge.scorer.baselines  # noqa: B018  (the model is at hand)
+    from trailmark.score.likelihood import Likelihood
+
+    verdicts = [
+        judge._verdict(p, Likelihood(-math.log(10.0), 1), Likelihood(-math.log(10.0 * (1 - next(percents) / 100)), 1))
+        for p in plays()
+    ]
+    rewards = [v.outcome.reward for v in verdicts]
+    assert rewards == [0.0, 0.5, 0.9, 1.0] and all(isinstance(v.outcome, Scored) for v in verdicts)
+    assert group_relative(rewards, ["g"] * 4) == pytest.approx([-1.3198, -0.2200, 0.6599, 0.8799], abs=1e-4)
+
+
+def test_markers():
+    text = "In summary: a In summary, b Detailed Plan: c "
+    assert after_markers(text, ["In summary:", "In summary,", "Detailed Plan:"]) == "c"
+    assert after_markers(" no marker ", ["In summary:"]) == "no marker" and after_markers(" x ", []) == " x "
+
+
+def test_a_row_without_gold(lm):
+    play = Play(plays()[0].episode, "p", "a", {"gold": ""})
+    with pytest.raises(JudgeError, match=r"row 't0' has no text 'gold' \(reward.gold\)"):
+        asyncio.run(LikelihoodJudge(None, lm).judge([play]))
