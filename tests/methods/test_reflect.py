@@ -44,7 +44,8 @@ def run(out, **more):
 
 
 def test_prompts_to_the_letter():
-    """state + Analyze -> reflection; state + Analyze + reflection + menu + Action -> label; the world is told the label."""
+    """state + Analyze -> reflection; state + Analyze + reflection + menu + Action -> label; the world is told the
+    label."""
     source = get_task("taxi", mode="pickup", history="none", walls=False)
     heard = []
 
@@ -113,7 +114,9 @@ def same(one, two):
 
 def test_killed_in_any_stage_it_resumes(tmp_path, whole, monkeypatch):
     one, reflect = whole
-    short = resolve({**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect, "final": {"n": 20}}, method.ReflectRecipe)
+    short = resolve(
+        {**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect, "final": {"n": 20}}, method.ReflectRecipe
+    )
     places = [(ImitationMethod, "updates", 4), (method.ReflectMethod, "begin", 1), (method.ReflectMethod, "updates", 4),
               (method.ReflectMethod, "finish", 1)]  # fmt: skip
     places[1:1] = [(ImitationMethod, "updates", 5)] if reflect else []  # in the policy's third step
@@ -163,7 +166,9 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/stages/reflector")}
     run(tmp_path / "second", load=load, sft={"reflector": 0, "policy": 0}, steps=1, final={"n": 4})
     assert not (tmp_path / "second/stages").exists()
-    a, b = (tmp_path / p / "reflector/model.safetensors" for p in ("first/checkpoints/000000", "second/checkpoints/000001"))
+    a, b = (
+        tmp_path / p / "reflector/model.safetensors" for p in ("first/checkpoints/000000", "second/checkpoints/000001")
+    )
     assert a.read_bytes() == b.read_bytes()
 
 
@@ -171,7 +176,9 @@ def test_older_runs_are_told_how_to_go_on(tmp_path):
     config = run(tmp_path / "run", final={"n": 2})
     shutil.rmtree(tmp_path / "run/stages")  # imitation was part of the run
     before = (tmp_path / "run/recipe.yaml").read_bytes()
-    with pytest.raises(RunError, match=rf"load.policy={tmp_path}/run load.reflector={tmp_path}/run sft.reflector=0 sft.policy=0"):
+    with pytest.raises(
+        RunError, match=rf"load.policy={tmp_path}/run load.reflector={tmp_path}/run sft.reflector=0 sft.policy=0"
+    ):
         launch(get_method("reflect"), config.model_copy(update={"steps": 5}), resume=True)
     assert (tmp_path / "run/recipe.yaml").read_bytes() == before
 
@@ -200,7 +207,8 @@ def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("critic", ["linear", "mlp"])
 def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
-    """`trailmark verify` repeats every prompt of a run, new labels included; a critic's folder is a model like any other."""
+    """`trailmark verify` repeats every prompt of a run, new labels included; a critic's folder is a model like any
+    other."""
     task = {"name": "taxi", "options": {**TASK["options"], "menu": True}}
     more = {"task": task, "shuffle": "permute", "rl": {**SMALL["rl"], "critic": {"kind": "separate", "head": critic}}}
     more |= {
@@ -218,9 +226,13 @@ def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
 
 
 def test_recipes_of_before_are_refused_with_the_new_keys_and_their_runs_still_open(tmp_path, monkeypatch):
-    """Learning rates were keys of `sft` and `rl`, the rest of their optimisers was learner.optim, and steps counted imitation too."""
+    """Learning rates were keys of `sft` and `rl`, the rest of their optimisers was learner.optim, and steps counted
+    imitation too."""
     monkeypatch.chdir(tmp_path)
-    lr = {"sft": {**SMALL["sft"], "lr": 3e-3}, "rl": {**SMALL["rl"], "lr": 7e-4, "critic": {"kind": "shared", "lr": 1e-2}}}
+    lr = {
+        "sft": {**SMALL["sft"], "lr": 3e-3},
+        "rl": {**SMALL["rl"], "lr": 7e-4, "critic": {"kind": "shared", "lr": 1e-2}},
+    }
     old = {**SMALL, **lr, "learner": {"optim": {"clip": 0.3}}, "steps": 14}
     now = older.translate(old)
     assert now["sft"]["optim"] == {"clip": 0.3, "lr": 3e-3} and "lr" not in now["sft"]
@@ -230,5 +242,9 @@ def test_recipes_of_before_are_refused_with_the_new_keys_and_their_runs_still_op
     for key, new in (("sft.lr", "sft.optim.lr"), ("rl.lr", "learner.optim.lr"), ("rl.critic.lr", "rl.critic.optim.lr")):
         Path("r.yaml").write_text("method: reflect\nsteps: 3\n")
         done = CliRunner().invoke(app, ["train", "r.yaml", f"{key}=1e-3"])
-        assert done.exit_code == 2 and f"key '{key}'" in done.output and f"write {new}=0.001." in done.output.replace("\n", " ")
+        assert (
+            done.exit_code == 2
+            and f"key '{key}'" in done.output
+            and f"write {new}=0.001." in done.output.replace("\n", " ")
+        )
     assert not Path("runs").exists()

@@ -1,7 +1,8 @@
 """Plays of one who mostly does what is best, with a teacher's words on each step.
 
-With probability `perturb` chance chooses instead, so that the data show mistakes and how to come back from them. A step is
-positive when the one before it was good. What the teacher says stands beside both labels: the one taken and the best one.
+With probability `perturb` chance chooses instead, so that the data show mistakes and how to come back from them. A
+step is positive when the one before it was good. What the teacher says stands beside both labels: the one taken and
+the best one.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def make(
     out: Path, tasks: Sequence[Task], guide: Callable[[], Guide], teacher: Teacher, perturb: float, seed: int,
     done: Callable[[int], None] = lambda n: None,
 ) -> Counts:  # fmt: skip
-    """steps.jsonl and the five files of both kinds under `out`. A play that its world cannot go on with is counted. Plays are kept
-    in plays.partial.jsonl as they finish, so that a kill loses those under way only."""
+    """steps.jsonl and the five files of both kinds under `out`. A play that its world cannot go on with is counted.
+    Plays are kept in plays.partial.jsonl as they finish, so that a kill loses those under way only."""
     partial = out / "plays.partial.jsonl"
     kept = _kept(partial) if partial.exists() else {}
 

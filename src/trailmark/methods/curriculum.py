@@ -1,5 +1,5 @@
-"""A curriculum: parts of a world, played one after the other, easy ones first. Its parts are called levels here; a start says in
-`meta["stage"]` which one it belongs to.
+"""A curriculum: parts of a world, played one after the other, easy ones first. Its parts are called levels here; a
+start says in `meta["stage"]` which one it belongs to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Level:
         return [self.mark(t) for t in found if self.holds(t)][:n]
 
     def batch(self, source: TaskSource, n: int, seed: int, step: int, first: int) -> list[Task]:
-        """The starts of RL step `step`; of a level with an end, whole shuffled passes since it began after step `first`."""
+        """The starts of RL step `step`; of a level with an end, whole shuffled passes since it began after step
+        `first`."""
         if self.depths is None:
             return [self.mark(t) for t in draw_tasks(source, "train", n, seed * 1_000_003 + step)]
         mine = self.starts(source, "train", None, seed)
@@ -93,8 +94,8 @@ def starts_of(levels: Sequence[Level], source: TaskSource, split: str, n: int | 
 
 
 def depth_groups(found: Sequence[int], config: CurriculumConfig) -> list[tuple[set[int], int]]:
-    """Depths that form one level, shallow first, each with its number of records; a record with targets at two depths counts
-    in both."""
+    """Depths that form one level, shallow first, each with its number of records; a record with targets at two depths
+    counts in both."""
     groups = [{d} for d in sorted(set(found))]
     if config.merge_first_two and len(groups) > 1:
         groups[:2] = [groups[0] | groups[1]]
@@ -104,8 +105,8 @@ def depth_groups(found: Sequence[int], config: CurriculumConfig) -> list[tuple[s
 
 
 def level_starts(sizes: Sequence[int], steps: int) -> list[int]:
-    """After how many of `steps` each level begins: in proportion to what it holds, and at least a step for each as long as
-    there are steps."""
+    """After how many of `steps` each level begins: in proportion to what it holds, and at least a step for each as
+    long as there are steps."""
     out, before = [0], 0
     for i in range(1, len(sizes)):
         before += sizes[i - 1]

@@ -1,9 +1,10 @@
 """Reflect-RL: a frozen reflector thinks in words, a trained policy answers with one token.
 
-The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the teacher's actions
-and after that from its own play. Imitation happens in stages, each a run of its own; play is the run itself, and `steps` counts it:
+The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the
+teacher's actions and after that from its own play. Imitation happens in stages, each a run of its own; play is the
+run itself, and `steps` counts it:
 
-    RUN/stages/reflector    sft.reflector steps on reflections      (unless load.reflector brings one, or reflect: false)
+    RUN/stages/reflector    sft.reflector steps on reflections (0 where load.reflector brings one)
     RUN/stages/policy       sft.policy steps on actions
     RUN                     reinforcement: episodes, checkpoints with both players, evaluation
 
@@ -16,14 +17,16 @@ Undiscounted: G_t = sum_{k>=t} r_k is the reward still to come (the reference's 
     pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
     ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
 
-over the N decisions handed in, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and pi_old are under the law a
-label was drawn from, so rho is exactly 1 in the first epoch; of remembered plays pi_old is what they were drawn with.
+over the N decisions handed in, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and pi_old are under
+the law a label was drawn from, so rho is exactly 1 in the first epoch; of remembered plays pi_old is what they were
+drawn with.
 
-What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's, not the
-mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); states that are too long lose their
-middle. The entropy of the label is a term of the loss with its own gradient, and never part of a return, so that it shifts no reported
-success; the critic reads the whole prompt (the reference's sees 20 tokens), starts at V = 0 and regresses G itself, not G / 100; a
-curriculum always advances, also when there are fewer steps than records.
+What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's,
+not the mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); states that
+are too long lose their middle. The entropy of the label is a term of the loss with its own gradient, and never part
+of a return, so that it shifts no reported success; the critic reads the whole prompt (the reference's sees 20
+tokens), starts at V = 0 and regresses G itself, not G / 100; a curriculum always advances, also when there are fewer
+steps than records.
 """
 
 from __future__ import annotations
@@ -85,7 +88,11 @@ class ReflectMethod(Players):
         updates = config.steps * (2 if rl.replay else 1)
         trains, ends = {"policy": config.learner.optim}, {"policy": updates * passes}
         if critic.kind != "none":
-            own = load_seat(taught(config, run.path), self.source, "policy", self.words) if critic.kind == "separate" else None
+            own = (
+                load_seat(taught(config, run.path), self.source, "policy", self.words)
+                if critic.kind == "separate"
+                else None
+            )
             self.models["critic"] = make_critic(self.models["policy"], own, critic.head, config.model.seed)
             trains["critic"], ends["critic"] = critic.optim, updates // critic.every * critic.passes
         self.learner = Learner(self.models, config.learner, trains, ends)
@@ -118,7 +125,9 @@ class ReflectMethod(Players):
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
-            Players(fix_names(config, run, write=False), run, imitates)  # mistakes in what is played later are found before the first lesson
+            Players(
+                fix_names(config, run, write=False), run, imitates
+            )  # mistakes in what is played later are found before the first lesson
         return super().train(config, run, resume)
 
     @classmethod
@@ -126,8 +135,10 @@ class ReflectMethod(Players):
         """Before there were stages, imitation was part of the run."""
         if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
             raise RunError(
-                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot go on. Begin a new run "
-                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 sft.policy=0 out=DIR."
+                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
+                f"go on. Begin a new run "
+                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
+                f"sft.policy=0 out=DIR."
             )
 
     def begin(self) -> None:
@@ -279,8 +290,8 @@ def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
-    """One sample for each decision, with its advantage. `fresh` plays were drawn by the policy as it is: what they were drawn
-    with is computed in the packing that training uses, so that the first ratio is 1 to the last bit."""
+    """One sample for each decision, with its advantage. `fresh` plays were drawn by the policy as it is: what they
+    were drawn with is computed in the packing that training uses, so that the first ratio is 1 to the last bit."""
     samples = build_samples(episodes, "policy", {"returns": returns_to_go(episodes)})
     fills = {"old": Readout("")} if fresh and config.algorithm == "ppo" else {}
     if config.critic.kind != "none":

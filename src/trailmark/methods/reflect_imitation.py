@@ -1,11 +1,13 @@
-"""The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector its words, the policy its actions.
+"""The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector its words, the policy its
+actions.
 
-A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with a learner, an optimiser and a
-schedule of its own. It can be reported, evaluated and served like any other.
+A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with a learner,
+an optimiser and a schedule of its own. It can be reported, evaluated and served like any other.
 
-A prompt that is imitated on is built by the functions that build it in play (`reflect_play.Talk`). What would not fit is counted before
-anything is trained: reflections longer than `thought`, states that would lose their middle, lists of actions that leave no room. Nothing
-of a lesson is cut. The recipe is refused with how many lessons it concerns, the first of them, and the keys to raise.
+A prompt that is imitated on is built by the functions that build it in play (`reflect_play.Talk`). What would not fit
+is counted before anything is trained: reflections longer than `thought`, states that would lose their middle, lists
+of actions that leave no room. Nothing of a lesson is cut. The recipe is refused with how many lessons it concerns,
+the first of them, and the keys to raise.
 """
 
 from __future__ import annotations
@@ -60,12 +62,12 @@ from trailmark.types import Sample, SamplingLaw, Task
 STARTS = 16  # of a world that cannot list its menus, so many first ones are looked at
 
 
-
 class Players(Method):
     """The world and those who play in it: what imitation and play have in common."""
 
     def __init__(self, config: PlayersRecipe, run: Run, imitates: Sequence[str] = ()):
-        """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the first step."""
+        """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the
+        first step."""
         super().__init__(config, run)
         need_rows(config.teacher.starts, "teacher.starts")
         self.source = get_task(config.task.name, **config.task.options)
@@ -99,7 +101,8 @@ class Players(Method):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.levels)} stages")
 
     def check_room(self, imitates: Sequence[str]) -> None:
-        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first step."""
+        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first
+        step."""
         c, policy = self.config, self.models["policy"]
         made = c.model.shape is not None and not c.load.policy
         room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
@@ -129,7 +132,8 @@ class Players(Method):
         return {**summary(good), **each, **dropped}
 
     def sample(self, lesson: Lesson, seat: str, place: str) -> Sample:
-        """One lesson as a sample of a player, in the words that play would use; `place` names where it stands in the run."""
+        """One lesson as a sample of a player, in the words that play would use; `place` names where it stands in the
+        run."""
         tokenizer, limit = self.models[seat].tokenizer, self.engines[seat].max_len
         if seat == "reflector":
             prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
@@ -209,8 +213,8 @@ class ImitationMethod(Players):
 
 
 def _below(name: str, run: Run | None) -> str:
-    """The name of a model that lies in the run, or in the run that this one is a stage of: episodes say who played them, wherever the
-    run lies."""
+    """The name of a model that lies in the run, or in the run that this one is a stage of: episodes say who played
+    them, wherever the run lies."""
     if run is None:
         return name
     root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
@@ -234,8 +238,8 @@ def imitated(lesson: Lesson, config: PlayersRecipe) -> str:
 
 
 def check_labels(lessons: Sequence[Lesson], config: PlayersRecipe, tokenizer: Any) -> None:
-    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is permuted. Those
-    drawn anew from the alphabet are."""
+    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is
+    permuted. Those drawn anew from the alphabet are."""
     if config.shuffle == "alphabet":
         return
     answers = {imitated(x, config) for x in lessons}
@@ -244,7 +248,8 @@ def check_labels(lessons: Sequence[Lesson], config: PlayersRecipe, tokenizer: An
     for label in sorted(answers):
         if (size := len(encode(tokenizer, label))) != 1:
             raise RecipeError(
-                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with `trailmark data … "
+                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with "
+                f"`trailmark data … "
                 "--tokenizer`, or set labels: all (new tokens) or shuffle: alphabet (labels drawn anew)"
             )
 
@@ -290,8 +295,8 @@ def _seat(name: str, engine: LocalEngine, config: PlayersRecipe, law: SamplingLa
 
 @dataclass(frozen=True)
 class Room:
-    """What a sequence may take: `limit` tokens here; `asked` is what the recipe says (engine.max_len), `context` what the
-    model holds, `made` whether a model of any context could be made (model.shape)."""
+    """What a sequence may take: `limit` tokens here; `asked` is what the recipe says (engine.max_len), `context` what
+    the model holds, `made` whether a model of any context could be made (model.shape)."""
 
     limit: int
     asked: int | None
@@ -315,11 +320,10 @@ def check_lessons(
         long = [n for x in lessons if (n := len(encode(tokenizers["reflector"], x.reflection)) + 1) > talk.thought]
         if long:
             thought = max(long)
-            first = next(
-                x for x in lessons if len(encode(tokenizers["reflector"], x.reflection)) + 1 > talk.thought
-            )
+            first = next(x for x in lessons if len(encode(tokenizers["reflector"], x.reflection)) + 1 > talk.thought)
             problems.append(
-                f"{len(long)} of {len(lessons)} lessons have reflections longer than thought={talk.thought} tokens, up to "
+                f"{len(long)} of {len(lessons)} lessons have reflections longer than thought={talk.thought} "
+                f"tokens, up to "
                 f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
             )
     needs = [_needed(x, talk, tokenizers, thought, imitates) for x in lessons]
@@ -327,7 +331,8 @@ def check_lessons(
     if long:
         first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
         problems.append(
-            f"{len(long)} of {len(lessons)} lessons need up to {max(long)} tokens for prompt and answer, and {room.limit} fit: "
+            f"{len(long)} of {len(lessons)} lessons need up to {max(long)} tokens for prompt and answer, and "
+            f"{room.limit} fit: "
             f"set {room.raised(max(long))}, or make shorter states. The first: {_brief(first.state)}"
         )
     if problems:
@@ -358,7 +363,8 @@ def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room)
             bad, first = bad + 1, first or where
     if bad:
         raise RecipeError(
-            f"{bad} of {seen} lists of actions of task '{source.name}' do not fit a prompt (the first: {first}): with a "
+            f"{bad} of {seen} lists of actions of task '{source.name}' do not fit a prompt (the first: "
+            f"{first}): with a "
             f"reflection they take up to {worst} tokens, and {room.limit} fit: set {room.raised(worst)}."
         )
 

@@ -72,7 +72,8 @@ class SharedCritic(LM):
 
 
 def make_critic(policy: LM, own: LM | None, head: str, seed: int) -> LM:
-    """A model with a head "value". `own` is a model for it alone, None: it reads the policy's body. `head` is linear or mlp."""
+    """A model with a head "value". `own` is a model for it alone, None: it reads the policy's body. `head` is linear
+    or mlp."""
     lm = SharedCritic(policy) if own is None else own
     lm.add_head("value")
     if head == "mlp":

@@ -1,4 +1,5 @@
-"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a study do."""
+"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a
+study do."""
 
 from __future__ import annotations
 
@@ -32,10 +33,15 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
 
 
 def training_stage(
-    name: str, method: Any, config: RunConfig, root: str | Path, inputs: Mapping[str, str | Path] | None = None, **more: Any
+    name: str,
+    method: Any,
+    config: RunConfig,
+    root: str | Path,
+    inputs: Mapping[str, str | Path] | None = None,
+    **more: Any,
 ) -> Stage:
-    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the settings, so it may
-    be moved. What lies there and is read belongs to `inputs`."""
+    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the
+    settings, so it may be moved. What lies there and is read belongs to `inputs`."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
@@ -73,8 +79,8 @@ def _version(name: str) -> str:
 
 
 def continue_run(config: RunConfig, text: str, method: Any) -> Run:
-    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its `steps` may be
-    changed, and keys that only its stages read (`method.staged`): the stages see to that."""
+    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its
+    `steps` may be changed, and keys that only its stages read (`method.staged`): the stages see to that."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
         today = translate(recipe)

@@ -1,8 +1,8 @@
 """Recipes of older runs in today's words.
 
-Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that exists
-(`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A change is one entry of
-`CHANGES`, which does both. `moved` does the same for files of a run.
+Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that
+exists (`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A
+change is one entry of `CHANGES`, which does both. `moved` does the same for files of a run.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log",
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
 
-
 def _rate(section: str, to: str, name: str) -> Change:
-    """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of the optimiser
-    were those of learner.optim."""
+    """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of
+    the optimiser were those of learner.optim."""
     *way, last = section.split(".")
 
     def found(r: Recipe) -> Any:
@@ -67,7 +66,8 @@ def _rate(section: str, to: str, name: str) -> Change:
 
     return Change(
         section, lambda r: found(r) is not None, becomes,
-        lambda r: f"{name} has an optimiser of its own: write {to}.lr={found(r)}. (steps counts play alone now: imitation has stages of its own.)",
+        lambda r: f"{name} has an optimiser of its own: write {to}.lr={found(r)}. (steps counts play alone now: "
+        f"imitation has stages of its own.)",
     )  # fmt: skip
 
 
@@ -91,7 +91,8 @@ CHANGES: list[Change] = [
         lambda r: r.get("method") == "oreo" and r.get("objective") in PREFERENCES,
         lambda r: {**without(r, *OF_OREO), "method": "preference"},
         lambda r: (
-            f"{r['objective']} is now an objective of method preference: write 'method: preference' and 'objective: {r['objective']}', "
+            f"{r['objective']} is now an objective of method preference: write 'method: preference' and "
+            f"'objective: {r['objective']}', "
             "and leave out what is OREO's own (level, kl, critic and the like)."
         ),
     ),
@@ -102,7 +103,10 @@ CHANGES: list[Change] = [
         lambda r: "method oreo has one objective, so leave this key out.",
     ),
 ]
-NOT_WRITTEN = ("advantage", "value")  # annotations that older runs did not write: a run without any of them is not different for it
+NOT_WRITTEN = (
+    "advantage",
+    "value",
+)  # annotations that older runs did not write: a run without any of them is not different for it
 MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files of a run that lie elsewhere now
 
 
