@@ -1,7 +1,8 @@
 """What every benchmark shares: ours and a peer's timed in turns in one process, and one JSON object per measurement.
 
-On a CPU, where all runs in one thread, seconds are those that the process was computing: what else the machine does is not counted.
-What counts is the ratio of neighbouring runs: `ratio` is the median of it over the repeats, `spread` its smallest and largest value.
+On a CPU, where all runs in one thread, seconds are those that the process was computing: what else the machine does is
+not counted. What counts is the ratio of neighbouring runs: `ratio` is the median of it over the repeats, `spread` its
+smallest and largest value.
 """
 
 from __future__ import annotations
@@ -73,8 +74,10 @@ def record(
 ) -> dict[str, Any]:
     """Print one measurement and append it to the results of its benchmark (the part of the name before '/')."""
     row = {
-        "name": name, "ours": _short(ours), "peer": _short(peer), "peer_name": peer_name, "ratio": _short(ratio), "unit": unit,
-        "device": device(), "versions": versions(), "commit": commit(), "repeats": repeats, "spread": [_short(s) for s in spread],
+        "name": name, "ours": _short(ours), "peer": _short(peer), "peer_name": peer_name, "ratio": _short(ratio),
+        "unit": unit,
+        "device": device(), "versions": versions(), "commit": commit(), "repeats": repeats,
+        "spread": [_short(s) for s in spread],
         "what": what,
     }  # fmt: skip
     return keep(row)

@@ -2,11 +2,12 @@
 
     python bench/decisions.py [--repeats 7] [--quick]
 
-Ours: state and menu in one prompt, one token out of the listed labels; the scores of all labels come from that pass. The other
-way (action-prompt scoring): a row for each action, state and action, and the log-prob of the action's words summed. Its rows go through
-the model together, as one batch without padding, which is as kind to it as can be without sharing the state between rows.
-Both run on the same weights, in turns, in one process. Costs should be those of the prompt tokens, |s| + sum |a_i| against
-|A| |s| + sum |a_i|, so `ratio` (decisions a second, ours to the other) grows with the number of actions.
+Ours: state and menu in one prompt, one token out of the listed labels; the scores of all labels come from that pass.
+The other way (action-prompt scoring): a row for each action, state and action, and the log-prob of the action's words
+summed. Its rows go through the model together, as one batch without padding, which is as kind to it as can be without
+sharing the state between rows. Both run on the same weights, in turns, in one process. Costs should be those of the
+prompt tokens, |s| + sum |a_i| against |A| |s| + sum |a_i|, so `ratio` (decisions a second, ours to the other) grows
+with the number of actions.
 """
 
 from __future__ import annotations

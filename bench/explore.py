@@ -2,8 +2,9 @@
 
     python bench/explore.py [--repo FOLDER ...] [--steps 20000] [--repeats 5]
 
-Seconds are those that a process was computing, so that what else the machine does is not counted. Every step draws one of the
-listed labels; every episode draws its own leave-out. Without --repo the installed packages `httpx` and `numpy` are the repositories.
+Seconds are those that a process was computing, so that what else the machine does is not counted. Every step draws one
+of the listed labels; every episode draws its own leave-out. Without --repo the installed packages `httpx` and `numpy`
+are the repositories.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The core on a GPU: tree = flat = rows in float32, engine = learner, engine bitwise over neighbours, bf16 below its own noise.
+"""The core on a GPU: tree = flat = rows in float32, engine = learner, engine bitwise over neighbours, bf16 below its
+own noise.
 
     python bench/gpu_core.py [--out FILE]
 
@@ -36,7 +37,8 @@ WIDE = DEVICE == "cuda"
 def model(family: str, dtype: torch.dtype = torch.float32) -> LM:
     tokenizer = tiny_tokenizer(pad_is_eos=True)
     config = tiny_config(
-        family, vocab=8192 if WIDE else 512, layers=4, width=512 if WIDE else 64, heads=8, kv_heads=None if family == "gpt2" else 2,
+        family, vocab=8192 if WIDE else 512, layers=4, width=512 if WIDE else 64, heads=8,
+        kv_heads=None if family == "gpt2" else 2,
         context=2048, window=48 if family == "mistral" else None,
     )  # fmt: skip
     return LM(build(config, 0, dtype, DEVICE), tokenizer, family)
@@ -157,7 +159,8 @@ def main() -> None:
         "passed": all(r["probe"] == "exact" and r["tree_vs_flat"] <= 1e-5 and r["sampler_vs_learner"] <= 1e-3
                       and r["bitwise_over_neighbours"] for r in results),
         "device": torch.cuda.get_device_name() if DEVICE == "cuda" else platform.processor() or "cpu",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__,
+        "python": platform.python_version()},
         "commit": commit,
         "results": results,
     }  # fmt: skip

@@ -1,10 +1,12 @@
-"""Our engine on a GPU at the shape of SmolLM2-135M: against transformers' `generate`, and what decisions and updates cost.
+"""Our engine on a GPU at the shape of SmolLM2-135M: against transformers' `generate`, and what decisions and updates
+cost.
 
     python bench/gpu_engine.py
 
-Random weights, made on the device. First a check: greedy tokens in float32 are those of `generate`. Then, in bfloat16, tokens a second
-against `generate` at the same batch; label decisions a second on prompts of 768 tokens; tokens a second of an SFT update
-(float32 weights, bfloat16 autocast). One JSON object per line, appended to bench/results/gpu_engine.jsonl.
+Random weights, made on the device. First a check: greedy tokens in float32 are those of `generate`. Then, in bfloat16,
+tokens a second against `generate` at the same batch; label decisions a second on prompts of 768 tokens; tokens a second
+of an SFT update (float32 weights, bfloat16 autocast). One JSON object per line, appended to
+bench/results/gpu_engine.jsonl.
 """
 
 from __future__ import annotations
@@ -85,8 +87,10 @@ def main() -> None:
         engine, new = LocalEngine(fast, batch, 256), 64 if WIDE else 8
         rows = prompts(batch, 128 if WIDE else 16, 1)
         requests = [Request(p, SamplingLaw(), 1, new, key=str(k)) for k, p in enumerate(rows)]
-        compare(f"gpu_engine/tokens, batch {batch}", lambda e=engine, r=requests: sum(len(c[0].tokens) for c in run(e, r)),
-                lambda p=plain, r=rows, n=new: sum(map(len, generate(p, r, n, False))), "transformers generate", "tokens/s", 3,
+        compare(f"gpu_engine/tokens, batch {batch}", lambda e=engine,
+            r=requests: sum(len(c[0].tokens) for c in run(e, r)),
+                lambda p=plain, r=rows, n=new: sum(map(len, generate(p, r, n, False))), "transformers generate",
+                "tokens/s", 3,
                 f"{new} tokens after {len(rows[0])}, bfloat16")  # fmt: skip
     engine = LocalEngine(fast, 256 if WIDE else 4, 1024)
     law = SamplingLaw(allowed=tuple(range(62)))

@@ -3,8 +3,9 @@
     trailmark data taxi mode=full history=none menu=false walls=false --starts 60 --perturb 0.3 --out FOLDER
     python bench/gpu_int8.py FOLDER/oracle [--out FILE]
 
-The base is random (4 layers, width 512), so the numbers show that training works, not that a model is good. Prints one JSON
-object last: the loss per token at the first and at the last step, and whether the adapter loads back over the int8 base.
+The base is random (4 layers, width 512), so the numbers show that training works, not that a model is good. Prints one
+JSON object last: the loss per token at the first and at the last step, and whether the adapter loads back over the int8
+base.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python bench/sampling.py [--repeats 7] [--quick]
 
-Free text: groups of 8 samples share a prompt of 12 to 60 tokens, and end at one of 8 stopping tokens or after 64 tokens, so lengths are
-ragged; counted are tokens up to the stop. Ours returns log-probs with them, `generate` does not. Labels: one decision is one token
-out of six, over distinct prompts of 60 to 96 tokens.
+Free text: groups of 8 samples share a prompt of 12 to 60 tokens, and end at one of 8 stopping tokens or after 64
+tokens, so lengths are ragged; counted are tokens up to the stop. Ours returns log-probs with them, `generate` does not.
+Labels: one decision is one token out of six, over distinct prompts of 60 to 96 tokens.
 """
 
 from __future__ import annotations

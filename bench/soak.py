@@ -1,10 +1,12 @@
-"""A soak of `trailmark serve`: ordinary requests through OpenAI's client, hostile ones and vanishing clients among them.
+"""A soak of `trailmark serve`: ordinary requests through OpenAI's client, hostile ones and vanishing clients among
+them.
 
     python bench/soak.py [--requests 10000] [--hostile 100] [--vanishing 200] [--quick]
 
-A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them a process that asks for /health
-on a new connection twenty times a second. A request is *lost* if it has no whole answer, or one to something else than was asked. Memory is
-what the server's process holds (VmRSS): when every kind of request was met once, in the middle, and at the end.
+A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them a process
+that asks for /health on a new connection twenty times a second. A request is *lost* if it has no whole answer, or one
+to something else than was asked. Memory is what the server's process holds (VmRSS): when every kind of request was met
+once, in the middle, and at the end.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def served(folder: Path) -> Any:
     log = folder / "log"
     command = [sys.executable, "-m", "trailmark", "serve", str(folder), "--port", "0", "--name", "m"]
     with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
     try:
         while (found := re.search(r"at (http://\S+)/v1", log.read_text())) is None:
             if process.poll() is not None:
@@ -86,13 +90,23 @@ async def ordinary(client: openai.AsyncOpenAI, k: int) -> None:
     extra: dict[str, Any] = {"ignore_eos": True}
     if k % 5 == 0:
         stream = await client.completions.create(
-            model="m", prompt=f"number {k}", max_tokens=most, stream=True, stream_options={"include_usage": True}, extra_body=extra
+            model="m",
+            prompt=f"number {k}",
+            max_tokens=most,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=extra,
         )
         used = [c.usage.completion_tokens async for c in stream if c.usage]
         assert used == [most]
     elif k % 5 in (1, 2):
         done = await client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": f"number {k}"}], max_tokens=most, n=1 + k % 3, logprobs=k % 2 == 0, extra_body=extra
+            model="m",
+            messages=[{"role": "user", "content": f"number {k}"}],
+            max_tokens=most,
+            n=1 + k % 3,
+            logprobs=k % 2 == 0,
+            extra_body=extra,
         )
         assert done.usage and done.usage.completion_tokens == most * (1 + k % 3) and len(done.choices) == 1 + k % 3
     else:
@@ -187,7 +201,9 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
             await one("vanish", k)
         await asyncio.gather(*(one("ordinary", k) for k in range(64)))
         sizes["start"] = memory(process)
-        asking = subprocess.Popen([sys.executable, __file__, "--poll", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        asking = subprocess.Popen(
+            [sys.executable, __file__, "--poll", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         began = time.perf_counter()
         waiting = iter(jobs)
         await asyncio.gather(*(worker(waiting) for _ in range(CLIENTS)))

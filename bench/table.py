@@ -23,15 +23,17 @@ TITLES = {
 }
 HEAD = """# Benchmarks
 
-This page is made by `python bench/table.py > docs/benchmarks.md` from `bench/results/*.jsonl`; the scripts that wrote those are named below, and
-running one again adds to its file. Ours and the peer run in turns in one process: `ratio` says how many times better we are (the median over
-the repeats), with the smallest and the largest that was seen; below 1 the peer is better. On a CPU all runs in one thread and seconds are
-those that the process was computing, which on a quiet machine are those of the wall clock.
+`python bench/table.py > docs/benchmarks.md` makes this page from `bench/results/*.jsonl`. The scripts named below wrote
+these files, and running a script again adds to its file. Ours and the peer run in turns in one process. `ratio` says
+how many times better we are (the median over the repeats), with the smallest and the largest value; below 1 the peer is
+better. On a CPU everything runs in one thread, and seconds are computing time of the process, which on a quiet machine
+equals wall-clock time.
 """
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The newest row of every name, in the order in which names first came up; lines that are no measurement are left out."""
+    """The newest row of every name, in the order in which names first appear. Lines that are not measurements are left
+    out."""
     newest: dict[str, dict[str, Any]] = {}
     for line in path.read_text("utf-8").splitlines():
         row = json.loads(line)
@@ -60,12 +62,15 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
     for r in found:
         if "ratio" not in r:
             lines.append(
-                f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | – | {r['unit']} | – | – | {r.get('what', '')} |"
+                f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | – | {r['unit']} | – | – | "
+                f"{r.get('what', '')} |"
             )
             continue
         low, high = r["spread"]
-        lines.append(f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | {number(r['peer'])} | {r['unit']} | **{r['ratio']:.2f}** | "
-                     f"{low:.2f} – {high:.2f} | {r.get('what', '')} |")  # fmt: skip
+        lines.append(
+            f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | {number(r['peer'])} | {r['unit']} | "
+            f"**{r['ratio']:.2f}** | {low:.2f} – {high:.2f} | {r.get('what', '')} |"
+        )
     told: dict[str, list[str]] = {}
     for r in found:
         used = ", ".join(f"{k} {v}" for k, v in r["versions"].items())

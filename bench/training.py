@@ -2,9 +2,9 @@
 
     python bench/training.py [--repeats 7] [--quick]        # needs the extra `peer`
 
-TRL gets an ordinary transformers model (SDPA), rows padded as its own collators pad them; we get the same rows as samples, in the layout
-that `layout: auto` chooses. Before anything is timed the two losses must agree. Counted are tokens of all rows, shared ones as often
-as they occur, without padding.
+TRL gets an ordinary transformers model (SDPA), rows padded as its own collators pad them; we get the same rows as
+samples, in the layout that `layout: auto` chooses. Before anything is timed the two losses must agree. Counted are
+tokens of all rows, shared ones as often as they occur, without padding.
 """
 
 from __future__ import annotations
@@ -127,17 +127,20 @@ def grpo(size: str, kind: str, repeats: int) -> None:
     samples = build_samples(played, "policy", {"advantage": advantage}, mean="sequence")
     samples = Learner({"policy": lm}, LearnerConfig()).fill(samples, old=Readout(""))
     with tempfile.TemporaryDirectory() as folder:
-        args = GRPOConfig(folder, max_completion_length=64, per_device_train_batch_size=len(played), num_generations=GROUPS[kind][1],
+        args = GRPOConfig(folder, max_completion_length=64, per_device_train_batch_size=len(played),
+            num_generations=GROUPS[kind][1],
                           beta=0.0, loss_type="grpo", temperature=1.0, **ARGS)  # fmt: skip
         trainer = GRPOTrainer(theirs, lambda completions, **_: [0.0] * len(completions), args,
-                              Dataset.from_dict({"prompt": ["a", "b"]}), processing_class=copy.deepcopy(lm.tokenizer))  # fmt: skip
+                              Dataset.from_dict({"prompt": ["a", "b"]}),
+                              processing_class=copy.deepcopy(lm.tokenizer))  # fmt: skip
     trainer.current_gradient_accumulation_steps = 1
     turns = [e.turns[0] for e in played]
     left = lambda rows: pad([torch.tensor(r) for r in rows], 0, padding_side="left")
     right = lambda rows: pad([torch.tensor(r) for r in rows], 0)
     inputs = {
         "prompt_ids": left([t.prompt for t in turns]), "prompt_mask": left([[1] * len(t.prompt) for t in turns]),
-        "completion_ids": right([t.tokens for t in turns]), "completion_mask": right([[1] * len(t.tokens) for t in turns]),
+        "completion_ids": right([t.tokens for t in turns]),
+        "completion_mask": right([[1] * len(t.tokens) for t in turns]),
         "old_per_token_logps": right([s.streams["old"][len(t.prompt) :].tolist() for s, t in zip(samples, turns)]),
         "advantages": torch.tensor([advantage[e.id][0] for e in played]),
         "num_items_in_batch": torch.tensor(sum(len(t.tokens) for t in turns)),
@@ -169,7 +172,8 @@ def sft(size: str, repeats: int) -> None:
         trainer = SFTTrainer(theirs, args=args, train_dataset=data, processing_class=lm.tokenizer)
     batch = trainer.data_collator([trainer.train_dataset[k] for k in range(len(texts))])
     encode, eos = (lambda s: tuple(lm.tokenizer.encode(s))), lm.tokenizer.eos_token_id
-    made = [Episode(str(k), Task(str(k)), str(k), (Turn("policy", encode(p), (*encode(c), eos)),), {"self": Scored(0.0)})
+    made = [Episode(str(k), Task(str(k)), str(k), (Turn("policy", encode(p), (*encode(c), eos)),),
+        {"self": Scored(0.0)})
             for k, (p, c) in enumerate(texts)]  # fmt: skip
     trainer.model.train()
 

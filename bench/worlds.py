@@ -1,16 +1,20 @@
 """ALFWorld in our engine against the original (textworld's PDDL environment), on the same games and commands.
 
-    python bench/worlds.py --games DATA [--n 6] [--repeats 3] [--quick]        (needs `pip install 'trailmark[alfworld]'`)
+    python bench/worlds.py --games DATA [--n 6] [--repeats 3] [--quick]
 
-    first reset   from a game's texts, read but not parsed, to the first observation and its admissible commands. Ours has met the domain
-                  and grammar before, as all games of a collection share them; parsing and grounding the problem is counted. The
-                  original's is its load and reset
-    reset         the same for a game that is loaded: ours copies the start, the original translates the problem again
-    new step      a command and the admissible commands after it, along a random walk in a game just parsed, so that working out the actions
-                  of places never seen before is counted; `step` along a walk through places seen before
-    memory        MB a play. Ours: 1,000 plays at different moments of the same games. The original: what the process grows by for a game
+It needs `pip install 'trailmark[alfworld]'`.
 
-Ours alone (printed, and kept without a peer): copies, copies with a step, replayed commands without a menu, environments in lockstep.
+    first reset   from a game's texts, read but not parsed, to the first observation and its admissible commands. Our
+                  engine has parsed the domain and the grammar before, because all games of a collection share them;
+                  parsing and grounding the problem counts. The original loads and resets
+    reset         the same for a loaded game: ours copies the start, the original translates the problem again
+    new step      a command and the admissible commands after it, along a random walk in a game just parsed, so that
+                  computing the actions of new places counts; `step` goes through places seen before
+    memory        MB a play. Ours: 1,000 plays at different moments of the same games. The original: the growth of the
+                  process per game
+
+Ours alone (printed, and kept without a peer): copies, copies with a step, replayed commands without a menu,
+environments in lockstep.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ from pathlib import Path
 import common
 from common import compare, one_thread, record
 
+from trailmark.tasks.alfworld.compare_original import choose, pick
 from trailmark.tasks.alfworld.engine import Game, Play, parse_game
 from trailmark.tasks.alfworld.games import Games, Texts
-from trailmark.tasks.alfworld.judge import choose, pick
 from trailmark.tasks.alfworld.original import OriginalGame
 
 
@@ -124,7 +128,8 @@ def memory(bench: Bench, peer: str) -> None:
     ours = our_memory(bench)
     theirs = their_memory(bench)
     record("worlds/alfworld memory", ours, theirs, peer, theirs / ours, "MB a play", 1, [theirs / ours] * 2,
-           "less is better; 1,000 plays of the same games, 5 to 10 commands in; the original: one loaded game")  # fmt: skip
+           "less is better; 1,000 plays of the same games, 5 to 10 commands in; the original: one loaded "
+           "game")  # fmt: skip
 
 
 def our_memory(bench: Bench, plays: int = 1000) -> float:
@@ -213,7 +218,8 @@ def main() -> None:
     bench = Bench(Games(said.games), n, max(10, said.length))
     try:
         compare("worlds/alfworld first reset", bench.our_first, bench.their_first, peer, "resets/s", repeats,
-                "from texts not yet parsed to the first observation and commands; the original: load and reset")  # fmt: skip
+                "from texts not yet parsed to the first observation and commands; the original: load and "
+                "reset")  # fmt: skip
         compare("worlds/alfworld reset", bench.our_reset, bench.their_reset, peer, "resets/s", repeats,
                 "again from a parsed game; the original: reset of a loaded one")  # fmt: skip
         steps(bench, repeats, peer, new=True)

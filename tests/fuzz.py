@@ -1,6 +1,7 @@
 """The property tests with new examples, round after round, until the time is up: `make fuzz FUZZ_SECONDS=600`.
 
-Each round draws with a seed of its own. A failure prints the example that Hypothesis shrank it to, and the command that repeats it.
+Each round draws with a seed of its own. A failure prints the example that Hypothesis shrank it to, and the command that
+repeats it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ HERE = Path(__file__).parent
 def main() -> int:
     seconds = float(os.environ.get("FUZZ_SECONDS", "300"))
     draw = random.Random(os.environ.get("FUZZ_SEED"))  # None: from the system
-    files = sorted(str(p.relative_to(HERE.parent)) for p in HERE.rglob("test_*.py") if "from hypothesis import" in p.read_text())
+    files = sorted(
+        str(p.relative_to(HERE.parent)) for p in HERE.rglob("test_*.py") if "from hypothesis import" in p.read_text()
+    )
     settings = {**os.environ, "HYPOTHESIS_PROFILE": "fuzz"}
     end, rounds = time.monotonic() + seconds, 0
     while rounds == 0 or time.monotonic() < end:

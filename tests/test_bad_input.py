@@ -22,7 +22,8 @@ class Source:
     def step(self, action):
         if BROKEN or self.k == 1:
             raise RuntimeError("the world fell apart")
-        return Step(Observation("end"), 1.0 if action == "a" else 0.0, True, False, Scored(1.0 if action == "a" else 0.0))
+        won = 1.0 if action == "a" else 0.0
+        return Step(Observation("end"), won, True, False, Scored(won))
 
 def Make(broken=False):
     global BROKEN

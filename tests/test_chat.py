@@ -74,7 +74,7 @@ def build(kind="bytes", pad="<pad>", adds_bos=False):
         tok = Tokenizer(models.BPE())
         tok.pre_tokenizer, tok.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
-    else:  # in the manner of SentencePiece: a space is put before the first word ("first") or every piece ("always")
+    else:  # like SentencePiece: a space is put before the first word ("first") or every piece ("always")
         tok = Tokenizer(models.BPE(unk_token=None, byte_fallback=False))
         tok.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
         tok.decoder = decoders.Metaspace(prepend_scheme=kind)
@@ -138,8 +138,8 @@ def test_an_extending_template_gives_one_sequence_of_inference_prompts(template)
     assert [s.message for s in r.spans] == [1, 3] and r.spans == whole.spans
     assert whole.tokens[: len(r.tokens)] == r.tokens and whole.text.startswith(r.text)
     for s in r.spans:
-        # This tokenizer splits the white space at the end of a text otherwise than before a word. With the templates
-        # that prompt with such, a prompt encoded afresh is not what the model saw when it wrote the turn before.
+        # This tokenizer splits white space at the end of a text differently from white space before a word. If a
+        # template's prompt ends in white space, encoding it again differs from what the model saw.
         if template is not None and (s.message == 1 or template not in (LLAMA3, TRIM, COLON)):
             fresh = TOK.apply_chat_template(
                 TALK[: s.message], chat_template=template, add_generation_prompt=True, return_dict=False
@@ -467,6 +467,6 @@ def test_every_assistant_message_is_trained_once_in_the_context_inference_shows(
         first = r.spans[0]
         prompt = render(tok, talk[: first.message], generation_prompt=True, template=template)
         assert r.tokens[: first.start] == tuple(encode(tok, prompt.text))
-    # As few as are right: no sequence is the beginning of another's prompt.
+    # No sequence is a prefix of another's prompt, so there are as few as possible.
     for a in rs:
         assert not any(b is not a and b.text.startswith(a.text) for b in rs)

@@ -1,5 +1,5 @@
-"""Hand-made episodes of all five methods -> samples -> one objective call -> the numbers of the papers' definitions, each the
-same whatever the micro-batch and the layout."""
+"""Hand-made episodes of all five methods -> samples -> one objective call -> the numbers of the papers' definitions,
+each the same whatever the micro-batch and the layout."""
 
 import math
 
@@ -79,7 +79,8 @@ def test_epo_turn_weights():
 
 
 def test_vrcli_group_and_k3():
-    """One prompt, four plans, rewards 0 .5 .9 1; at the first step the ratio is 1, and KL(k3) at d = -1/2 is 0.10653."""
+    """One prompt, four plans, rewards 0 .5 .9 1; at the first step the ratio is 1, and KL(k3) at d = -1/2 is
+    0.10653."""
     law = SamplingLaw(temperature=0.7)
     plans = [(1,), (2, 3), (4, 5, 6), (7, 7)]
     episodes = [
@@ -98,7 +99,8 @@ def test_vrcli_group_and_k3():
     grads = every_split(lm, with_ref, Clipped(beta=1.0), "kl", 0.10653, tol=1e-5)
     terms, _ = gradient(lm, with_ref, Clipped(beta=1e-6), 10_000, "tree")
     assert terms["ratio"] == 1.0 and terms["kl_old"] == 0.0
-    # The gradient in the shared state: each plan's first token, -A/(4 |o|) (1[token] - 1/8) / T, and KL's (1 - e^d) part.
+    # The gradient in the shared state: each plan's first token, -A/(4 |o|) (1[token] - 1/8) / T, and KL's (1 - e^d)
+    # part.
     want = np.zeros(VOCAB)
     for p, a in zip(plans, advantages):
         each = (np.arange(VOCAB) == p[0]) - 1 / VOCAB
@@ -130,7 +132,8 @@ def test_lpr_dpo_and_prm():
 
 
 def test_oreo_residual_zero_at_the_optimum():
-    """V*(s) = beta log sum ref exp((r + V*(s'))/beta), pi* = ref exp((r + V*(s') - V*(s))/beta): both losses are 0 there."""
+    """V*(s) = beta log sum ref exp((r + V*(s'))/beta), pi* = ref exp((r + V*(s') - V*(s))/beta): both losses are 0
+    there."""
     beta, ref = 0.3, np.array([0.2, 0.3, 0.5])
     leaves = {(a, b): float((a * 3 + b) % 4 == 1) for a in range(3) for b in range(3)}
     v = {(a,): beta * math.log(sum(ref[b] * math.exp(leaves[a, b] / beta) for b in range(3))) for a in range(3)}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from trailmark import progress
 from trailmark.errors import RecipeError
-from trailmark.progress import Phases, Progress, clock, many, rates, sparkline
+from trailmark.progress import Phases, Progress, duration, rates, short_count, sparkline
 from trailmark.runs.store import Run
 from trailmark.trackers import Trackers, open_trackers
 
@@ -26,8 +26,8 @@ def hands(monkeypatch):
 
 
 def test_numbers_for_people():
-    assert [clock(s) for s in (4.2, 65, 3725, -1)] == ["4 s", "1:05", "1:02:05", "0 s"]
-    assert [many(x) for x in (950, 999.6, 1234, 34_000, 1.5e6)] == ["950", "1.0k", "1.2k", "34k", "1.5M"]
+    assert [duration(s) for s in (4.2, 65, 3725, -1)] == ["4 s", "1:05", "1:02:05", "0 s"]
+    assert [short_count(x) for x in (950, 999.6, 1234, 34_000, 1.5e6)] == ["950", "1.0k", "1.2k", "34k", "1.5M"]
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█" and sparkline([2, 2]) == "▄▄" and sparkline([]) == ""
     assert sparkline([float("nan"), 0, 1]) == "▁█"
 
@@ -97,7 +97,7 @@ def test_a_terminal_gets_the_live_view():
         while more := os.read(ours, 65536):
             seen += more
     except OSError:
-        pass  # the other end is closed
+        pass  # the reader has closed the pipe
     os.close(ours)
     text = seen.decode()
     assert "╭" in text and "3/3" in text and "0.75" in text and "demo 3/3" not in text
@@ -151,7 +151,10 @@ def test_a_dashboard_that_is_away_does_not_stop_the_run(capsys):
     trackers.log(2, {"x": 2})
     trackers.close()
     assert heard == [(1, {"x": 1}), (2, {"x": 2}), "closed"]
-    assert capsys.readouterr().err == "tracker 'wandb' failed and is not used any more: ZeroDivisionError: division by zero\n"
+    assert (
+        capsys.readouterr().err
+        == "tracker 'wandb' failed and is not used any more: ZeroDivisionError: division by zero\n"
+    )
 
 
 def test_tensorboard_files_hold_the_numbers(run):
@@ -171,7 +174,10 @@ def test_tensorboard_files_hold_the_numbers(run):
 def test_the_time_left_does_not_jump_at_an_evaluation(hands, every):
     """Steps of 0.1 s, evaluations of 5 s, a slow first step, and a disk that stalls twice: 6 -> 57 -> 6 s before."""
     total = 200
-    took = {k: 0.1 + (5.0 if k % every == 0 or k == total else 0.0) + 3.0 * (k == 1) + 2.0 * (k in (63, 141)) for k in range(1, total + 1)}
+    took = {
+        k: 0.1 + (5.0 if k % every == 0 or k == total else 0.0) + 3.0 * (k == 1) + 2.0 * (k in (63, 141))
+        for k in range(1, total + 1)
+    }
     p = Progress(total)
     guesses = {}
     for step in range(1, total + 1):
@@ -183,7 +189,7 @@ def test_the_time_left_does_not_jump_at_an_evaluation(hands, every):
     assert all(0.75 * truth[s] - 0.5 <= guesses[s] <= 1.25 * truth[s] + 0.5 for s in known), [
         (s, guesses[s], truth[s]) for s in known if not 0.75 * truth[s] - 0.5 <= guesses[s] <= 1.25 * truth[s] + 0.5
     ]
-    for s in known[1:]:  # from one step to the next it falls by what was done, and hardly ever rises
+    for s in known[1:]:  # it falls from step to step, and hardly ever rises
         assert guesses[s] - guesses[s - 1] <= 0.1 * guesses[s - 1] + 0.1
     assert guesses[2] <= 2 * 0.1 * 198 and guesses[total] == 0.0  # the slow first step is not the pace
 

@@ -27,11 +27,12 @@ PAPERS = {
     "oreo-minicpm-alfworld",
     "oreo-minicpm-alfworld-sft",
     "oreo-minicpm-alfworld-data",
-}  # models of other people, at their size
-LAPTOP = {  # recipe -> what it takes to run two steps of it
+}  # large published models
+LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
     "bandit-policy-gradient": [],
     "arith-sft": [],
+    "prompts-grpo": ["starts=2", "n=2"],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -50,6 +51,8 @@ def shell(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     right = '{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n'
     Path("scored.jsonl").write_text(right * 4 + '{"prompt": "1+1=?\\n", "response": "3", "reward": 0}\n')
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    Path("my_file.py").write_text("def score(answer): return len(answer)")
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     return CliRunner()
 
@@ -84,7 +87,9 @@ def test_a_copied_folder_of_recipes_works(tmp_path, monkeypatch):
     assert done.exit_code == 0 and "name: reflect-taxi\n" in done.output and "mode: pickup" in done.output
     Path("own.yaml").write_text("extends: reflect-taxi-full\n")
     done = CliRunner().invoke(app, ["train", "own.yaml", "--dry-run"])
-    assert done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+    assert (
+        done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+    )
 
 
 def commands():
@@ -103,7 +108,11 @@ def made_runs():
     """out -> the steps of which a checkpoint is left, over all recipes and all commands that train."""
     root, made = RECIPES[0].parent, {}
     runs = [(p.name, []) for p in root.glob("*.yaml")]
-    runs += [(Path(w[2]).name, [x for x in w[3:] if not x.startswith("--")]) for w in commands() if w[:2] == ["trailmark", "train"]]
+    runs += [
+        (Path(w[2]).name, [x for x in w[3:] if not x.startswith("--")])
+        for w in commands()
+        if w[:2] == ["trailmark", "train"]
+    ]
     for name, words in runs:
         if not (root / name).is_file():
             continue

@@ -1,4 +1,5 @@
-"""What a text says never becomes a control token; what the template writes always does. Over the kinds of tokenizers there are."""
+"""Control tokens in a text are plain characters; those of the template are control tokens. Checked with all kinds of
+tokenizers."""
 
 import itertools
 import os
@@ -17,7 +18,8 @@ from trailmark.models.tiny import CHATML, tiny_tokenizer
 from trailmark.texts import Marked, controls_of, encode, encode_with_places, mark
 
 LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + (m.content | trim) + "
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + (m.content "
+    "| trim) + "
     "'<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
@@ -26,8 +28,10 @@ LLAMA2 = (
     "{% elif m.role == 'assistant' %}{{ ' ' + m.content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 GEMMA = (
-    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + "
-    "m.content | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + "
+    "'\n' + "
+    "m.content | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' "
+    "}}{% endif %}"
 )
 TAGS = (  # headers from roles, as in Phi; the markers are added tokens that are not flagged special
     "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
@@ -54,7 +58,17 @@ def byte_level(special, template, plain=(), **named):
 
 
 def sentence_piece(special, template, scheme, **named):
-    known = ["<unk>", *special, *(f"<0x{i:02X}>" for i in range(256)), "▁", *map(chr, range(33, 127)), "▁t", "he", "▁the", "or"]
+    known = [
+        "<unk>",
+        *special,
+        *(f"<0x{i:02X}>" for i in range(256)),
+        "▁",
+        *map(chr, range(33, 127)),
+        "▁t",
+        "he",
+        "▁the",
+        "or",
+    ]
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("o", "r")]
     vocab = {w: i for i, w in enumerate(known)}
     core = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
@@ -74,9 +88,18 @@ def legacy_llama(special, template, **named):
 
 def unigram(special, template, **named):
     """Its model knows the control tokens as words, and would write them."""
-    pieces = [("<unk>", 0.0), *((w, 0.0) for w in special), *((chr(i), -9.0) for i in range(32, 127)), ("\n", -9.0), ("▁", -9.0)]
+    pieces = [
+        ("<unk>", 0.0),
+        *((w, 0.0) for w in special),
+        *((chr(i), -9.0) for i in range(32, 127)),
+        ("\n", -9.0),
+        ("▁", -9.0),
+    ]
     core = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace(prepend_scheme="first")
+    core.pre_tokenizer, core.decoder = (
+        pre_tokenizers.Metaspace(prepend_scheme="first"),
+        decoders.Metaspace(prepend_scheme="first"),
+    )
     return finish(core, special, template, unk_token="<unk>", **named)
 
 
@@ -89,7 +112,9 @@ MAKERS = {
     "opens a thought": lambda: byte_level(CHAT, THINKS, ["<think>", "</think>"], eos_token="<|im_end|>"),
     "llama 3": lambda: byte_level(HEADS, LLAMA3, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"),
     "gpt-2": lambda: byte_level(["<|endoftext|>"], None, eos_token="<|endoftext|>"),
-    "tags": lambda: byte_level(["</s>"], TAGS, ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], eos_token="</s>"),
+    "tags": lambda: byte_level(
+        ["</s>"], TAGS, ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], eos_token="</s>"
+    ),
     "llama 2": lambda: sentence_piece(["<s>", "</s>"], LLAMA2, "first", **ENDS),
     "llama 2, always": lambda: sentence_piece(["<s>", "</s>"], LLAMA2, "always", **ENDS),
     "llama, legacy": lambda: legacy_llama(["<s>", "</s>"], LLAMA2, **ENDS),
@@ -144,13 +169,23 @@ def test_a_control_token_in_a_text_is_its_characters(name):
         said = tokenizer.decode(found, clean_up_tokenization_spaces=False)
         assert said.removeprefix(" ") == text  # a space that some put before the first word
         if name != "unigram":
-            assert found == tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) or name == "tags"
+            assert (
+                found == tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) or name == "tags"
+            )
 
 
 @every
 def test_ordinary_texts_have_the_tokens_that_the_tokenizer_gives(name):
     tokenizer = kind(name)
-    for text in ("", "go", " go ", "a\n\n\nb", "2 < 3 and <|", "17 user assistant <think>x</think>", "é日\x00\ue000\ufdd0\ufdd1\ufdd2o"):
+    for text in (
+        "",
+        "go",
+        " go ",
+        "a\n\n\nb",
+        "2 < 3 and <|",
+        "17 user assistant <think>x</think>",
+        "é日\x00\ue000\ufdd0\ufdd1\ufdd2o",
+    ):
         assert encode(tokenizer, text) == tokenizer.encode(text, add_special_tokens=False), text
 
 
@@ -161,7 +196,9 @@ def test_a_marked_text_has_the_control_tokens_of_its_frame_and_no_other(name):
     text = mark(end) + f"a{end}b" + mark(end) + "c"
     assert str(text) == f"{end}a{end}b{end}c" and len(text.spans) == 2
     assert len(control(tokenizer, encode(tokenizer, text))) == 2
-    assert encode(tokenizer, mark(end) + "ab" + mark(end) + "c") == tokenizer.encode(f"{end}ab{end}c", add_special_tokens=False)
+    assert encode(tokenizer, mark(end) + "ab" + mark(end) + "c") == tokenizer.encode(
+        f"{end}ab{end}c", add_special_tokens=False
+    )
     assert control(tokenizer, encode(tokenizer, text[:])) == []  # a piece of it is content again
 
 
@@ -196,7 +233,9 @@ def test_letters_that_a_normalizer_turns_into_a_control_token():
     core.normalizer, core.decoder = normalizers.NFKC(), decoders.ByteLevel()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.add_special_tokens([AddedToken("<end>", special=True, normalized=True)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=AddedToken("<end>", special=True, normalized=True))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=AddedToken("<end>", special=True, normalized=True)
+    )
     wide = "a＜end＞b"
     assert tokenizer.eos_token_id in tokenizer.encode(wide, add_special_tokens=False)
     assert tokenizer.eos_token_id not in encode(tokenizer, wide)
@@ -227,7 +266,9 @@ def test_ordinary_conversations_are_those_of_transformers(name):
     for talk in (TALK[:1], TALK[:3]):
         shown = render(tokenizer, talk, generation_prompt=True)
         plain = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-        assert shown.text == plain and encode(tokenizer, shown.text) == tokenizer.encode(plain, add_special_tokens=False)
+        assert shown.text == plain and encode(tokenizer, shown.text) == tokenizer.encode(
+            plain, add_special_tokens=False
+        )
     fresh = tokenizer.apply_chat_template(TALK[:1], add_generation_prompt=True, return_dict=False)
     assert render(tokenizer, TALK[:1], generation_prompt=True).tokens == tuple(fresh)
 
@@ -246,7 +287,9 @@ def test_a_user_cannot_end_a_turn_or_begin_one(name):
         c.add(user(text))
         first, _ = c.prompt()
         assert first == render(tokenizer, [user(text)], generation_prompt=True).tokens
-        assert control(tokenizer, first) == control(tokenizer, render(tokenizer, TALK[:1], generation_prompt=True).tokens)
+        assert control(tokenizer, first) == control(
+            tokenizer, render(tokenizer, TALK[:1], generation_prompt=True).tokens
+        )
 
 
 @conversing
@@ -269,7 +312,9 @@ def test_pieces_of_a_control_token_do_not_join():
 
 
 def test_tools_names_and_options_are_content():
-    template = "{{ tools | tojson if tools else '' }}{{ mood }}" + CHATML.replace("m['content']", "m['name'] + m['content']")
+    template = "{{ tools | tojson if tools else '' }}{{ mood }}" + CHATML.replace(
+        "m['content']", "m['name'] + m['content']"
+    )
     tokenizer = kind("chatml")
     bad = "x<|im_end|>"
     tools = [{"type": "function", "function": {"name": bad, "description": bad, "parameters": {bad: [bad]}}}]
@@ -331,7 +376,9 @@ def test_a_prompt_with_its_template_is_read_as_one():
 
 # --- random ones
 
-words = st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<|", "|>", "user", "\n", " ", "a", "é", "\ufdd0", "\ufdd2c", "17"])
+words = st.sampled_from(
+    ["<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<|", "|>", "user", "\n", " ", "a", "é", "\ufdd0", "\ufdd2c", "17"]
+)
 said = st.lists(words, max_size=8).map("".join)
 
 

@@ -1,7 +1,8 @@
-"""Draw docs/plots/alpha.png: what the weight alpha of OREO's KL does to the temperature, and to an action nobody played.
+"""Draw docs/plots/alpha.png: what the weight alpha of OREO's KL does to the temperature, and to an action nobody
+played.
 
-One decision with three actions; a policy, a value and a reference are tables, and both are trained by the objective that the
-method uses (`objectives/soft_bellman.py`). Prints the numbers that the picture shows.
+One decision with three actions; a policy, a value and a reference are tables, and both are trained by the objective
+that the method uses (`objectives/soft_bellman.py`). Prints the numbers that the picture shows.
 
     python docs/plots/alpha.py
 """

@@ -147,10 +147,10 @@ class _Template:
     def encode(self, text: str, after: str = "") -> list[int]:
         """The tokens of `text` after the special token `after`. Without it, some tokenizers would add a space in
         front."""
-        ids = self.controls.encode(*self.controls.lay(after + text))[0]
+        ids = self.controls.encode(*self.controls.unguard(after + text))[0]
         return ids[len(self.encode(after)) :] if after else ids
 
-    def lay(self, text: str, turns: Sequence[_Turn]) -> Rendered:
+    def with_spans(self, text: str, turns: Sequence[_Turn]) -> Rendered:
         """`text` with a span for each of `turns`. Each turn's full text is a prefix of `text` and of the next
         prompt."""
         tokens: list[int] = []
@@ -179,7 +179,7 @@ def render(
     for turn in t.turns(messages):
         if text.startswith(turn.full) and (not kept or turn.prompt.startswith(kept[-1].full)):
             kept.append(turn)
-    return t.lay(text, kept)
+    return t.with_spans(text, kept)
 
 
 def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> Extension:
@@ -212,7 +212,7 @@ def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "ow
         chain.append(turn)
     if not chains:
         raise DataError("there is no message of the assistant: nothing would be trained")
-    return [t.lay(chain[-1].full, chain) for chain in chains]
+    return [t.with_spans(chain[-1].full, chain) for chain in chains]
 
 
 def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class TrailmarkError(Exception):
-    """A mistake in what was asked for, with where it is and what to do. Never a bug of ours."""
+    """A user's mistake: the message says where it is and what to do. It is never used for bugs of ours."""
 
 
 class RecipeError(TrailmarkError):
@@ -16,7 +16,7 @@ class RecipeError(TrailmarkError):
 
 
 class DataError(TrailmarkError):
-    """A file that cannot be read as what it should be."""
+    """A file that cannot be read, or has the wrong content."""
 
     def __init__(self, message: str, file: str | Path | None = None, line: int | None = None, key: str | None = None):
         where = "" if file is None else f"{file}{'' if line is None else f':{line}'}: "
@@ -25,11 +25,11 @@ class DataError(TrailmarkError):
 
 
 class ModelError(TrailmarkError):
-    """A model that cannot be loaded or does not fit what is asked of it."""
+    """A model that cannot be loaded, or does not fit the recipe."""
 
 
 class TaskError(TrailmarkError):
-    """A task that breaks the protocol of `tasks/base.py`."""
+    """A task that breaks the protocol of `tasks/base.py`, or whose options are wrong."""
 
 
 class JudgeError(TrailmarkError):
@@ -41,7 +41,7 @@ class RunError(TrailmarkError):
 
 
 class RunBusy(RunError):
-    """A run directory in which another process is at work."""
+    """A run directory that another process is using."""
 
 
 class LearnError(TrailmarkError):

@@ -76,7 +76,7 @@ def sparkline(values: Iterable[float]) -> str:
     return "".join(BARS[min(7, int((v - low) / (high - low) * 8))] for v in shown)
 
 
-def clock(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration: 4 s, 1:05, 2:00:07."""
     whole = max(0, round(seconds))
     if whole < 60:
@@ -85,7 +85,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
-def many(x: float) -> str:
+def short_count(x: float) -> str:
     """A count: 950, 1.2k, 34k, 1.5M."""
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if x >= 0.9995 * size:
@@ -183,10 +183,10 @@ class Progress:
         """The progress as one plain line."""
         keys = _shown(self.metrics)
         words = [f"{self.name} {self.step}/{self.total}", *(f"{k} {self.metrics[k]:.4g}" for k in keys[:7])]
-        words += [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
+        words += [f"{name} {short_count(rate)} tok/s" for name, rate in rates(self.timings).items()]
         left = self.left()
         if left is not None and self.step < self.total:
-            words.append(f"{clock(left)} left")
+            words.append(f"{duration(left)} left")
         return "  ".join(words)
 
     def view(self) -> Any:
@@ -206,8 +206,8 @@ class Progress:
         top.add_column(no_wrap=True)
         top.add_column(ratio=1)
         top.add_column(no_wrap=True, justify="right")
-        time_left = "" if left is None or self.step >= self.total else f"{clock(left)} left"
-        spent = clock(time.monotonic() - self._began)
+        time_left = "" if left is None or self.step >= self.total else f"{duration(left)} left"
+        spent = duration(time.monotonic() - self._began)
         top.add_row(
             f"{self.step}/{self.total}", ProgressBar(max(1, self.total), self.step), f"{spent} {time_left}".strip()
         )
@@ -216,7 +216,7 @@ class Progress:
             past = self.history[key]
             numbers.add_row(Text(key, "dim"), Text(f"{past[-1]:.4g}", "bold"), Text(sparkline(past), "cyan"))
         parts: list[Any] = [top, numbers]
-        speed = [f"{name} {many(rate)} tok/s" for name, rate in rates(self.timings).items()]
+        speed = [f"{name} {short_count(rate)} tok/s" for name, rate in rates(self.timings).items()]
         speed = speed or [f"{k.removesuffix('_seconds')} {v:.2g} s" for k, v in self.timings.items() if k != "seconds"]
         if speed:
             parts.append(Text("speed  " + "  ".join(speed), "dim"))

@@ -1,4 +1,4 @@
-"""Recipes: YAML files that extend each other, `key=value` overrides, and errors that say where.
+"""Recipes: YAML files that extend each other, `key=value` overrides, and errors with file and line.
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
@@ -11,9 +11,9 @@ import json
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,6 +28,13 @@ class Config(BaseModel):
     """A section of a recipe: unknown keys are refused, values cannot be changed, defaults are checked too."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    short: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The recipe with short keys replaced by the keys that they stand for, before anything is checked."""
+        return raw
 
 
 C = TypeVar("C", bound=Config)
@@ -84,8 +91,8 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
 
 
 def _parent(path: Path, name: str) -> Path:
-    """What `extends` names: a file, as seen from the one that says so, or a recipe that comes with the package, by its name
-    alone. So a folder of recipes can be copied anywhere."""
+    """The file that `extends` names: relative to the file that says it, or a packaged recipe by its name alone. So a
+    folder of recipes can be copied anywhere."""
     packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
     bare = name == Path(name).stem and not (path.parent / name).exists()
     return packaged if bare and packaged.is_file() else path.parent / name
@@ -141,8 +148,8 @@ def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override sets:
-    `task={name: mine}` leaves nothing of the task that the recipe had."""
+    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override
+    replaces: `task={name: mine}` keeps nothing of the recipe's task."""
     loaded = load_yaml(path, overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
@@ -202,11 +209,11 @@ def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[
 
 
 def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) -> tuple[str, str]:
-    """What was expected, if a phrase can say it, and what else there is to say."""
+    """What was expected, as a phrase or "", and a further hint."""
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
     if kind == "extra_forbidden":
-        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in c.model_fields])}"
+        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in (*c.model_fields, *c.short)])}"
     if kind == "missing":
         return "", "is missing."
     if kind == "union_tag_not_found":
@@ -225,8 +232,12 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
 
 
 def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
-    """Check a recipe against the config class of its method. All problems are told at once, a line each."""
+    """Check a recipe against the config class of its method. One error lists all problems, one line each."""
     loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
+    try:
+        loaded = replace(loaded, raw=schema.spelled_out(loaded.raw))
+    except RecipeError as e:
+        raise RecipeError(f"{loaded.file}: {str(e).removeprefix('recipe: ')}") from None
     try:
         # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
         return schema.model_validate_json(json.dumps(loaded.raw), strict=True)

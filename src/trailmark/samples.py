@@ -1,6 +1,6 @@
-"""From episodes to samples: one token sequence per chain of turns, with masks that come from who wrote what.
+"""From episodes to samples: one token sequence per chain of turns. The masks come from who wrote which token.
 
-A mean is data. With T turns of k_t written tokens in an episode:
+The kind of mean is stored in the weights. With T turns of k_t written tokens in an episode:
 
 mean        weight of a token        mass of an episode     the loss is
 token       1                        sum_t k_t              the mean over all tokens of the batch
@@ -25,7 +25,7 @@ PerTurn = Mapping[str, Sequence[float | Sequence[float]]]  # episode id -> one e
 
 
 def scored(episodes: Sequence[Episode], side: str | None = None) -> tuple[list[Episode], dict[str, int]]:
-    """The episodes whose outcome counts, and how many were left out as invalid or failed."""
+    """The scored episodes, and how many were left out as invalid or failed."""
     kept, dropped = [], {"invalid": 0, "failed": 0}
     for e in episodes:
         outcome = e.outcome if side is None else e.outcomes[side]
@@ -79,7 +79,8 @@ def build_samples(
         groups = [g for g in groups if g]
         for chain in groups:
             sample = _sample(e, chain, number, per_turn, values or {}, weight)
-            # A mean's mass is the sum of its weights, so each sequence carries its own; a constant's is split by length.
+            # A mean's mass is the sum of its weights, so each sequence has its own. A constant's mass is split by
+            # length.
             spent = float(sample.streams[weight].sum())
             share = total * spent / float((per_turn * sizes).sum())
             if max_len is not None and len(sample.tokens) > max_len:
@@ -130,11 +131,12 @@ def _sample(
         start = len(e.context(i)) + len(turn.forced)
         if start == 0:
             raise LearnError(
-                f"episode '{e.id}': turn {i} was written from nothing; a first token has no probability given what came before: give it a prompt (a BOS, say)"
+                f"episode '{e.id}': turn {i} has no prompt, so its first token has no probability: give it a prompt "
+                "(for example a BOS)"
             )
         span = slice(start, start + len(turn.tokens))
         streams[weight][span] = per_turn[k]
-        streams["old"][span] = turn.logq or np.nan  # a server that gave no log-probs: the learner must score them first
+        streams["old"][span] = turn.logq or np.nan  # NaN: a server gave no log-probs, so the learner must score them
         streams["law"][span] = laws.setdefault(turn.law, len(laws))
         streams["written"][span] = np.arange(len(turn.tokens))
         streams["turn"][span] = k
@@ -145,7 +147,8 @@ def _sample(
             value = np.asarray(table[e.id][k], float)
             if value.shape not in ((), (len(turn.tokens),)):
                 raise LearnError(
-                    f"episode '{e.id}': '{name}' of turn {i} has shape {value.shape}: one number, or one for each of its {len(turn.tokens)} tokens"
+                    f"episode '{e.id}': '{name}' of turn {i} has shape {value.shape}: give one number, or one "
+                    f"for each of its {len(turn.tokens)} tokens"
                 )
             streams[name][span] = value
     return Sample(tokens, streams, {}, tuple(laws))
@@ -154,8 +157,9 @@ def _sample(
 def annotate_turns(
     samples: Sequence[Sample], episodes: Sequence[Episode], seat: str, stream: str, source: str
 ) -> list[Annotation]:
-    """A stream of samples as annotations of the turns that they were built from: one number where it is the same on every token of a
-    turn, else one for each token. So what was trained with is kept, and nobody has to compute it again."""
+    """A stream of samples as annotations of the turns that they were built from: one number where it is the same on
+    every token of a turn, else one for each token. So what was trained with is kept, and nobody has to compute it
+    again."""
     mine = {e.id: [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens] for e in episodes}
     out = []
     for s in samples:

@@ -10,7 +10,7 @@ use.
 
     encode(tokenizer, text)     the tokens of a text; only the marked parts of a `Marked` text become control tokens
     Marked                      a text with marked parts: `mark("<|im_start|>") + "user\n" + question`
-    Controls                    the control tokens of one tokenizer; `guard` and `lay` take contents through a template
+    Controls                    the control tokens of one tokenizer; `guard` and `unguard` protect texts in a template
 
 A template works on text, so contents are *guarded* before they go into it. `guard` puts every control token of a
 content between two noncharacters, and puts one beside a piece of a control token at the content's edge. What the
@@ -68,13 +68,13 @@ def mark(token: str) -> Marked:
 def encode(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text, without the BOS that a tokenizer may add."""
     controls = controls_of(tokenizer)
-    return controls.encode(*controls.lay(controls.guard(text)))[0]
+    return controls.encode(*controls.unguard(controls.guard(text)))[0]
 
 
 def encode_with_places(tokenizer: Any, text: str) -> Encoded:
     """The tokens of a text, and the position of each in the text. This needs a fast tokenizer."""
     controls = controls_of(tokenizer)
-    return controls.encode(*controls.lay(controls.guard(text)), places=True)
+    return controls.encode(*controls.unguard(controls.guard(text)), places=True)
 
 
 def whole_letters(text: str) -> str:
@@ -170,7 +170,7 @@ class Controls:
         rest = {k: v for k, v in message.items() if k != "role"}
         return {**({"role": role} if "role" in message else {}), **self.guard_all(rest)}
 
-    def lay(self, guarded: str) -> tuple[str, list[Span]]:
+    def unguard(self, guarded: str) -> tuple[str, list[Span]]:
         """The plain text of a guarded text, and the spans of the control tokens that the template wrote."""
         text, opens, breaks = str(guarded), set[int](), [-1]
         if _signs.search(text):
@@ -193,7 +193,7 @@ class Controls:
 
     def shown(self, guarded: str) -> Marked:
         """A guarded text without its escapes, with its control tokens marked."""
-        return Marked(*self.lay(guarded))
+        return Marked(*self.unguard(guarded))
 
     def _holds(self, text: Any) -> bool:
         return isinstance(text, str) and self._unsafe.search(text) is not None

@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TABLE = runpy.run_path(str(ROOT / "bench" / "table.py"))
 ROW = {
-    "name": "speed/a", "ours": 20.0, "peer": 5.0, "peer_name": "other", "ratio": 4.0, "unit": "tokens/s", "device": "a CPU",
+    "name": "speed/a", "ours": 20.0, "peer": 5.0, "peer_name": "other", "ratio": 4.0, "unit": "tokens/s",
+    "device": "a CPU",
     "versions": {"torch": "2.13"}, "commit": "abc", "repeats": 3, "spread": [3.5, 4.25], "what": "rows",
 }  # fmt: skip
 

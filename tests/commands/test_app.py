@@ -160,7 +160,8 @@ def test_a_typo_in_a_recipe_is_told_before_torch_is_imported(tmp_path):
         "import sys; from typer.testing import CliRunner; from trailmark.commands.app import app\n"
         "for name in sys.argv[1:]:\n"
         "    done = CliRunner().invoke(app, ['train', name + '.yaml'])\n"
-        "    assert done.exit_code == 2 and \"'stpes': is not known. Did you mean 'steps'?\" in done.stderr, done.stderr\n"
+        "    assert done.exit_code == 2 and \"'stpes': is not known. Did you mean 'steps'?\" in done.stderr, "
+        "done.stderr\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *METHODS], cwd=tmp_path, capture_output=True, text=True)

@@ -102,5 +102,5 @@ def test_who_is_still_waiting_at_the_deadline_hears_so(start):
     assert process.wait(60) == 0
     for t in threads:
         t.join(60)
-    assert done[False].status_code == 503 and "being stopped" in done[False].json()["error"]["message"]
-    assert done[True].status_code == 200 and "being stopped" in done[True].text.rstrip().rsplit("data: ", 1)[1]
+    assert done[False].status_code == 503 and "is stopping" in done[False].json()["error"]["message"]
+    assert done[True].status_code == 200 and "is stopping" in done[True].text.rstrip().rsplit("data: ", 1)[1]

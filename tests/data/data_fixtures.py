@@ -1,4 +1,4 @@
-"""Two small packages, and a teacher behind a real socket that says what it is told to and counts."""
+"""Two small packages, and a teacher behind a real socket that gives scripted answers and counts requests."""
 
 import contextlib
 import json
@@ -15,26 +15,34 @@ KETTLE = {
         "Fill it at the tap before the first use, and rinse it twice with fresh water.\n"
     ),
     "LICENSE.txt": "Do with it as you please, and let others do the same.\n",
-    "decision.py": '"""Choices."""\n\n\ndef pick(cups):\n    """Choose the cup that has been waiting longest on the shelf."""\n'
-    "    best = None\n    for cup in cups:\n        if best is None or cup.waited > best.waited:\n            best = cup\n"
+    "decision.py": '"""Choices."""\n\n\ndef pick(cups):\n    """Choose the cup that has been waiting longest on the '
+    'shelf."""\n'
+    "    best = None\n    for cup in cups:\n        if best is None or cup.waited > best.waited:\n            best "
+    "= cup\n"
     "    return best\n\n\ndef second(cups):\n    return sorted(cups)[1]\n",
     "src/kettle/__init__.py": '"""The package of the kettle, with what others may use of it."""\n',
-    "src/kettle/boil.py": '"""Heat."""\n\n\ndef boil(litres, power):\n    """Seconds until so much water is as hot as it can get."""\n'
+    "src/kettle/boil.py": '"""Heat."""\n\n\ndef boil(litres, power):\n    """Seconds until so much water is as hot '
+    'as it can get."""\n'
     "    return litres * 4186 * 80 / power\n\n\nclass Whistle:\n"
     '    """The sound that is made when steam leaves through a narrow hole."""\n\n    def blow(self):\n'
     '        """Blow until the lid is opened by a careful hand."""\n        return "fiii"\n',
-    "src/kettle/pour.py": '"""Out."""\n\n\ndef pour(cup, millilitres):\n    """Tilt slowly, so that nothing is spilled on the table cloth."""\n'
+    "src/kettle/pour.py": '"""Out."""\n\n\ndef pour(cup, millilitres):\n    """Tilt slowly, so that nothing is '
+    'spilled on the table cloth."""\n'
     "    cup.level += millilitres\n    return cup\n\n\ndef drain(cup):\n"
     '    """Empty a vessel into the sink and leave it to dry."""\n    cup.level = 0\n    return cup\n',
     "src/kettle/taps.csv": "tap,flow\n" + "".join(f"kitchen {i},{i * 3 + 1}\n" for i in range(60)),
     "tests/test_boil.py": "def test_nothing():\n    assert 1 + 1 == 2\n" * 8,
 }
 GARDEN = {
-    "guide/soil.rst": "Soil\n====\n\nLoam holds water for a day, sand lets it go within the hour.\n\n.. note:: Directives are left out.\n\n"
-    "Dig in compost every autumn, and let the frost do the rest of the work.\n\nClay is heavy, and cold in spring, and it cracks in summer.\n",
+    "guide/soil.rst": "Soil\n====\n\nLoam holds water for a day, sand lets it go within the hour.\n\n.. note:: "
+    "Directives are left out.\n\n"
+    "Dig in compost every autumn, and let the frost do the rest of the work.\n\nClay is heavy, and cold in spring, "
+    "and it cracks in summer.\n",
     "guide/paths.rst": "Paths\n=====\n\nGravel keeps feet dry, and grass between the stones keeps it in its place.\n\n"
-    "A path should be wide enough for two people who carry a basket.\n\nLeave room for the wheelbarrow, and for the cat that sleeps there.\n",
-    "beds.py": '"""Beds."""\n\n\nclass Bed:\n    """A long piece of ground in which one kind of plant is grown each year."""\n\n'
+    "A path should be wide enough for two people who carry a basket.\n\nLeave room for the wheelbarrow, and for the "
+    "cat that sleeps there.\n",
+    "beds.py": '"""Beds."""\n\n\nclass Bed:\n    """A long piece of ground in which one kind of plant is grown each '
+    'year."""\n\n'
     "    def __init__(self, plant):\n        self.plant = plant\n\n    def turn(self):\n"
     '        """Loosen the ground with a fork before the first sowing in spring."""\n        return self.plant\n',
 }

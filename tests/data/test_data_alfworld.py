@@ -1,4 +1,4 @@
-"""ALFWorld data: what rules say of a path, without any game; with the real games, that every row replays."""
+"""ALFWorld data: the rule's reflection on a path, without a game. With the real games, every row replays."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,8 @@ from trailmark.tasks import get_task
 @pytest.mark.parametrize("path, found", [
     ((), ("", "")),
     ((("go to fridge 1", "The fridge 1 is closed."), ("open fridge 1", "In it, you see a mug 1.")), ("fridge 1", "")),
-    ((("go to shelf 1", "You see a mug 1."), ("take mug 1 from shelf 1", "You pick up the mug 1.")), ("shelf 1", "mug 1")),
+    ((("go to shelf 1", "You see a mug 1."), ("take mug 1 from shelf 1", "You pick up the mug 1.")),
+    ("shelf 1", "mug 1")),
     ((("take mug 1 from shelf 1", "Nothing happens."), ("go to sofa 1", "Nothing happens.")), ("", "")),
     ((("take pen 2 from desk 1", "You pick up the pen 2."), ("move pen 2 to desk 1", "You move it.")), ("", "")),
     ((("take pen 2 from desk 1", "You pick up the pen 2."), ("put pen 2 in/on desk 1", "You put it.")), ("", "")),
@@ -36,7 +37,8 @@ def test_what_is_said():
 
     guide = AlfworldGuide(Source())
     assert guide.rule(Last("go to shelf 1", False)) == (
-        "We are at shelf 1 with nothing in hand. The last step, go to shelf 1, did not help. Next: put mug 1 in/on sofa 1"
+        "We are at shelf 1 with nothing in hand. The last step, go to shelf 1, did not help. Next: put mug 1 in/on "
+        "sofa 1"
     )
     World.path = ()
     assert guide.rule(None) == "We are in the middle of the room with nothing in hand. Next: put mug 1 in/on sofa 1"

@@ -1,4 +1,4 @@
-"""All stages over two small packages: offline and with a server, whole and stopped on the way."""
+"""All stages over two small packages: offline and with a server, complete and stopped in between."""
 
 import json
 import os
@@ -44,8 +44,8 @@ def made(tmp_path_factory):
 
 def test_offline_data_set(made):
     files = {p.name for p in made.iterdir()}
-    assert files == {".lock", "repos", "tasks.jsonl", "tasks_filtered.jsonl", "trajectories.jsonl", "train.jsonl", "validate.jsonl",
-                     "test.jsonl", "sft", "settings.json", "reports", "stages"}  # fmt: skip
+    assert files == {".lock", "repos", "tasks.jsonl", "tasks_filtered.jsonl", "trajectories.jsonl", "train.jsonl",
+                     "validate.jsonl", "test.jsonl", "sft", "settings.json", "reports", "stages"}  # fmt: skip
     assert set(tree(made / "repos")) == {
         "kettle/README.md", "kettle/decision.py", "kettle/src/kettle/boil.py", "kettle/src/kettle/pour.py",
         "kettle/src/kettle/taps.csv", "garden/guide/soil.rst", "garden/guide/paths.rst", "garden/beds.py",
@@ -110,7 +110,8 @@ def test_methods_read_them(tmp_path, made):
     out = make(tmp_path, "--tokenizer", "tiny")
     recipe = {
         "method": "reflect", "out": str(tmp_path / "run"), "steps": 3, "sft": {"reflector": 1, "policy": 1, "batch": 4},
-        "task": {"name": "auto-explore", "options": {"tasks": str(out / "train.jsonl"), "repos": str(out / "repos"), "horizon": 2}},
+        "task": {"name": "auto-explore", "options": {"tasks": str(out / "train.jsonl"), "repos": str(out / "repos"),
+        "horizon": 2}},
         "teacher": {"name": "file", "path": str(out)}, "rl": {"starts": 2}, "thought": 32, "eval": {"every": 0},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 4096}},
         "engine": {"slots": 4, "max_len": 4096},
@@ -149,7 +150,8 @@ def test_every_row_replays(tmp_path, made, options):
 
 
 def test_pages(tmp_path):
-    """More commands than labels: the turns of pages are decisions too, and a play of the labels gives what is on record."""
+    """More commands than labels: the turns of pages are decisions too, and a play of the labels gives what is on
+    record."""
     text = 'def f():\n    """Says how the part with the number {i} is put together."""\n' + "    # plain words\n" * 12
     write_tree(tmp_path / "many", {f"part{i:02d}.py": text.replace("{i}", str(i)) for i in range(40)})
     done = run(
@@ -184,7 +186,9 @@ def test_the_same_command_goes_on_and_another_makes_its_stages_again(tmp_path):
     assert again.exit_code == 0 and "stage 'walks' is made again: key 'negatives' was 2 and is 1." in again.output
     assert "stage 'tasks' is made again" not in again.output  # its settings are the same
     assert "stage 'sft' is made again: input 'train.jsonl' has changed." in again.output
-    kept = {n.removeprefix("replaced/walks-1/"): v for n, v in tree(out).items() if n.startswith("replaced/walks-1/tra")}
+    kept = {
+        n.removeprefix("replaced/walks-1/"): v for n, v in tree(out).items() if n.startswith("replaced/walks-1/tra")
+    }
     assert kept == {"trajectories.jsonl": before["trajectories.jsonl"]}
     fresh = tree(make(tmp_path, "--negatives", "1", out="fresh"), but=[".lock"])
     assert {n: v for n, v in tree(out, but=[".lock"]).items() if not n.startswith("replaced/")} == fresh
@@ -210,7 +214,9 @@ def test_an_output_that_was_edited_is_refused(tmp_path):
     before = tree(out)
     for words in ((), ("--stage", "walks")):
         again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", *words)
-        assert again.exit_code == 2 and f"{out}/tasks.jsonl of stage 'tasks' was changed after it was made" in again.stderr
+        assert (
+            again.exit_code == 2 and f"{out}/tasks.jsonl of stage 'tasks' was changed after it was made" in again.stderr
+        )
     assert tree(out) == before
     (out / "tasks.jsonl").unlink()
     (out / "stages" / "tasks.json").unlink()  # as the sentence says
@@ -267,7 +273,8 @@ def test_other_targets_that_the_filter_took_away(tmp_path):
 
 
 def test_a_horizon_that_is_too_short(tmp_path):
-    """Walks that do not fit are counted: the way to src/kettle and a mistake there are three steps, and then all is over."""
+    """Walks that do not fit are counted: the way to src/kettle and a mistake there are three steps, and then all is
+    over."""
     out = make(tmp_path, "--horizon", "3")
     walks = rows_of_report(out, "walks")["left_out"]
     records = read_records(out / "tasks_filtered.jsonl")
@@ -308,7 +315,7 @@ def test_walks_that_do_not_replay_are_counted(tmp_path, made):
     (("kettle", "--teacher", "http://127.0.0.1:9"), "needs --model"),
     (("kettle", "--teacher", "gpt-4"), "neither 'offline' nor an address"),
     (("kettle", "--stage", "walk"), "no stage 'walk'. Did you mean 'walks'"),
-    (("kettle", "--split", "even"), "no way 'even' to split"),
+    (("kettle", "--split", "even"), "no split method 'even'"),
     (("kettle", "kettle"), "two repositories are called 'kettle'"),
     (("kettle", "--tasks", "gone.jsonl"), "needs gone.jsonl as its input 'tasks'"),
     (("bare",), "holds no file that could be read"),
@@ -350,7 +357,8 @@ def test_a_server_as_teacher(tmp_path):
 def test_a_server_that_misbehaves(tmp_path):
     """Whatever fails is counted by its reason; the data set is made of the rest."""
     with teaching() as server:
-        server.faults = [400, "garbage", "garbage", "garbage", "nonsense", "fine", 500, "empty", "hollow", "closed", "garbage",
+        server.faults = [400, "garbage", "garbage", "garbage", "nonsense", "fine", 500, "empty", "hollow", "closed",
+                         "garbage",
                          "fine", "fine", "fine", 400, "nonsense", "nonsense", "fine", "nonsense"]  # fmt: skip
         out = make(tmp_path, *server_words(server, "--at-once", "1"))
     tasks, walks = rows_of_report(out, "tasks"), rows_of_report(out, "walks")
@@ -414,7 +422,7 @@ def test_killed_on_the_way(tmp_path):
         for point in POINTS:
             env = {**os.environ, "TRAILMARK_KILL_AT": point}
             assert subprocess.run(command, env=env, capture_output=True).returncode == -signal.SIGKILL, point
-        lost = 1  # the answer that was not yet on file at answers.before
+        lost = 1  # the answer that was not yet stored at answers.before
         torn = tmp_path / "killed" / "answers.jsonl"
         torn.write_bytes(torn.read_bytes() + b'{"key": "half an ans')
         done = run(*words)
@@ -500,8 +508,8 @@ class Scripted:
 
 
 def test_our_own_server_as_teacher(tmp_path, make_lm):
-    """`trailmark serve`'s application over a socket: scripted, the same data set as from the other server; with a random tiny
-    model every answer is nonsense, which is counted."""
+    """`trailmark serve`'s application over a socket: scripted, the same data set as from the other server; with a
+    random tiny model every answer is nonsense, which is counted."""
     from trailmark.commands.serve import serving
     from trailmark.engines.local import LocalEngine
 

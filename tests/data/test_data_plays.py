@@ -1,4 +1,4 @@
-"""Plays of the taxi with reflections: how often chance chose, what is on record, and who can read it."""
+"""Plays of the taxi with reflections: how often actions were random, what is stored, and how it is read."""
 
 import json
 import os
@@ -26,7 +26,8 @@ def make(out, *words):
 
 
 def test_chance_and_oracle(tmp_path):
-    """500 steps and more: chance chooses nine tenths, among all six; the oracle's label is a shortest way's first step."""
+    """500 steps and more: chance chooses nine tenths, among all six; the oracle's label is a shortest way's first
+    step."""
     decisions = make(tmp_path, "--starts", "250", "--perturb", "0.9", "--fatal")
     assert len(decisions) > 500
     share = sum(d.perturbed for d in decisions) / len(decisions)
@@ -84,13 +85,16 @@ def test_steps_without_an_answer_are_counted(tmp_path):
 
 
 def test_plays_are_kept_as_they_finish(tmp_path):
-    """Killed in the fourth play: three are kept, only the rest is played, and the files are those of an unbroken command."""
+    """Killed in the fourth play: three are kept, only the rest is played, and the files are those of an unbroken
+    command."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     make(whole, "--starts", "5")
     words = [sys.executable, "-m", "trailmark", "data", "taxi", "--out", str(killed), "--starts", "5"]
     died = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True)
     assert died.returncode == -9 and len((killed / "plays.partial.jsonl").read_text().splitlines()) == 3
-    done = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True, text=True)
+    done = subprocess.run(
+        words, env={**os.environ, "TRAILMARK_KILL_AT": "play.after#3"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr  # two were left, so there is no third
     assert tree(killed, but=[".lock"]) == tree(whole, but=[".lock"])
 
@@ -120,7 +124,8 @@ GOOD = Decision("t", "positive0", 0, "s", "m", ("0", "1"), ("up", "down"), "r", 
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"action": "7"}, "key 'action': '7' is none of the listed labels"), ({"labels": ["0"]}, "key 'labels': are 1 for 2 actions"),
+    ({"action": "7"}, "key 'action': '7' is none of the listed labels"),
+    ({"labels": ["0"]}, "key 'labels': are 1 for 2 actions"),
     ({"step": "0"}, "key 'step': must be a whole number"), ({"positive": 1}, "key 'positive': must be true or false"),
     ({"state": None}, "key 'state': must be text"), ({"oracle": ...}, "key 'oracle': is missing"),
 ])  # fmt: skip

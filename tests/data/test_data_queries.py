@@ -1,4 +1,4 @@
-"""Sentences that authors wrote: which are taken, and how they read."""
+"""Sentences that authors wrote: which are used, and in what form."""
 
 import pytest
 

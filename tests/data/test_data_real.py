@@ -1,4 +1,4 @@
-"""Two real packages, fetched by name, version and checksum, to a complete data set without a model; and the stored tasks."""
+"""A complete data set from two real packages, without a model; and the stored tasks."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def data():
 
 def make(out, *words):
     done = CliRunner().invoke(app, ["data", "auto-explore", "--out", str(out), *map(str, words)])
-    if "cannot be had" in done.stderr:
+    if "is not available" in done.stderr:
         pytest.skip("no index of packages, and they are not in the cache")
     assert done.exit_code == 0, done.output
     return out

@@ -46,7 +46,8 @@ def test_our_lines(tmp_path):
     assert (back.targets, back.walks, back.key) == (record.targets, record.walks, record.key)
     (theirs,), _ = load_records(tmp_path / "t.jsonl")
     assert (theirs.key, list(theirs.targets)) == (record.key, record.targets)
-    shared = {"repo": "requests", "version": "2.0", "kind": "doc", "query": "q", "target": "a/b.md", "depth": 1, "n_files": 9, "id": 7,
+    shared = {"repo": "requests", "version": "2.0", "kind": "doc", "query": "q", "target": "a/b.md", "depth": 1,
+              "n_files": 9, "id": 7,
               "split": "train"}  # fmt: skip
     (tmp_path / "s.jsonl").write_text(json.dumps(shared) + "\n")
     assert read_records(tmp_path / "s.jsonl")[0].to_json() == {
@@ -89,7 +90,7 @@ def test_filter(tmp_path):
     kept, counts = filter_records(told, [Repository("kettle", "", kettle)])
     assert [[w.info for w in r.walks] for r in kept] == [["positive0", "negative0", "positive1"]]
     assert counts.left_out == {
-        "empty question": 1, "repository that is missing": 1, "target that is missing or no text": 1,
+        "empty question": 1, "repository that is missing": 1, "target that is missing or not text": 1,
         "target of an unsupported suffix": 1, "target under a hidden name": 1, "question asked twice": 1,
     }  # fmt: skip
     with pytest.raises(DataError, match="no record is left .*1 empty question"):

@@ -1,4 +1,4 @@
-"""What cannot come to anything is refused before any work: counts, shares, splits, and places to write to."""
+"""Wrong counts, shares, splits and output paths are refused before any work."""
 
 import os
 from pathlib import Path
@@ -40,21 +40,25 @@ COUNTS = {
 
 @pytest.mark.parametrize(("command", "option"), [(c, o) for c, options in COUNTS.items() for o in options])
 def test_counts(here, command, option):
-    first = {"auto-explore": ["repo"], "sft": ["in.jsonl", "out", "--repos", "repos"], "experts": ["in.json", "out.jsonl"]}
+    first = {
+        "auto-explore": ["repo"],
+        "sft": ["in.jsonl", "out", "--repos", "repos"],
+        "experts": ["in.json", "out.jsonl"],
+    }
     for value in ("0", "-1", "nan", "99999999999999"):
         assert option in refused(command, *first.get(command, []), option, value)
     assert list(here.iterdir()) == []
 
 
 @pytest.mark.parametrize(("option", "values"), [
-    ("--perturb", ["-0.1", "1.1", "nan", "inf"]), ("--temperature", ["-1", "nan", "inf", "1e9"]), ("--top-p", ["0", "1.5", "nan"]),
+    ("--perturb", ["-0.1", "1.1", "nan", "inf"]), ("--temperature", ["-1", "nan", "inf", "1e9"]),
+    ("--top-p", ["0", "1.5", "nan"]),
     ("--deadline", ["0", "-1", "nan", "inf"]), ("--retries", ["-1", "10000000"]),
 ])  # fmt: skip
 def test_shares_and_times(here, option, values):
     for value in values:
         assert option in refused("taxi", option, value)
     assert list(here.iterdir()) == []
-
 
 
 def test_a_split_that_nobody_gave_is_refused_before_any_work(here):
@@ -66,7 +70,7 @@ def test_a_split_that_nobody_gave_is_refused_before_any_work(here):
     assert "says split ''" in said and not Path("out").exists()
     Path("tasks.jsonl").write_text('{"repo": "kettle", "query": "Where?", "target": "README.md", "split": "test"}\n')
     said = refused("auto-explore", "kettle", "--tasks", "tasks.jsonl", "--split", "given", "--out", "out")
-    assert "tasks.jsonl: says train of none of its records" in said and not Path("out").exists()
+    assert "tasks.jsonl: has no record of split train" in said and not Path("out").exists()
 
 
 def test_a_split_without_train_is_found_before_the_walks(here):

@@ -1,4 +1,4 @@
-"""Which files stay: the exact tree."""
+"""The exact tree of the kept files."""
 
 import os
 
@@ -21,9 +21,11 @@ STAYS = {
     "accents.md": "é" + "e" * 9,  # nine of ten
 }
 GOES = {
-    ".github/a.py": LONG, "_private.py": LONG, "src/__init__.py": LONG, "LICENSE": LONG, "LICENSE.md": LONG, "Makefile": LONG,
+    ".github/a.py": LONG, "_private.py": LONG, "src/__init__.py": LONG, "LICENSE": LONG, "LICENSE.md": LONG,
+    "Makefile": LONG,
     "docs/conf.py": LONG, "artwork/a.md": LONG, "dev-requirements.txt": LONG, "ci/run.sh": LONG, "src/ci.py": LONG,
-    "tests/test_a.py": LONG, "examples/a.py": LONG, "naïve.py": LONG, "logo.svg": LONG, "latin.txt": b"caf\xe9 and cake",
+    "tests/test_a.py": LONG, "examples/a.py": LONG, "naïve.py": LONG, "logo.svg": LONG,
+    "latin.txt": b"caf\xe9 and cake",
     "nine.md": "012345678", "umlauts.md": "ää" + "a" * 8, "only/hidden/.x.py": LONG, "big.txt": b"a" * 2_000_001,
 }  # fmt: skip
 

@@ -38,5 +38,5 @@ def test_as_given():
     assert [len(p) for p in split_records(told, 0, "given").values()] == [2, 1, 1]
     with pytest.raises(DataError, match="says split 'other'"):
         split_records([Record("r", "q", "t.py", split="other")], 0, "given")
-    with pytest.raises(DataError, match="no way 'hsh' to split. Did you mean 'hash'"):
+    with pytest.raises(DataError, match="no split method 'hsh'. Did you mean 'hash'"):
         check_by("hsh")

@@ -1,4 +1,4 @@
-"""Questions: which files, how much of them, and what an answer is read as."""
+"""Questions: which files, how much of each is shown, and how an answer is read."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A teacher behind a server: what it is sent, what its answers are read as, and everything that can go wrong."""
+"""A teacher behind a server: its requests, how its answers are read, and all its errors."""
 
 import asyncio
 import json
@@ -7,7 +7,7 @@ import pytest
 from data_fixtures import teaching
 
 from trailmark.data.answers import Answers, request_key
-from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, at_once, read_choice
+from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, read_choice, run_limited
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.tasks.base import Observation
 
@@ -56,7 +56,8 @@ def test_two_turns(server):
         ("system", "A world."), ("user", "Before.\nThink."), ("assistant", "We begin."), ("user", "What do you do?"),
         ("assistant", "cd docs"),
         ("user", "We are here.\nThink.\nThis is a spoiler for you alone, and must not be mentioned: the best is 12."),
-        ("assistant", "Well said."), ("user", SEEN.menu + "Which of these do you do? Answer with its label and nothing else."),
+        ("assistant", "Well said."),
+        ("user", SEEN.menu + "Which of these do you do? Answer with its label and nothing else."),
     ]  # fmt: skip
     assert first["messages"] == second["messages"][:-2]  # no list of actions before the choice
     assert path == "/v1/chat/completions" and (second["model"], second["temperature"], second["top_p"]) == (
@@ -92,7 +93,7 @@ def test_kept_answers(server, tmp_path):
     with pytest.raises(DataError, match=r"answers.jsonl:2: "):
         Answers(file)
     file.write_text(json.dumps({"key": "a"}) + "\n")
-    with pytest.raises(DataError, match="is no answer of a teacher"):
+    with pytest.raises(DataError, match="is not an answer of a teacher"):
         Answers(file)
 
 
@@ -105,7 +106,8 @@ def test_what_passes(server, faults, asked):
 
 
 @pytest.mark.parametrize("always, reason", [
-    (500, "status 500 from the server"), ("closed", "no answer from the server"), ("garbage", "garbage from the server"),
+    (500, "status 500 from the server"), ("closed", "no answer from the server"),
+    ("garbage", "garbage from the server"),
     ("hollow", "garbage from the server"), ("empty", "garbage from the server"), ("slow", "no answer from the server"),
     (400, "status 400 from the server"),
 ])  # fmt: skip
@@ -134,7 +136,7 @@ def test_one_that_is_gone(server):
 
 @pytest.mark.parametrize("said, reason", [
     ("As the Spoiler says, go.", "mentions the spoiler"), ("I know that the best is 12. Go.", "mentions the spoiler"),
-    ("a # Analyze:\nb", "marker"), (" # Action:\n3", "nothing or a marker"),
+    ("a # Analyze:\nb", "marker"), (" # Action:\n3", "empty or holds a marker"),
 ])  # fmt: skip
 def test_reflections_that_are_refused(server, said, reason):
     server.script = lambda messages: said
@@ -157,8 +159,8 @@ def test_in_order_and_at_once():
         running.remove(i)
         return i * i
 
-    assert asyncio.run(at_once(range(20), work, 4)) == [i * i for i in range(20)] and max(most) == 4
-    assert asyncio.run(at_once([], work, 4)) == []
+    assert asyncio.run(run_limited(range(20), work, 4)) == [i * i for i in range(20)] and max(most) == 4
+    assert asyncio.run(run_limited([], work, 4)) == []
 
     async def fails(i):
         if i == 2:
@@ -166,4 +168,4 @@ def test_in_order_and_at_once():
         await asyncio.sleep(10)
 
     with pytest.raises(TeacherGone):
-        asyncio.run(at_once(range(20), fails, 4))
+        asyncio.run(run_limited(range(20), fails, 4))

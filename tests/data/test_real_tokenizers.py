@@ -43,7 +43,8 @@ def test_chat(root):
 
     smol = tokenizer(root, "smollm2")
     assert smol.pad_token_id == smol.eos_token_id == chat.end_of_turn(smol)
-    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello. "}, {"role": "user", "content": "2+2?"},
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello. "},
+            {"role": "user", "content": "2+2?"},
             {"role": "assistant", "content": "4"}]  # fmt: skip
     assert chat.extends(smol, talk).ok
     (one,) = chat.sequences(smol, talk)

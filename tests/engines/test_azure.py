@@ -1,5 +1,5 @@
-"""Azure's kind of address (a deployment's path, `api-version` behind "?", the key as `api-key`) for everything that takes the
-address of a server. The stand-in refuses whatever else it is asked, as Azure does."""
+"""Addresses of Azure (a deployment's path, `api-version` after "?", the key as `api-key`) for everything that takes the
+address of a server. The test server refuses everything else, like Azure."""
 
 import asyncio
 import json
@@ -84,7 +84,8 @@ def test_eval_of_a_deployment(azure, monkeypatch, form, key):
 
 @pytest.mark.parametrize(
     ("end", "more"),
-    [("/openai/deployments/gpt-4", ["--api-version", VERSION]), (f"/openai/deployments/gpt-4?api-version={VERSION}", []),
+    [("/openai/deployments/gpt-4", ["--api-version", VERSION]),
+    (f"/openai/deployments/gpt-4?api-version={VERSION}", []),
      (f"{PATH}?api-version={VERSION}", [])],
 )  # fmt: skip
 def test_a_deployment_as_teacher(azure, tmp_path, end, more):

@@ -1,5 +1,5 @@
-"""The http engine against our own server equals the local engine; against bad ones it fails by name, in time, never with an
-empty answer."""
+"""The http engine against our own server equals the local engine; against bad ones it
+raises a named error in time, never an empty answer."""
 
 import asyncio
 import contextlib
@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_fails_episodes_and_scores_none(tmp_path):
         episodes = play(source, source.tasks(n=12), [Seat("policy", engine)], free)
         assert len(episodes) == 12 and len(done) >= 4
         failed = [e for e in episodes if isinstance(e.outcome, Failed)]
-        assert len(failed) >= 8  # at most those whose last turn was answered can have ended
+        assert len(failed) >= 8  # only episodes whose last turn was answered can have ended
         assert all(e.outcome.error.startswith("engine: ") and "cannot be reached" in e.outcome.error for e in failed)
     finally:
         process.kill()
@@ -210,7 +210,7 @@ def test_errors_that_pass_are_waited_for():
     answers = [(500, b"oops"), (429, b"{}", {"Retry-After": "0.05"}), (503, {"error": "loading"}), (200, GOOD)]
     with fake(answers) as (url, seen):
         (done,) = ask(quick(url, headers={"X-Team": "a"}, query={"version": "7"}, api_key="s"), Request((1, 2)))[0]
-    assert done.text == TOKENIZER.decode([5, 6])  # what the tokens say, whatever the server left out
+    assert done.text == TOKENIZER.decode([5, 6])  # the text of the tokens, even if the server left something out
     assert done.tokens == (5, 6) and done.logp == done.logq == (-1.0, -2.0) and done.stop == "stop"
     assert len(seen) == 4 and len({json.dumps(body) for _, _, body in seen}) == 1
     path, headers, body = seen[0]
@@ -227,7 +227,7 @@ def test_errors_that_stay_are_raised():
         (episode,) = play(source, source.tasks(n=1), [Seat("policy", quick(url, retries=0))])
         assert isinstance(episode.outcome, Failed) and "out of memory" in episode.outcome.error
     with pytest.raises(EngineRefused, match="cannot be reached"):
-        ask(quick(url, retries=1), Request((1,)))  # it is gone now
+        ask(quick(url, retries=1), Request((1,)))  # the server is gone now
     with pytest.raises(EngineError, match="is not a valid address"):
         ask(quick("nonsense://x"), Request((1,)))
 
@@ -239,7 +239,8 @@ def test_errors_that_stay_are_raised():
         choice(finish_reason=None), choice(finish_reason="abort"), choice(token_ids=["a"]), choice(token_ids=[]),
         choice(token_ids=[5], logprobs={"token_logprobs": [-1.0, -2.0]}), choice(token_ids=[5], logprobs={"x": 1}),
         choice(token_ids=[5], logprobs={"token_logprobs": ["a"]}), choice(token_ids=[5], logprobs=[3]),
-        b'{"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [5], "logprobs": {"token_logprobs": [NaN]}}]}',
+        b'{"choices": [{"text": "a", "finish_reason": "stop", "token_ids": [5], "logprobs": {"token_logprobs": '
+        b'[NaN]}}]}',
     ],
 )  # fmt: skip
 def test_garbage(answer):
@@ -302,7 +303,7 @@ def test_servers_that_know_messages_only():
     "end", ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "/openai/deployments/gpt/"]
 )
 def test_an_address_that_names_its_endpoint_is_used_as_it_is(end):
-    """Azure's: no other route is asked for, and what stands behind "?" goes along."""
+    """Azure's: no other route is used, and the query is sent along."""
 
     def answer(body):
         return {"choices": [{"message": {"content": body["messages"][-1]["content"][::-1]}, "finish_reason": "stop"}]}

@@ -1,5 +1,5 @@
-"""float32, one thread, fixed slots: bitwise over slot, neighbours and arrival order. float64: the same tokens at any batch size,
-log-probs to 1e-9. Greedy is what `model.generate` writes."""
+"""float32, one thread, fixed slots: bitwise over slot, neighbours and arrival order. float64: the same tokens at any
+batch size, log-probs to 1e-9. Greedy is what `model.generate` writes."""
 
 import asyncio
 
@@ -147,7 +147,7 @@ def test_requests_that_cannot_be_served(make_lm):
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         run(engine, [Request((1, 2)), Request((3,))])
     engine._prefill_part = broken
-    assert run(engine, [Request((1, 2), max_tokens=2)])[0][0].stop == "length"  # it lives on
+    assert run(engine, [Request((1, 2), max_tokens=2)])[0][0].stop == "length"  # the engine still works
 
 
 def test_one_bad_request_harms_no_other(make_lm):
@@ -182,7 +182,7 @@ def test_callers_that_go_away_free_their_slots(make_lm):
 
     assert len(asyncio.run(leave())[0].tokens) == 3
     assert engine.decoded < 100
-    assert len(run(engine, [Request((1, 2), max_tokens=4)])[0][0].tokens) == 4  # and after its event loop is gone
+    assert len(run(engine, [Request((1, 2), max_tokens=4)])[0][0].tokens) == 4  # also after its event loop has ended
     with pytest.raises(EngineError):
         run(engine, [Request((1, 2), max_tokens=400), Request(tuple(range(200)) * 3)])
     engine.publish(2)
@@ -206,7 +206,7 @@ def test_stop_strings_of_many_bytes(make_lm):
 
 
 def test_free_shapes_on_a_gpu_fill_it_whatever_the_lengths(make_lm):
-    """What is computed together when a launch costs more than padding; the rule needs no GPU."""
+    """Which rows are computed together if a launch costs more than padding. The rule needs no GPU."""
     engine = LocalEngine(make_lm(), slots=2, max_len=128, fixed=False, prefill_rows=3)
     prompts = [tuple(range(1, n + 1)) for n in (5, 70, 33, 6, 40, 31, 2)]
     by_width = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]

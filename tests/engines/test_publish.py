@@ -31,7 +31,7 @@ def test_a_copy_takes_the_weights_over(lora):
     engine.publish(7, lm)
     (after,), (own,) = run(engine, asked), run(LocalEngine(lm, 4, 64), asked)
     assert [c.tokens for c in after] == [c.tokens for c in own] and [after] != before and engine.version == 7
-    for mine, theirs in zip(after, own):  # merged adapters round otherwise
+    for mine, theirs in zip(after, own):  # merged adapters round differently
         assert mine.logp == pytest.approx(theirs.logp, abs=1e-5) and (lora or mine == theirs)
     assert engine.lm.adapted == (lora is HEAD)  # tied to the embeddings, which the adapter leaves alone: not merged
 
@@ -80,7 +80,7 @@ def test_weights_that_do_not_arrive_are_noticed(monkeypatch):
         for _, p in lm.parameters():
             p.add_(1.0)
     own = held.model.state_dict
-    monkeypatch.setattr(held.model, "state_dict", lambda: dict(list(own().items())[:3]))  # most never copied
+    monkeypatch.setattr(held.model, "state_dict", lambda: dict(list(own().items())[:3]))  # most are not copied
     with pytest.raises(EngineError, match="does not hold the learner's weights"):
         engine.publish(2, lm)
     assert engine.version == 1

@@ -1,4 +1,5 @@
-"""Stop texts while a sample is written: what a search of the whole text after every token finds, in linear time."""
+"""Stop texts while a sample is written: the same result as a search of the whole text after every token, in linear
+time."""
 
 import random
 import re

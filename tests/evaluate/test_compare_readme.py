@@ -1,4 +1,4 @@
-"""`compare` on the two runs of the README: one was never evaluated, and plays what the other played."""
+"""`compare` on the two runs of the README: one was never evaluated, so it plays the starts of the other."""
 
 import json
 import shlex
@@ -30,7 +30,8 @@ def folder(tmp_path_factory):
         train = lambda name, *more: shell("train", ROOT / "recipes" / f"{name}.yaml", *SMALL, *more)
         assert train("arith-sft", "steps=4", "checkpoint.every=2", "batch=4").exit_code == 0
         start = "model.name=runs/arith-sft/checkpoints/000002/policy"
-        done = train("arith-grpo", "steps=2", start, "starts=2", "n=2", "eval.every=1", "eval.n=12", "sampling.max_tokens=6",
+        done = train("arith-grpo", "steps=2", start, "starts=2", "n=2", "eval.every=1", "eval.n=12",
+                     "sampling.max_tokens=6",
                      "checkpoint.every=1", "engine.max_len=128")  # fmt: skip
         assert done.exit_code == 0, done.output
     return here
@@ -52,7 +53,9 @@ def test_the_two_runs_of_the_readme_are_compared(folder, monkeypatch):
     mine = result["rows"][0]["metrics"]["tokens"]["value"]
     assert mine == sum(len(t.tokens) for e in read_segment(Path(out)) for t in e.turns) / 12
     order = json.loads(shell("compare", "runs/arith-grpo", "runs/arith-sft", "--json").stdout)["rows"]
-    assert [r["name"] for r in order] == ["arith-grpo", "arith-sft"] and order[1]["metrics"] == result["rows"][0]["metrics"]
+    assert [r["name"] for r in order] == ["arith-grpo", "arith-sft"] and order[1]["metrics"] == result["rows"][0][
+        "metrics"
+    ]
 
 
 def test_where_nothing_was_evaluated_the_commands_to_type_are_printed(folder, monkeypatch):

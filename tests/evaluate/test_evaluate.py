@@ -1,4 +1,4 @@
-"""Rows of results: what counts, what is kept apart, and that a table is recomputed from disk to the last bit."""
+"""Rows of results: what counts, what is left out, and that a table is recomputed from disk bit for bit."""
 
 import json
 import subprocess
@@ -188,7 +188,7 @@ def test_compare_refuses_other_starts(tmp_path):
     with pytest.raises(DataError, match="not the same in 'a' and 'b': their tasks differ"):
         compare({"a": a, "b": [replace(e, task=replace(e.task, data={"x": 0})) for e in a]})
     with pytest.raises(DataError, match="same starts and seeds"):
-        compare({"a": a, "b": [replace(e, seed=2) for e in a]})  # other draws are another test
+        compare({"a": a, "b": [replace(e, seed=2) for e in a]})  # other draws are another evaluation
 
 
 def test_compare_of_runs(trained, tmp_path):

@@ -1,4 +1,5 @@
-"""Episodes that failed are seen where the success is read, may count as lost, and never make an empty result look like one."""
+"""Failed episodes are shown beside the success, may count as lost, and never make an empty result look like a
+result."""
 
 import json
 import os
@@ -16,18 +17,25 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.evaluate.run import summarise
 from trailmark.evaluate.stored_episodes import compare
-from trailmark.evaluate.tables import span
+from trailmark.evaluate.tables import format_interval
 from trailmark.report.tables import evaluation_row
 from trailmark.runs.store import to_json
 from trailmark.types import Episode, Failed, Invalid, Scored, Task, Turn
 
 
 def episode(k, outcome, group=None):
-    return Episode(f"{k}", Task(group or f"t{k}"), group or f"t{k}", (Turn("policy", (1,), (2, 3)),), {"self": outcome}, seed=1)
+    return Episode(
+        f"{k}", Task(group or f"t{k}"), group or f"t{k}", (Turn("policy", (1,), (2, 3)),), {"self": outcome}, seed=1
+    )
 
 
 WON, LOST, BROKEN = Scored(1.0, True), Scored(0.0, False), Failed("engine: the prompt has 2048 tokens, and 1024 fit")
-PLAYED = [*(episode(k, WON) for k in range(6)), *(episode(k, LOST) for k in (6, 7)), episode(8, BROKEN), episode(9, BROKEN)]
+PLAYED = [
+    *(episode(k, WON) for k in range(6)),
+    *(episode(k, LOST) for k in (6, 7)),
+    episode(8, BROKEN),
+    episode(9, BROKEN),
+]
 
 
 def shell(*words):
@@ -50,14 +58,16 @@ def test_failed_counts_apart_or_as_lost():
     assert apart["metrics"]["reward"] == lost["metrics"]["reward"]  # a crash has no reward
     assert "2 of 10 episodes failed" in apart["warning"] and "1024 fit" in apart["warning"]
     assert "counted as lost" in lost["warning"] and "warning" not in summarise(PLAYED[:8])
-    assert span(apart["metrics"]["success"]).endswith("] (2 failed!)")
+    assert format_interval(apart["metrics"]["success"]).endswith("] (2 failed!)")
     no_notion = [episode(0, Scored(0.5)), episode(1, BROKEN)]
     assert "success" not in summarise(no_notion, failed="lost")["metrics"]
     assert "1 of 2 episodes are invalid" in summarise([episode(0, WON), episode(1, Invalid("x"))])["warning"]
 
 
 def test_failed_tries_count_in_pass_at_k_as_lost():
-    tries = [episode(f"{t}{k}", o, t) for t, os in (("a", (WON, BROKEN)), ("b", (LOST, LOST))) for k, o in enumerate(os)]
+    tries = [
+        episode(f"{t}{k}", o, t) for t, os in (("a", (WON, BROKEN)), ("b", (LOST, LOST))) for k, o in enumerate(os)
+    ]
     assert summarise(tries)["metrics"]["pass@1"]["value"] == 0.0  # start a is left out
     assert summarise(tries, failed="lost")["metrics"]["pass@1"]["value"] == 0.25
 
@@ -69,14 +79,22 @@ def test_the_table_and_the_json_warn_beside_the_success(tmp_path):
         result = json.loads(done.stdout.splitlines()[-1])
         assert done.exit_code == 0 and result["rows"][0]["metrics"]["success"]["value"] == value
         assert result["failed_as"] == (words or [0, "apart"])[1] == result["rows"][0]["failed_as"]
-        assert "(2 failed!)" in done.stdout and said in result["rows"][0]["warning"] and "warning: e: 2 of 10" in done.stdout
+        assert (
+            "(2 failed!)" in done.stdout
+            and said in result["rows"][0]["warning"]
+            and "warning: e: 2 of 10" in done.stdout
+        )
     assert shell("eval", "--episodes", file, "--failed", "won").exit_code == 2
 
 
 def test_compare_warns_and_counts_as_lost(tmp_path):
-    a, b = write(tmp_path / "a.jsonl", PLAYED), write(tmp_path / "b.jsonl", PLAYED[:8] + [episode(k, WON) for k in (8, 9)])
+    a, b = (
+        write(tmp_path / "a.jsonl", PLAYED),
+        write(tmp_path / "b.jsonl", PLAYED[:8] + [episode(k, WON) for k in (8, 9)]),
+    )
     apart, lost = (
-        json.loads(shell("compare", a, b, "--json", "--failed", how).stdout)["differences"][0] for how in ("apart", "lost")
+        json.loads(shell("compare", a, b, "--json", "--failed", how).stdout)["differences"][0]
+        for how in ("apart", "lost")
     )
     assert (apart["starts"], apart["value"]) == (8, 0.0) and (lost["starts"], lost["value"]) == (10, 0.2)
     done = shell("compare", a, b)
@@ -132,7 +150,9 @@ def test_a_server_that_refuses_every_request_is_exit_code_1(tmp_path):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     out = tmp_path / "out.jsonl"
     try:
-        done = shell("eval", f"http://127.0.0.1:{server.server_port}", "mode=pickup", "--task", "taxi", "--n", "3", "--out", out)
+        done = shell(
+            "eval", f"http://127.0.0.1:{server.server_port}", "mode=pickup", "--task", "taxi", "--n", "3", "--out", out
+        )
     finally:
         server.shutdown()
     assert done.exit_code == 1 and "nothing was scored" in done.stderr and "answered 400" in done.stderr
@@ -143,7 +163,9 @@ def on_a_terminal(words, columns):
     """What a person sees: the command on a terminal of so many columns."""
     mine, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
-    done = subprocess.Popen([sys.executable, "-m", "trailmark", *map(str, words)], stdout=theirs, stderr=theirs, env=env)
+    done = subprocess.Popen(
+        [sys.executable, "-m", "trailmark", *map(str, words)], stdout=theirs, stderr=theirs, env=env
+    )
     os.close(theirs)
     said = b""
     while True:
@@ -199,8 +221,10 @@ def test_the_tables_of_compare_and_study_fit_80_columns(tmp_path):
     measures = {m: {} for m in ("pickup", "dropoff", "full", "all three stages")}
     claim = "Reflect-RL, no negatives > Reflect-RL, advice shuffled on all three stages"
     result = {"name": "reflect-taxi", "measures": measures, "claims": [{**cell, "claim": claim, "verdict": "holds"}],
-              "arms": [{"name": "Reflect-RL with a rather long name and another part of it", "values": dict.fromkeys(measures, cell)}]}  # fmt: skip
-    difference = {**cell, "a": "studies/reflect-taxi/runs/reflect", "b": "studies/reflect-taxi/runs/plain", "metric": "success",
+              "arms": [{"name": "Reflect-RL with a rather long name and another part of it",
+              "values": dict.fromkeys(measures, cell)}]}  # fmt: skip
+    difference = {**cell, "a": "studies/reflect-taxi/runs/reflect", "b": "studies/reflect-taxi/runs/plain",
+                  "metric": "success",
                   "starts": 300, "sign_p": 0.0123, "verdict": "holds"}  # fmt: skip
     for width in (80, 100, 300):
         with open(tmp_path / f"{width}.txt", "w") as f:

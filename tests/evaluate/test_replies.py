@@ -1,5 +1,5 @@
-"""Answers of API models are read as they are meant: an oracle that answers in many styles wins every world without one miss, and
-what names no action is counted as a miss, never taken for another action."""
+"""Replies of API models are read correctly. An oracle that answers in many styles wins every world without a miss, and
+a reply that names no action is counted as a miss."""
 
 import asyncio
 import json
@@ -71,7 +71,14 @@ def play(source, tasks, style, react=False):
 def worlds(tmp_path_factory):
     """Three worlds; the menus of two of them have pages, and labels that are words or numbers of other things."""
     root = tmp_path_factory.mktemp("repo") / "kettle"
-    names = [f"part_{i}.py" for i in range(12)] + ["README", "README.md", "__init__.py", "my file.py", "src/a.py", "src/a.pyi"]
+    names = [f"part_{i}.py" for i in range(12)] + [
+        "README",
+        "README.md",
+        "__init__.py",
+        "my file.py",
+        "src/a.py",
+        "src/a.pyi",
+    ]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{name}\n")
@@ -80,7 +87,8 @@ def worlds(tmp_path_factory):
         "taxi": get_task("taxi", mode="pickup", history="none"),
         "taxi without a menu": get_task("taxi", mode="pickup", history="none", menu=False),
         "alfworld": get_task("alfworld", games=games),
-        "alfworld by letters": get_task("alfworld", games=games, labels=list("IaAbcdefgh"), shuffle_labels=True, horizon=40),
+        "alfworld by letters": get_task("alfworld", games=games, labels=list("IaAbcdefgh"), shuffle_labels=True,
+        horizon=40),
         "auto-explore": get_task("auto-explore", repo=str(root), target="my file.py"),
         "auto-explore on pages": get_task(
             "auto-explore", repo=str(root), target="src/a.py", labels=list("AIabcd"), horizon=60
@@ -102,10 +110,14 @@ def test_an_oracle_wins_whatever_way_it_answers(worlds, name, style):
 
 
 NONSENSE = [
-    "", "I am not sure", "A good idea would be to think.", "I, for one, do not know.", "Action: I am not sure", "Action: A good idea",
-    "Action: I will look around the room", "Action: fly to the moon", "Action: none of them", "99", "Action: 99", "There are 2 walls.",
-    "Action: 2 steps forward", "Action: south or north", "Action: 1 or 2", "1, 2", "Actions: A, B", "If I go north, I hit a wall.",
-    "I would not choose 3.", "The passenger is north of me.", "<think>Action: 1", "south\nnorth", "As an AI, I cannot act.", "Action: ",
+    "", "I am not sure", "A good idea would be to think.", "I, for one, do not know.", "Action: I am not sure",
+    "Action: A good idea",
+    "Action: I will look around the room", "Action: fly to the moon", "Action: none of them", "99", "Action: 99",
+    "There are 2 walls.",
+    "Action: 2 steps forward", "Action: south or north", "Action: 1 or 2", "1, 2", "Actions: A, B",
+    "If I go north, I hit a wall.",
+    "I would not choose 3.", "The passenger is north of me.", "<think>Action: 1", "south\nnorth",
+    "As an AI, I cannot act.", "Action: ",
 ]  # fmt: skip
 
 
@@ -119,22 +131,32 @@ def test_nonsense_is_a_miss_every_time(worlds, name):
         assert f"{row['guessed']} of {row['decisions']} answers" in row["warning"]
 
 
-SHELVES = {"A": "go to shelf 1", "B": "go to shelf 10", "C": "go to shelf 11", "I": "look", "1": "next page", "2": "cat README",
-           "3": "cat README.md", "4": "cd ..", "5": "cat 'my file.py'", "6": "cat a.py", "7": "cat A.py", "8": "cd src"}  # fmt: skip
+SHELVES = {"A": "go to shelf 1", "B": "go to shelf 10", "C": "go to shelf 11", "I": "look", "1": "next page",
+           "2": "cat README",
+           "3": "cat README.md", "4": "cd ..", "5": "cat 'my file.py'", "6": "cat a.py", "7": "cat A.py",
+           "8": "cd src"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("reply", "label"),
     [
-        ("Action：B", "B"), ("Action: B<|im_end|>", "B"), ("Action: go to shelf 1</s>\n", "A"), ("Action: go to shelf 1", "A"), ("Action: go to shelf 10.", "B"), ("go to shelf 11", "C"), ("Action: go to shelf 2", None),
+        ("Action：B", "B"), ("Action: B<|im_end|>", "B"), ("Action: go to shelf 1</s>\n", "A"),
+        ("Action: go to shelf 1", "A"), ("Action: go to shelf 10.", "B"), ("go to shelf 11", "C"),
+        ("Action: go to shelf 2", None),
         ("Action: go to shelf 100", None), ("I will go to shelf 10.", "B"), ("I could go to shelf 10.", None),
-        ("Action: B) go to shelf 1", None), ("Action: b", "B"), ("Action: Go To Shelf 1", "A"), ("I", "I"), ("Action: I", "I"),
-        ("cat README.", "2"), ("Action: cat README.md.", "3"), ("cat README.mdx", None), ("cd ..", "4"), ("Action: cd ...", "4"),
-        ("cat my file.py", "5"), ('Action: cat "my file.py"', "5"), ("cat a.py", "6"), ("cat A.py", "7"), ("CAT A.PY", None),
-        ("cd src/lib", None), ("Action: cd src && cat a.py", None), ("Action: next page", "1"), ("next page", "1"), ("$ cd src", "8"),
+        ("Action: B) go to shelf 1", None), ("Action: b", "B"), ("Action: Go To Shelf 1", "A"), ("I", "I"),
+        ("Action: I", "I"),
+        ("cat README.", "2"), ("Action: cat README.md.", "3"), ("cat README.mdx", None), ("cd ..", "4"),
+        ("Action: cd ...", "4"),
+        ("cat my file.py", "5"), ('Action: cat "my file.py"', "5"), ("cat a.py", "6"), ("cat A.py", "7"),
+        ("CAT A.PY", None),
+        ("cd src/lib", None), ("Action: cd src && cat a.py", None), ("Action: next page", "1"), ("next page", "1"),
+        ("$ cd src", "8"),
         ("Action A: go to shelf 1\nAction B: go to shelf 10\nAction C: go to shelf 11\n\nI choose B.", "B"),
-        ("A. go to shelf 1\nB. go to shelf 10", None), ("Action: A\nAction: B", "B"), ("Answer: A\nAction: B\nAnswer: C", "B"),
-        ("\\boxed{B}", "B"), ("Action:\n```bash\ncd src\n```", "8"), ("{action: B}", "B"), ("Action = 3", "3"), ("#3", "3"),
+        ("A. go to shelf 1\nB. go to shelf 10", None), ("Action: A\nAction: B", "B"),
+        ("Answer: A\nAction: B\nAnswer: C", "B"),
+        ("\\boxed{B}", "B"), ("Action:\n```bash\ncd src\n```", "8"), ("{action: B}", "B"), ("Action = 3", "3"),
+        ("#3", "3"),
         ("**Action**: `B`", "B"), ("Final Action: B - go to shelf 10", "B"), ("Action: 1. go to shelf 1", None),
     ],
 )  # fmt: skip

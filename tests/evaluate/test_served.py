@@ -155,6 +155,16 @@ def test_a_served_policy_scores_labels_as_it_does_here():
     assert [e.turns for e in local.episodes] == [e.turns for e in served.episodes]
 
 
+def test_the_model_of_a_server():
+    """The only one is taken where none is named; another one is refused."""
+    with serving(engine(), "small") as url:
+        words = ["eval", url, "mode=pickup", "history=none", "--task", "taxi", "--n", "2", "--max-tokens", "4", "--json"]
+        row = json.loads(shell(*words).stdout)["rows"][0]
+        assert row["scored"] == 2
+        done = shell(*words, "--served", "large")
+    assert done.exit_code == 2 and "serves 'small', but no model 'large'. Name one of them with --served." in done.output
+
+
 def test_rows_that_need_no_model():
     words = ["mode=pickup", "history=none", "--task", "taxi", "--split", "all", "--json"]
     both = json.loads(shell("eval", "oracle", "random", *words).stdout)["rows"]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from trailmark.evaluate.measures import Measure, observe
+from trailmark.evaluate.measures import Measure, measure_run
 from trailmark.evaluate.run import stage_rows
 from trailmark.runs.store import to_json
 from trailmark.types import Episode, Scored, Task
@@ -32,6 +32,6 @@ def test_a_measure_of_one_stage(tmp_path):
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "last.jsonl").write_text("".join(to_json(e) + "\n" for e in PLAYED))
     spec = SimpleNamespace(reads=SimpleNamespace(episodes="evaluation/last.jsonl"), name="a")
-    values = {s: observe(Path(tmp_path), Measure(episodes="evaluation", stage=s), spec, None, "a").value
+    values = {s: measure_run(Path(tmp_path), Measure(episodes="evaluation", stage=s), spec, None, "a").value
               for s in ("near", "far", None)}  # fmt: skip
     assert values == {"near": 0.75, "far": 0.25, None: 0.5}

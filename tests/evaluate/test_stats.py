@@ -72,14 +72,14 @@ def test_paired_by_hand():
     assert (found.low, found.high) == (pytest.approx(3 / 12 - half), pytest.approx(3 / 12 + half))
     nothing = paired([1] * 50, [1] * 50)
     assert nothing.value == 0 and nothing.low == -nothing.high < -0.03
-    with pytest.raises(ValueError, match="unlike length"):
+    with pytest.raises(ValueError, match="different length"):
         paired([1, 2], [1])
 
 
 def test_a_bootstrap_is_seeded_and_draws_groups_as_wholes():
     x = np.random.default_rng(0).exponential(size=40)
     assert bootstrap(x, seed=3) == bootstrap(x, seed=3) != bootstrap(x, seed=4)
-    same = bootstrap(np.repeat(x, 5), np.repeat(np.arange(40), 5))  # five equal copies of a start tell nothing new
+    same = bootstrap(np.repeat(x, 5), np.repeat(np.arange(40), 5))  # five equal copies of a start add no information
     alone = bootstrap(x)
     assert (same.low, same.high) == (pytest.approx(alone.low), pytest.approx(alone.high)) and same.n == 40
     assert bootstrap([2.0, 2.0, 2.0]).low == 2.0 and bootstrap([2.0]).low is None

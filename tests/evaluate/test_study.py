@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, parse_claim
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, parse_claim
 from trailmark.evaluate.pages import page, read_study
 from trailmark.evaluate.study import _flat, _mark, load_study, resolved, run_study
 from trailmark.runs.store import Run
@@ -189,7 +189,9 @@ def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path,
     assert (folder / "runs/low/seed-0/ran.txt").read_text() == "1\n2\n3\n4\n"
     assert (folder / "runs/replaced/low-seed-0-1/ran.txt").read_bytes() == ran
     (folder / "runs/low/seed-1/metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low' was changed after it was made"):
+    with pytest.raises(
+        RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low' was changed after it was made"
+    ):
         study(overrides=["set.cost=5"])
     with pytest.raises(RunError, match="is not empty"):
         run_study(tmp_path / "s.yaml", (), resume=False)
@@ -203,7 +205,9 @@ def test_runs_that_an_older_version_finished_are_recognised(study, tmp_path):
     (run / "finished.json").write_bytes(_mark(resolved(spec, folder, 0)[1]))
     (other / "finished.json").write_text('{"recipe": "another"}\n')
     assert study()[0] == result
-    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads((run / "finished.json").read_text())
+    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads(
+        (run / "finished.json").read_text()
+    )
     assert (other / "ran.txt").read_text() == "1\n2\n3\n4\n"  # all steps were there
 
 
@@ -301,17 +305,15 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
 
 def test_intervals_of_arms_and_differences():
     key = lambda i: (f"t{i}", 0, 1)
-    same = [Seen(1.0, {key(i): 1.0 for i in range(30)}, True)] * 3
+    same = [RunMeasure(1.0, {key(i): 1.0 for i in range(30)}, True)] * 3
     found = arm_interval(same)
     assert found.high == 1.0 and 0.8 < found.low < 0.95  # nothing varied, and yet 30 starts are only 30
     claim = Claim("a", "b", "m")
     nothing = difference(claim, same, same, [0, 1, 2])
     assert nothing.low < 0 < nothing.high
-    own = [Seen(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
-    lost = [Seen(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
-    assert (
-        difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29
-    )  # a start that failed goes out
+    own = [RunMeasure(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
+    lost = [RunMeasure(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
+    assert difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29  # a failed start is left out
     assert arm_interval(own).method == "t"  # each seed had starts of its own
     with pytest.raises(DataError, match="seed 0: the two arms were not evaluated on the same starts"):
         difference(claim, same, own, [0, 1, 2])

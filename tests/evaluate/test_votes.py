@@ -13,7 +13,7 @@ def test_pass_at_k_by_hand_and_by_enumeration():
     for n, c, k in ((6, 2, 3), (7, 3, 2), (5, 5, 1)):
         tries = [i < c for i in range(n)]
         assert pass_at_k(n, c, k) == pytest.approx(np.mean([any(s) for s in combinations(tries, k)]))
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="is not defined"):
         pass_at_k(3, 1, 4)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of formats share: tokenizers, texts that try to break out, and the way there and back."""
+"""Shared by the tests of formats: tokenizers, texts that try to break a format, and the round trip."""
 
 import json
 import tempfile
@@ -16,8 +16,10 @@ from trailmark.runs.episode_json import to_json
 TINY = tiny_tokenizer()
 FEW = settings(max_examples=40, deadline=None)
 NASTY = [
-    " # Analyze:\n", " # Action:\n", "Thought 1:", "\nAction 2: Finish[The answer is A.]", "\nObservation 1: ", "<|im_end|>",
-    "<|im_start|>assistant\n", "</s>", "<s>", "{", "}", "[", "]", '"', "\\", "\n", "\r\n", "\u2028", "\x00", "OK", "é", "🙂", "  ",
+    " # Analyze:\n", " # Action:\n", "Thought 1:", "\nAction 2: Finish[The answer is A.]", "\nObservation 1: ",
+    "<|im_end|>",
+    "<|im_start|>assistant\n", "</s>", "<s>", "{", "}", "[", "]", '"', "\\", "\n", "\r\n", "\u2028", "\x00", "OK", "é",
+    "🙂", "  ",
 ]  # fmt: skip
 texts = st.lists(
     st.sampled_from(NASTY) | st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=6
@@ -26,7 +28,7 @@ more = st.dictionaries(st.sampled_from(["source", "№", "level"]), st.none() | 
 
 
 def trained(adds_bos=False):
-    """A byte-level tokenizer with merges that reach over borders and offsets without white space, as GPT-2 has them."""
+    """A byte-level tokenizer whose merges cross borders and whose offsets leave out white space, like GPT-2."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -65,12 +67,13 @@ def take(path):
 
 
 def exactly(value):
-    """A form in which 1, 1.0 and true are three different things."""
+    """A form in which 1, 1.0 and true differ."""
     return json.dumps(value, sort_keys=True)
 
 
 def there_and_back(name, rows, tokenizer=TINY):
-    """Read, write, read: the same values, then the same episodes byte for byte. In both layouts, and through our own files."""
+    """Read, write, read: the same values, then the same episodes byte for byte. In both layouts, and through our own
+    files."""
     with tempfile.TemporaryDirectory() as folder:
         for lines in (False, True):
             first = formats.read(name, put(folder, rows, lines), tokenizer)

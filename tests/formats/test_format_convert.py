@@ -72,7 +72,7 @@ def test_annotations_of_other_episodes_are_refused(tmp_path):
     notes = [Annotation("a", "v", "turn", (1.0,), 0)]
     formats.write("episodes", tmp_path / "x.jsonl", [e], TINY, annotations=notes)
     assert formats.read("episodes", tmp_path / "x.jsonl", TINY).annotations == notes
-    formats.write("episodes", tmp_path / "x.jsonl", [e], TINY)  # the old notes go
+    formats.write("episodes", tmp_path / "x.jsonl", [e], TINY)  # the old annotations are removed
     assert formats.read("episodes", tmp_path / "x.jsonl", TINY).annotations == []
     formats.write("episodes", tmp_path / "x.jsonl", [e], TINY, annotations=[Annotation("b", "v", "turn", (1.0,), 0)])
     with pytest.raises(DataError, match=r"x.annotations.jsonl:1: key 'episode': is 'b', which x.jsonl does not hold"):

@@ -25,7 +25,7 @@ def test_both_shapes_are_conversations(tmp_path):
         ({"messages": "hi"}, "key 'messages': must be a list that is not empty, not 'hi'"),
         ({"messages": [{"role": "user"}]}, "key 'messages[0].content': is missing"),
         ({"messages": [{"role": "user", "content": None}]}, "key 'messages[0].content': must be text"),
-        ({"messages": ROW["messages"][:1]}, "key 'messages': no message of the assistant"),
+        ({"messages": ROW["messages"][:1]}, "key 'messages': there is no message of the assistant"),
     ],
 )
 def test_errors(tmp_path, row, says):

@@ -5,14 +5,15 @@ from hypothesis import strategies as st
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats.react import is_right, split_steps
+from trailmark.formats.react import is_right
+from trailmark.steps import named_steps
 from trailmark.types import Failed, Invalid, Scored
 
 PROMPT = "Question:\nWhich?\n\nThought 1: "
 STEPS = [
     "it is red.\n\n",
     "Action 1: look at it.\nand on.\n",
-    "Observation 1: it is so.\nThought 2: \n",  # a thought that says nothing belongs to what it follows
+    "Observation 1: it is so.\nThought 2: \n",  # an empty thought belongs to the step before it
     "Thought 3: é🙂, so the answer is B.\n",
     "Action 3: Finish[The answer is B.]",
 ]
@@ -30,20 +31,21 @@ def test_steps_are_spans_of_tokens(tmp_path, tokenizer):
 
 
 def test_where_steps_begin():
-    assert split_steps("a\nAction 1: look", "Thought 1:") == [(0, "Thought"), (2, "Action")]
-    assert split_steps("a\nAction 1: look") == [(0, "Unknown"), (2, "Action")]
-    assert split_steps("\n\nThought 1:\nAction 1: look") == [(0, "Thought"), (13, "Action")]
-    assert split_steps("Thought 1: so\n Action 1: not at the start of its line\u2028Action 2: nor here") == [
+    assert named_steps("a\nAction 1: look", "Thought 1:") == [(0, "Thought"), (2, "Action")]
+    assert named_steps("a\nAction 1: look") == [(0, "Unknown"), (2, "Action")]
+    assert named_steps("\n\nThought 1:\nAction 1: look") == [(0, "Thought"), (13, "Action")]
+    assert named_steps("Thought 1: so\n Action 1: not at the start of its line\u2028Action 2: nor here") == [
         (0, "Thought")
     ]
-    assert split_steps("Thought 1: abcdef\nAction 1: x\nAction 1:  \nAction 12: x") == [
+    assert named_steps("Thought 1: abcdef\nAction 1: x\nAction 1:  \nAction 12: x") == [
         (0, "Thought"), (42, "Action"),
     ]  # fmt: skip
-    assert split_steps("") == [(0, "Unknown")]
+    assert named_steps("") == [(0, "Unknown")]
 
 
 def test_right_and_wrong(tmp_path):
-    table = [(1, "B", True), (1, "A", False), (1, "", False), ("B", "B", True), ("12", " 12", True), (12, "12", True), (-1, "A", None),
+    table = [(1, "B", True), (1, "A", False), (1, "", False), ("B", "B", True), ("12", " 12", True), (12, "12", True),
+             (-1, "A", None),
              (None, "A", None), (2, "C", True), ("", "", False)]  # fmt: skip
     assert [is_right(label, pred) for label, pred, _ in table] == [right for *_, right in table]
     rows = [
@@ -63,7 +65,8 @@ answers = st.lists(st.tuples(texts, st.sampled_from(["A", "B", ""])), min_size=1
 
 
 @FEW
-@given(st.lists(st.tuples(texts, answers, st.booleans(), st.sampled_from([{}, {"label": 0}, {"label": "B"}]), more), min_size=1, max_size=3),
+@given(st.lists(st.tuples(texts, answers, st.booleans(), st.sampled_from([{}, {"label": 0}, {"label": "B"}]), more),
+       min_size=1, max_size=3),
        st.sampled_from([TINY, TRAINED]))  # fmt: skip
 def test_there_and_back(records, tokenizer):
     assume(all(text for text, *_ in records))
@@ -86,7 +89,7 @@ def test_there_and_back(records, tokenizer):
         ({"response": ["a", 3], "pred": ["A", "B"]}, "response[1]", "must be text, not 3"),
         ({"response": []}, "response", "not empty"),
         ({"id": None}, "id", "must be a whole number or a text"),
-        ({"id": "16"}, "id", "is '16', as in a row before"),
+        ({"id": "16"}, "id", "is '16', as in an earlier row"),
     ],
 )
 def test_errors(tmp_path, change, key, says):
@@ -99,6 +102,6 @@ def test_errors(tmp_path, change, key, says):
 
 def test_a_reward_without_a_label_has_no_place(tmp_path):
     found = formats.read("trajectories", put(tmp_path, [{"prompt": "a", "response": "b", "reward": 1}]), TINY)
-    with pytest.raises(DataError, match="tells right from wrong by a 'label'"):
+    with pytest.raises(DataError, match="needs a 'label'"):
         formats.write("react", tmp_path / "out.json", found.episodes, TINY)
     assert not (tmp_path / "out.json").exists()

@@ -17,7 +17,8 @@ def test_five_files_by_hand(tmp_path):
     bad = SftStep("You hit a wall.\n", "That was wrong.", "Choose:\n1. north\n", "1", positive=False)
     paths = write_sft_files(tmp_path, [STEP, bad])
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "sft.jsonl", "sft_policy.jsonl", "sft_policy_positive.jsonl", "sft_reflection.jsonl", "sft_reflection_positive.jsonl",
+        "sft.jsonl", "sft_policy.jsonl", "sft_policy_positive.jsonl", "sft_reflection.jsonl",
+        "sft_reflection_positive.jsonl",
     ]  # fmt: skip
     told = {name: [r["text"] for r in take(path)] for name, path in paths.items()}
     assert told["sft"][0] == "You are at A.\nChoose:\n0. south\n2. east\n # Action:\n2"
@@ -30,7 +31,7 @@ def test_five_files_by_hand(tmp_path):
     (thought, _) = formats.read("reflect-reflector", paths["sft_reflection"], TINY).episodes
     assert (thought.turns[0].seat, say(thought.turns[0].tokens)) == ("reflector", "B is east.<|im_end|>")
     (choice, _) = formats.read("reflect-policy", paths["sft_policy"], TINY).episodes
-    assert (choice.turns[0].seat, say(choice.turns[0].tokens)) == ("policy", "2")  # one token: it never writes an end
+    assert (choice.turns[0].seat, say(choice.turns[0].tokens)) == ("policy", "2")  # one token without an end
     assert say(choice.turns[0].prompt) == told["sft_policy"][0][:-1]
 
 
@@ -47,20 +48,21 @@ def test_parts_come_back(tmp_path_factory, steps):
 
 
 @FEW
-@given(st.lists(st.tuples(texts, texts, more), min_size=1, max_size=3), st.sampled_from(["reflect-policy", "reflect-reflector"]),
+@given(st.lists(st.tuples(texts, texts, more), min_size=1, max_size=3),
+       st.sampled_from(["reflect-policy", "reflect-reflector"]),
        st.sampled_from([TINY, TRAINED]))  # fmt: skip
 def test_there_and_back(rows, name, tokenizer):
     marker = ACTION if name == "reflect-policy" else ANALYZE
     made = [{"text": a + marker + b + "!", **rest} for a, b, rest in rows]
     found = there_and_back(name, made, tokenizer)
     for e, row in zip(found.episodes, made):
-        at = row["text"].rindex(marker) + len(marker)  # the last one splits
+        at = row["text"].rindex(marker) + len(marker)  # the last marker splits the text
         assert (e.task.data["prompt"], e.turns[0].text) == (row["text"][:at], row["text"][at:])
 
 
 def test_what_could_not_be_read_back_is_refused(tmp_path):
     for step in (SftStep("a", f"b{ANALYZE}c", "d", "1"), SftStep("a", "b", "d", f"1{ACTION}")):
-        with pytest.raises(DataError, match="must stand behind the marker"):
+        with pytest.raises(DataError, match="must follow the marker"):
             write_sft_files(tmp_path, [STEP, step])
     with pytest.raises(DataError, match="no step is positive"):
         write_sft_files(tmp_path, [])

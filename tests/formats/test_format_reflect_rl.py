@@ -1,4 +1,5 @@
-"""Files laid out as the published Reflect-RL code writes them: `convert` reads them, and `method: sft` trains on each as it lies."""
+"""Files laid out as the published Reflect-RL code writes them: `convert` reads them, and `method: sft` trains on each
+unchanged."""
 
 import json
 from pathlib import Path
@@ -12,12 +13,15 @@ from trailmark.commands.app import app
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.tiny import tiny_tokenizer
 
-# Taxi: a newline more before the marker; ALFWorld: its own name for the reflector's file; AutoExplore: labels of several digits, and a
-# file whose text holds a marker. Rows have nothing but a text, letters are escaped, and the last line has no end.
+# Taxi has one more newline before the marker. ALFWorld has its own name for the reflector's file. AutoExplore has
+# labels of several digits, and a file whose text holds a marker. Rows have only a text, letters are escaped, and the
+# last line has no newline.
 BEFORE = {
     "taxi": "Current state:\n+---------+\n|D: |P: :T|\n+---------+\n\n",
-    "alfworld": "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Your task is to: put a tomato in microwave.\n",
-    "auto_explore": "# Task:\nWo steht das \u201eTee\u201c-Rezept?\n# Execution Results:\ncat notes.md\nA note on # Action:\nand more\n",
+    "alfworld": "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Your task is to: put a "
+    "tomato in microwave.\n",
+    "auto_explore": "# Task:\nWo steht das \u201eTee\u201c-Rezept?\n# Execution Results:\ncat notes.md\nA note on # "
+    "Action:\nand more\n",
 }
 CHOICES = {
     "taxi": "Choose one of the following actions:\n0. south\n1. north\n2. east\n3. west\n4. pick up\n5. drop off\n",
@@ -64,7 +68,7 @@ def test_convert_there_and_back(tmp_path, scenario):
 
 
 @pytest.mark.parametrize("scenario", BEFORE)
-def test_sft_trains_what_stands_behind_the_last_marker_and_a_reflection_s_end(tmp_path, scenario):
+def test_sft_trains_the_text_after_the_last_marker_and_the_end_of_a_reflection(tmp_path, scenario):
     tokenizer = tiny_tokenizer(["17", "173"])
     for name, path in write(tmp_path, scenario).items():
         samples = [s for row in conversation_samples(tokenizer, str(path), True, 4096) for s in row]
@@ -75,7 +79,7 @@ def test_sft_trains_what_stands_behind_the_last_marker_and_a_reflection_s_end(tm
         assert whole == [row["text"] for row in take(path)]  # nothing is added, nothing is lost
 
 
-def test_each_of_our_own_five_files_is_trained_on_as_it_lies(tmp_path, monkeypatch):
+def test_each_of_our_own_five_files_is_trained_on_unchanged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shell = CliRunner()
     done = shell.invoke(app, ["data", "taxi", "mode=pickup", "--starts", "2", "--out", "taxi"])
@@ -89,9 +93,15 @@ def test_each_of_our_own_five_files_is_trained_on_as_it_lies(tmp_path, monkeypat
         done = shell.invoke(app, ["verify", f"runs/{path.stem}", "--json"])
         masks = next(c for c in json.loads(done.stdout)["checks"] if c["name"] == "masks")
         assert masks["status"] == "pass", done.output
-    done = shell.invoke(app, ["train", recipe, "data=taxi/oracle/sft.jsonl", "out=runs/small", "model.shape.context=64"])
+    done = shell.invoke(
+        app, ["train", recipe, "data=taxi/oracle/sft.jsonl", "out=runs/small", "model.shape.context=64"]
+    )
     rows = len(take(Path("taxi/oracle/sft.jsonl")))
-    assert done.exit_code == 2 and f"So it is with {rows} of {rows} rows" in done.output and "model.shape.context=" in done.output
+    assert (
+        done.exit_code == 2
+        and f"So it is with {rows} of {rows} rows" in done.output
+        and "model.shape.context=" in done.output
+    )
 
 
 def test_a_text_without_a_marker_is_refused_by_its_line(tmp_path):

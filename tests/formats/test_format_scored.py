@@ -26,7 +26,7 @@ OK = [
 def test_trajectories_by_hand(tmp_path):
     rows = [
         {"prompt": "1+1=", "response": "2", "reward": 1},
-        {"prompt": "1+2=", "response": "4<|im_end|>", "reward": 0},  # its end stands in the text: not put there twice
+        {"prompt": "1+2=", "response": "4<|im_end|>", "reward": 0},  # the text already has its end
         {"prompt": "1+1=", "response": "3"},
     ]
     a, b, c = formats.read("trajectories", put(tmp_path, rows, lines=True), TINY).episodes
@@ -60,7 +60,7 @@ def test_never_two_bos(tmp_path):
     a, b = formats.read("trajectories", put(tmp_path, rows), BOS).episodes
     assert a.turns[0].prompt == b.turns[0].prompt and say(a.turns[0].prompt, BOS) == "<s>go"
     (c, _) = formats.read("trajectories", put(tmp_path, rows), TRAINED).episodes
-    assert say(c.turns[0].prompt, TRAINED) == "<s>go"  # in the text, so it is there
+    assert say(c.turns[0].prompt, TRAINED) == "<s>go"  # it comes from the text
 
 
 def test_an_empty_prompt_is_nothing_to_answer(tmp_path):
@@ -78,8 +78,8 @@ def test_an_empty_prompt_is_nothing_to_answer(tmp_path):
         ('{"prompt": "a", "response": null}', "key 'response': must be text, not None."),
         ('{"prompt": "a", "response": "b", "reward": "good"}', "key 'reward': must be a finite number, not 'good'."),
         ('{"prompt": "a", "response": "b", "reward": 1e999}', "key 'reward': must be a finite number, not inf."),
-        ('{"prompt": "a", "response": "b", "reward": NaN}', "is not JSON: NaN is no number."),
-        ('{"prompt": "a", "prompt": "b"}', "is not JSON: key 'prompt' stands twice."),
+        ('{"prompt": "a", "response": "b", "reward": NaN}', "is not JSON: NaN is not a number."),
+        ('{"prompt": "a", "prompt": "b"}', "is not JSON: key 'prompt' appears twice."),
         ('{"prompt": "a", "response": "\\ud800"}', "is not JSON: 'utf-8' codec can't encode"),
         ('{"prompt": "a", ', "is not JSON: "),
         ("3", "must be an object, not 3."),
@@ -115,13 +115,13 @@ def test_files_that_cannot_be_read(tmp_path):
 
 def test_the_canned_ok_is_context(tmp_path):
     (e,) = formats.read("agent", put(tmp_path, [{"conversations": OK, "reward": True}]), TINY).episodes
-    assert [t.text for t in e.turns] == ["OK", "open"] and e.outcome == Scored(1.0)  # a later OK was decided
+    assert [t.text for t in e.turns] == ["OK", "open"] and e.outcome == Scored(1.0)  # a later OK is a decision
     assert say(e.turns[0].prompt) == (
         "<|im_start|>user\nrules<|im_end|>\n<|im_start|>assistant\nOK<|im_end|>\n<|im_start|>user\na room<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     assert [len(e.task.data["messages"]), e.turns[1].continues, e.turns[1].reward] == [3, 0, 1.0]
-    with pytest.raises(DataError, match=r"key '\[0\]': no message of the assistant"):
+    with pytest.raises(DataError, match=r"key '\[0\]': there is no message of the assistant"):
         formats.read("agent", put(tmp_path, [{"conversations": OK[:3]}]), TINY)
     found = formats.read("agent", put(tmp_path, [{"conversations": OK}]), TINY)
     formats.write("sharegpt", tmp_path / "s.json", found.episodes, TINY)

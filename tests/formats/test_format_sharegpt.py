@@ -58,7 +58,8 @@ messages = st.lists(
 
 @FEW
 @given(
-    st.lists(st.tuples(messages, st.sampled_from([{}, {"score": "0.7"}, {"score": 3}, {"location": [1]}]), more), min_size=1, max_size=3),
+    st.lists(st.tuples(messages, st.sampled_from([{}, {"score": "0.7"}, {"score": 3}, {"location": [1]}]), more),
+    min_size=1, max_size=3),
     st.sampled_from([TINY, TRAINED, BOS]),
 )  # fmt: skip
 def test_there_and_back(items, tokenizer):
@@ -136,7 +137,7 @@ def test_what_was_played_is_trained_on_as_it_was_seen(tmp_path, budget):
 def test_what_was_no_conversation_is_refused(tmp_path):
     engine = ScriptedEngine(lambda prompt, draw: "a", TINY)
     played = play(Echo(), Echo().tasks()[:1], [Seat("policy", engine)], solo(markov=True))
-    with pytest.raises(DataError, match="turn 0 was not asked in a conversation"):
+    with pytest.raises(DataError, match="turn 0 is not part of a conversation"):
         formats.write("sharegpt", tmp_path / "out.json", played, TINY)
     assert list(tmp_path.iterdir()) == []
 
@@ -150,13 +151,16 @@ def edited(change):
 @pytest.mark.parametrize(
     "change, key, says",
     [
-        (lambda i: i["conversations"][1].update(score="high"), "[1].conversations[1].score", "must be a finite number, not 'high'"),
+        (lambda i: i["conversations"][1].update(score="high"), "[1].conversations[1].score",
+        "must be a finite number, not 'high'"),
         (lambda i: i["conversations"][1].update(score="nan"), "[1].conversations[1].score", "finite"),
         (lambda i: i["conversations"][0].update(score=1), "[1].conversations[0].score", "on a message from 'human'"),
-        (lambda i: i["conversations"][0].update({"from": "humans"}), "[1].conversations[0].from", "Did you mean 'human'?"),
+        (lambda i: i["conversations"][0].update({"from": "humans"}), "[1].conversations[0].from",
+        "Did you mean 'human'?"),
         (lambda i: i["conversations"][1].update(value=3), "[1].conversations[1].value", "must be text, not 3"),
         (lambda i: i["conversations"][1].pop("value"), "[1].conversations[1].value", "is missing. Found: from, score"),
-        (lambda i: i["conversations"][1].update(scores=i["conversations"][1].pop("score")), "[1].conversations[1].scores", "Did you mean 'score'?"),
+        (lambda i: i["conversations"][1].update(scores=i["conversations"][1].pop("score")),
+        "[1].conversations[1].scores", "Did you mean 'score'?"),
         (lambda i: i.update(conversation=i.pop("conversations")), "[1].conversation", "Did you mean 'conversations'?"),
         (lambda i: i.update(conversations=[]), "[1].conversations", "not empty"),
         (lambda i: i.update(score=[1]), "[1].score", "finite number"),

@@ -23,7 +23,7 @@ TREE = {
     "checkpoint": {"every": 1, "keep_last": 9}, "objective": {"kind": "weighted_logp"},
 }  # fmt: skip
 REFLECT = {
-    "method": "reflect", "steps": 4, "reflect": False, "teacher": {"starts": 2},
+    "method": "reflect", "steps": 2, "reflect": False, "teacher": {"starts": 2},
     "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "horizon": 5}},
     "sft": {"policy": 2, "batch": 2}, "rl": {"starts": 3, "critic": {"kind": "shared", "every": 1}, "replay": 0},
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 512}}, "final": {"n": 1},

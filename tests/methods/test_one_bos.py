@@ -19,9 +19,9 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Seat, play
 from trailmark.serve.body import CompletionBody, ScoreBody, ValuesBody
+from trailmark.serve.prompt_format import plain_format
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import value_rows
-from trailmark.serve.speech import plain_speech
 from trailmark.tasks import get_task
 from trailmark.texts import mark
 
@@ -54,7 +54,7 @@ def one(tokenizer, ids):
 
 @pytest.mark.parametrize("given", ["1+1=?\n", "<s>1+1=?\n"])
 def test_text_prompts(lm, tmp_path, given):
-    t, speech = lm.tokenizer, plain_speech(lm.tokenizer)
+    t, prompt_format = lm.tokenizer, plain_format(lm.tokenizer)
     assert one(t, prompt_ids(t, given)) and t.decode(prompt_ids(t, given)[1:]) == "1+1=?\n"
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": given, "response": "2", "reward": 1}) + "\n")
@@ -64,8 +64,8 @@ def test_text_prompts(lm, tmp_path, given):
     assert one(t, e.turns[0].prompt) and tuple(sample.tokens) == e.turns[0].prompt + e.turns[0].tokens
     body = CompletionBody.model_validate({"prompt": given})
     assert [one(t, p) for p in body.prompts(t)] == [True]
-    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t, speech)] == [True]
-    assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t, speech)] == [True]
+    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t, prompt_format)] == [True]
+    assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t, prompt_format)] == [True]
     bare = CompletionBody.model_validate({"prompt": "1+1=?\n", "add_special_tokens": False})
     assert t.bos_token_id not in bare.prompts(t)[0]  # who says so gets none
 

@@ -13,9 +13,6 @@ from trailmark.methods.oreo_data import (
     balanced,
     collect,
     collect_balanced,
-    mark_steps,
-    split_steps,
-    token_steps,
     trajectory_samples,
 )
 from trailmark.methods.preference import by_group, labelled_samples, pair_samples, preference_pairs, stored_pairs
@@ -159,57 +156,6 @@ def test_masked_text_is_the_response_and_its_end(tmp_path):
 
 
 # --- steps --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "newline", "sentence"),
-    [
-        ("a\nb", ["a\n", "b"], ["a\n", "b"]),
-        ("a\n\n\nb\n", ["a\n\n\n", "b\n"], ["a\n\n\n", "b\n"]),
-        ("\n\na\nb", ["\n\na\n", "b"], ["\n\na\n", "b"]),
-        ("It is 3.5. So $x=2.$ Done.", ["It is 3.5. So $x=2.$ Done."], ["It is 3.5. ", "So $x=2.$ ", "Done."]),
-        ("One. Two.\nThree. ", ["One. Two.\n", "Three. "], ["One. ", "Two.\n", "Three. "]),
-        ("3.5", ["3.5"], ["3.5"]),
-        ("", [], []),
-    ],
-)
-def test_split_steps(text, newline, sentence):
-    for split, want in (("newline", newline), ("sentence", sentence)):
-        assert split_steps(text, split) == want and "".join(want) == text
-
-
-def test_steps_are_spans_of_the_tokens_that_are_there():
-    text = "one\ntwo. three\n\nfour"
-    tokens = (*TOKENIZER.encode(text), TOKENIZER.eos_token_id)
-    spans = token_steps(TOKENIZER, tokens, text, "sentence")
-    assert [TOKENIZER.decode(tokens[a:b]) for a, b in spans] == ["one\n", "two. ", "three\n\n", "four<|im_end|>"]
-    words = tiny_tokenizer(["\n\n", "o\nt"])  # tokens that reach over a border belong to the step in which they end
-    odd = (*words.encode("a\n\nb"), words.eos_token_id)
-    assert [words.decode(odd[a:b]) for a, b in token_steps(words, odd, "a\n\nb", "newline")] == ["a\n\n", "b<|im_end|>"]
-    over = (*words.encode("go\nto"), words.eos_token_id)
-    assert [words.decode(over[a:b]) for a, b in token_steps(words, over, "go\nto", "newline")] == [
-        "g",
-        "o\nto<|im_end|>",
-    ]
-    # Other tokens for the same text (as a model may have drawn them): found by decoding, never by encoding again.
-    bytes_only = (*TOKENIZER.encode("a\n\nb"), words.eos_token_id)
-    assert bytes_only != odd
-    assert [words.decode(bytes_only[a:b]) for a, b in token_steps(words, bytes_only, "a\n\nb", "newline")] == [
-        "a\n\n",
-        "b<|im_end|>",
-    ]
-
-
-def test_auto_looks_at_the_prompt():
-    def play(prompt):
-        turn = Turn("policy", tuple(TOKENIZER.encode(prompt)), tuple(TOKENIZER.encode("A. B.\nC")), text="A. B.\nC")
-        return Episode("e", Task("t"), "g", (turn,), {"self": Scored(1.0)})
-
-    spans = lambda prompt, split: len(mark_steps(play(prompt), "policy", TOKENIZER, split).turns[0].steps)
-    assert spans("put it in \\boxed{}", "auto") == 3 and spans("after ####", "auto") == 2
-    assert spans("after ####", "sentence") == 3 and spans("x", "turn") == 0
-    marked = mark_steps(play("x"), "policy", TOKENIZER, "newline")
-    assert mark_steps(marked, "policy", TOKENIZER, "sentence") == marked  # steps that are there stay
 
 
 # --- builders -----------------------------------------------------------------------------------------------------

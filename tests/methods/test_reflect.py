@@ -117,8 +117,8 @@ def test_killed_in_any_stage_it_resumes(tmp_path, whole, monkeypatch):
     short = resolve(
         {**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect, "final": {"n": 20}}, method.ReflectRecipe
     )
-    places = [(ImitationMethod, "updates", 4), (method.ReflectMethod, "begin", 1), (method.ReflectMethod, "updates", 4),
-              (method.ReflectMethod, "finish", 1)]  # fmt: skip
+    places = [(ImitationMethod, "updates", 4), (method.ReflectMethod, "final", 1), (method.ReflectMethod, "updates", 4),
+              (method.ReflectMethod, "final", 1)]  # fmt: skip
     places[1:1] = [(ImitationMethod, "updates", 5)] if reflect else []  # in the policy's third step
     for home, name, call in places:
         own, calls = getattr(home, name), []

@@ -1,4 +1,4 @@
-"""Families we do not compute are refused by name, not computed wrongly."""
+"""Model families that we cannot compute are refused with their name."""
 
 import pytest
 import torch
@@ -37,7 +37,8 @@ def test_attention_sinks_are_refused():
 
 
 def test_a_mixer_with_a_state_is_not_sampled_from():
-    """A convolution sees its neighbours by index and keeps a state of its own: padded rows train it, slots cannot decode it."""
+    """A convolution sees its neighbours by index and keeps a state of its own: padded rows train it, slots cannot
+    decode it."""
     lm = made(
         hf.Lfm2Config(**SMALL, num_key_value_heads=2, intermediate_size=64, layer_types=["conv", "full_attention"])
     )

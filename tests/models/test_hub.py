@@ -1,4 +1,5 @@
-"""A name on the hub: what is there is downloaded, what is not is asked for once, and what the hub says is passed on."""
+"""A name on the hub: an existing model is downloaded, a missing one is asked for once, and the hub's errors are passed
+on."""
 
 import hashlib
 import http.server
@@ -30,7 +31,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture
 def hub(tmp_path):
-    """One model, `me/tiny`; `me/gated` is for others; everything else is not found."""
+    """One model, `me/tiny`; `me/gated` is forbidden; everything else is not found."""
     lm = load_model(TINY)
     lm.model.save_pretrained(tmp_path / "model")
     lm.tokenizer.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Models from every place a user may name, and the sentences for those that cannot be had."""
+"""Models from every place a user may name, and the errors for those that cannot be loaded."""
 
 import importlib.util
 import json
@@ -216,7 +216,7 @@ def test_a_lora_folder_loads_from_any_working_directory(folder, tmp_path, monkey
     assert load_model(ModelConfig(name=str(tmp_path / "adapter"))).fingerprint() == lora.fingerprint()
     from peft import AutoPeftModelForCausalLM
 
-    other = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")  # what others load it with
+    other = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")  # how other programs load it
     ids = torch.arange(6)[None]
     with torch.no_grad():
         assert torch.allclose(other(ids).logits, lora.model(ids).logits, atol=1e-5)
@@ -225,7 +225,9 @@ def test_a_lora_folder_loads_from_any_working_directory(folder, tmp_path, monkey
 def test_a_lora_folder_moves_with_its_base(folder, tmp_path, monkeypatch):
     run = tmp_path / "a" / "runs" / "lora"
     shutil.copytree(folder, tmp_path / "a" / "runs" / "sft" / "model")
-    lora = lora_folder(tmp_path / "a" / "runs" / "sft" / "model", run / "checkpoints" / "000001" / "policy", monkeypatch)
+    lora = lora_folder(
+        tmp_path / "a" / "runs" / "sft" / "model", run / "checkpoints" / "000001" / "policy", monkeypatch
+    )
     monkeypatch.chdir("/")
     (tmp_path / "a").rename(tmp_path / "b")
     moved = tmp_path / "b" / "runs" / "lora" / "checkpoints" / "000001" / "policy"
@@ -268,7 +270,10 @@ def test_a_model_that_brings_its_own_code_is_refused_without_asking(folder, monk
     file = folder / ("config.json" if what == "model" else "tokenizer_config.json")
     settings = json.loads(file.read_text())
     if what == "model":
-        settings |= {"model_type": "theirs", "auto_map": {n: f"theirs.{n}" for n in ("AutoConfig", "AutoModelForCausalLM")}}
+        settings |= {
+            "model_type": "theirs",
+            "auto_map": {n: f"theirs.{n}" for n in ("AutoConfig", "AutoModelForCausalLM")},
+        }
     else:
         settings |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.Theirs", "theirs.Theirs"]}}
         (folder / "tokenizer.json").unlink()

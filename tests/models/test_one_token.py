@@ -14,5 +14,5 @@ def test_equals_dense_attention(heads, shared, scale):
     mask = (torch.arange(12)[None] <= torch.tensor([0, 3, 5, 11, 7])[:, None])[:, None, None]
     want = _dense(q, k, v, mask, scale, None)
     assert (_one_token(q, k, v, mask, scale, None) - want).abs().max() < 1e-6
-    v[:, :, 9:] *= 7  # what is hidden from a row changes nothing in it
+    v[:, :, 9:] *= 7  # masked columns do not change a row
     assert (_one_token(q, k, v, mask, scale, None)[[0, 1, 2, 4]] - want[[0, 1, 2, 4]]).abs().max() < 1e-6

@@ -1,4 +1,4 @@
-"""What we save stops in other programs where it stops here."""
+"""A saved model stops in other programs where it stops here."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_ends_that_a_model_names_itself_are_kept_and_the_end_of_a_turn_is_added(
     lm = load_model(ModelConfig(shape=ModelShape(layers=1, width=32, heads=2, context=64)))
     ids = {w: lm.tokenizer.convert_tokens_to_ids(w) for w in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")}
     lm.tokenizer.eos_token = "<|endoftext|>"  # the template ends a turn with <|im_end|>
-    lm.base.generation_config.eos_token_id = [ids["<|im_start|>"], 65]  # 65 is a letter here: of another tokenizer
+    lm.base.generation_config.eos_token_id = [ids["<|im_start|>"], 65]  # 65 is of another tokenizer
     lm.base.generation_config.temperature = 0.7  # without do_sample: transformers would refuse to save this
     folder, again = tmp_path / "own", tmp_path / "again"
     lm.base.generation_config.do_sample = True

@@ -1,4 +1,4 @@
-"""Tables in the place of models: logits and values per state, so that an objective's optimum can be looked up."""
+"""Tables instead of models: logits and values per state, so that an objective's optimum is known."""
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ def every_path(problem):
 
 
 class Tables:
-    """A policy, a value and a reference over the states of a problem, and its plays as data: all of them alike, or with the
-    probabilities `mu`. `size`: tokens of a step."""
+    """A policy, a value and a reference over the states of a problem, and its plays as data: all equally often, or with
+    the probabilities `mu`. `size`: tokens of a step."""
 
     def __init__(self, problem, ref, size=1, mu=None, v0=0.0):
         self.paths = every_path(problem)

@@ -26,8 +26,8 @@ def sigma(x):
 
 
 def test_by_hand():
-    """Prompts 7 and 8, answers 0 and 1; pi(0|7) = .8, pi(0|8) = .4, ref uniform over two. Crossed: (7, 1) has log .4 and (8, 0)
-    log .8, so their mean is below 0 and z = 0. With another policy it is above, and counts."""
+    """Prompts 7 and 8, answers 0 and 1; pi(0|7) = .8, pi(0|8) = .4, ref uniform over two. Crossed: (7, 1) has log .4
+    and (8, 0) log .8, so their mean is below 0 and z = 0. With another policy it is above, and counts."""
     for p7, p8 in ((0.8, 0.4), (0.1, 0.9)):
         policy, ref = TabularLM([(7,), (8,)], 9), TabularLM([(7,), (8,)], 9)
         policy.set_policy({(7,): [p7, 1 - p7, *[0] * 7], (8,): [p8, 1 - p8, *[0] * 7]})
@@ -63,7 +63,8 @@ def test_micro_batches_change_nothing(make_lm):
     models["ref"].freeze()
     draw = np.random.default_rng(2)
     rows = [
-        row(draw.integers(0, 250, 3 + k % 4), draw.integers(0, 250, 2 + 3 * (k % 3)), ("desirable", "undesirable")[k % 2], f"e{k}")
+        row(draw.integers(0, 250, 3 + k % 4), draw.integers(0, 250, 2 + 3 * (k % 3)),
+        ("desirable", "undesirable")[k % 2], f"e{k}")
         for k in range(7)
     ]  # fmt: skip
     seen = []

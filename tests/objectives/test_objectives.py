@@ -457,7 +457,7 @@ def test_a_first_token_cannot_be_trained():
     with pytest.raises(LearnError, match="'weight' is not 0 on the first token of a sample"):
         run(WeightedLogp(), one(weight=np.ones(3), advantage=np.ones(3)))
     e = Episode("e6", Task("t"), "g", (Turn("policy", (), (2, 3)),), {"self": Scored(1.0)})
-    with pytest.raises(LearnError, match="episode 'e6': turn 0 was written from nothing"):
+    with pytest.raises(LearnError, match="episode 'e6': turn 0 has no prompt"):
         build_samples([e], "policy")
 
 

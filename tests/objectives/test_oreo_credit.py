@@ -1,4 +1,5 @@
-"""Who is credited: a chain of choices of which one decides, learnt from few plays at token and at response level."""
+"""Which choice gets the credit: a chain in which one choice decides, learnt from few plays at token and response
+level."""
 
 from types import SimpleNamespace
 
@@ -11,8 +12,8 @@ LENGTH, DECISIVE, PLAYS = 10, 4, 24
 
 
 def chain():
-    """Two choices at each of ten places. At place 4 the second one loses, and what follows happens in a world of its own; all other
-    choices change nothing."""
+    """Two choices at each of ten places. At place 4 the second one loses, and the states after it are separate. All
+    other choices change nothing."""
     lost = lambda place: LENGTH + place - DECISIVE - 1
     after = np.full((lost(LENGTH), 2), -1)
     for place in range(LENGTH - 1):
@@ -26,7 +27,8 @@ def chain():
 
 
 def learnt(level, seed):
-    """(probability of the right choice, mean drift of the choices that do not matter) after 100 steps on 24 plays of 1,024."""
+    """(probability of the right choice, mean drift of the choices that do not matter) after 100 steps on 24 plays of
+    1,024."""
     problem = chain()
     mu = np.zeros(2**LENGTH)
     mu[np.random.default_rng(seed).choice(len(mu), PLAYS, replace=False)] = 1 / PLAYS

@@ -1,4 +1,5 @@
-"""OREO on problems that are solved exactly: where it ends, what alpha does to that, and what it cannot know."""
+"""OREO on problems that are solved exactly: the optimum it reaches, the effect of alpha, and what the data leave
+open."""
 
 import math
 from itertools import pairwise
@@ -25,8 +26,8 @@ def oreo(**more):
 @pytest.mark.parametrize("beta", [1.0, 0.3])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_variant_reaches_the_optimum(level, beta):
-    """Depth 4, three actions, every play in the data: V* at every state that has a value, and pi* at every one. Steps are
-    two letters long, so their values sit at depths 0 and 2."""
+    """Depth 4, three actions, every play in the data: V* at every state that has a value, and pi* at every one. Steps
+    are two letters long, so their values sit at depths 0 and 2."""
     problem = tree(4, 3, seed=1)
     ref = some_ref(problem)
     tables = Tables(problem, ref, size=2 if level == "step" else 1)
@@ -80,9 +81,10 @@ def test_a_scaled_reward():
 
 
 def test_alpha_moves_the_optimum():
-    """One decision, data from mu: e_a = alpha pi_a (KL - l_a) / (2 beta mu_a), and V is the mean of r - beta l. At the paper's
-    0.03 and 0.01 the policy is (.743, 0, .257) with V .646 where the unregularised optimum is (1, 0, 0) with V* .952. That one
-    fulfils the identity too: with large steps it is where it ends, so the regularised problem has more than one end."""
+    """One decision, data from mu: e_a = alpha pi_a (KL - l_a) / (2 beta mu_a), and V is the mean of r - beta l. At the
+    paper's 0.03 and 0.01 the policy is (.743, 0, .257) with V .646 where the unregularised optimum is (1, 0, 0) with V*
+    .952. That one fulfils the identity too: with large steps it is where it ends, so the regularised problem has more
+    than one end."""
     ref, r, beta, alpha = np.array([[0.2, 0.3, 0.5]]), np.array([1.0, 0.0, 0.5]), 0.03, 0.01
     problem = bandit(rewards=r)
     tables = Tables(problem, ref, mu=ref[0])
@@ -103,7 +105,8 @@ def test_alpha_moves_the_optimum():
 
 @pytest.mark.parametrize(("beta", "alpha"), [(0.03, 0.01), (0.3, 0.1)])
 def test_effective_temperature(beta, alpha):
-    """Near the reference, with data from it, alpha acts as a temperature of beta + alpha / (2 beta): 0.197, not 0.03."""
+    """Near the reference, with data from it, alpha acts as a temperature of beta + alpha / (2 beta): 0.197, not
+    0.03."""
     ref, r = np.array([[0.2, 0.3, 0.5]]), 1e-3 * np.array([1.0, 0.0, 0.5])
     tables = Tables(bandit(rewards=r), ref, mu=ref[0])
     tables.fit(oreo(beta=beta, alpha=alpha), steps=300, lr=0.005)
@@ -113,7 +116,8 @@ def test_effective_temperature(beta, alpha):
 
 
 def test_an_unseen_action_leaves_the_value_open_and_alpha_closes_it():
-    """Three actions, one never played. Without alpha two starts both reach loss 0 and disagree; with a little they agree."""
+    """Three actions, one never played. Without alpha two starts both reach loss 0 and disagree; with a little they
+    agree."""
 
     def ends(alpha, v0):
         tables = Tables(bandit(rewards=[0.0, 1.0, 0.0]), np.full((1, 3), 1 / 3), mu=[0.5, 0.5, 0.0], v0=v0)
@@ -183,7 +187,8 @@ def test_rejection_sampling_ends_at_the_posterior():
 
 
 def test_rounds_from_the_last_policy_divide_beta():
-    """k rounds, each with the last policy as reference, end where one round with beta / k does; the reward never falls."""
+    """k rounds, each with the last policy as reference, end where one round with beta / k does; the reward never
+    falls."""
     problem, beta = tree(2, 3, seed=1), 1.0
     first = ref = some_ref(problem)
     rewards = [evaluate(problem.next, problem.reward, ref)[0][0]]

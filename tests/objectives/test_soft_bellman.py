@@ -1,4 +1,5 @@
-"""The soft Bellman losses against loops, their gradients against the formulas, and the whole way through the learner."""
+"""The soft Bellman losses against loops, their gradients against the formulas, and a run through
+the learner."""
 
 import math
 from dataclasses import replace
@@ -119,7 +120,7 @@ def test_steps_of_one_token_are_the_token_loss():
 
 
 def test_undetached_last_token_hears_every_residual():
-    """Its gradient is the sum over all states before it; the detached one hears its own only."""
+    """Its gradient is the sum over all states before it; with detaching it is only its own."""
     samples = ragged(lengths=(6,))
     view, read = look(samples)
     last = int(np.nonzero(samples[0].streams["action"])[0][-1])
@@ -147,7 +148,7 @@ def test_response_knows_the_first_value_only():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_observations_are_no_actions(level):
-    """What an observation's own tokens are worth to the policy or to the reference changes nothing."""
+    """The log-probs of observation tokens change nothing."""
     samples = ragged(size=2)
     view, read = look(samples)
     objective = SoftBellman(part="both", level=level, beta=BETA, actions="action", alpha=1.0, kl="k3")
@@ -238,8 +239,8 @@ def tabular(problem, seed=0):
 
 
 def test_the_learner_reaches_the_optimum_and_both_advantages_agree():
-    """Two optimisers, warm-up and cosine, one pass of each model a step; then V = V*, pi = pi*, and the value's and the
-    policy's idea of what a step was worth are one."""
+    """Two optimisers, warm-up and cosine, one pass of each model a step; then V = V*, pi = pi*, and the value's and
+    the policy's advantages of a step are equal."""
     problem = tree(3, 3, seed=4)
     models, episodes, ref, at = tabular(problem)
     optim = OptimConfig(lr=0.1, schedule="cosine", warmup=0.03, clip=None)
@@ -313,8 +314,8 @@ def test_one_gradient_whatever_the_layout(make_lm, level, kl):
 
 @pytest.mark.parametrize("level", ["token", "step", "response"])
 def test_one_pass_is_the_order_of_two(make_lm, level):
-    """Score with the policy as it is; step the value; then the policy with the values from before: the same two gradients as
-    in one pass, with one forward of the policy saved."""
+    """Score with the policy as it is; step the value; then the policy with the values from before: the same two
+    gradients as in one pass, with one forward of the policy saved."""
     samples = talks(states="step" if level == "step" else "token")
     common = {"level": level, "beta": BETA, "actions": "action", "alpha": 0.1}
     both = critic_and_policy(make_lm)

@@ -184,7 +184,7 @@ def test_sft(request, models, tmp_path):
 
 def test_sft_without_a_prompt(one_each):
     """A first token has nothing before it: where they leave it out without a word, we ask for a prompt."""
-    with pytest.raises(LearnError, match="written from nothing"):
+    with pytest.raises(LearnError, match="has no prompt"):
         build_samples(texts(one_each, [("", "no prompt at all")]), "policy")
 
 
@@ -337,8 +337,8 @@ JUDGED = [
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.5, 0.4)])
 @pytest.mark.parametrize("trained", ["policy", "ref"])
 def test_kto(request, one_each, tmp_path, weights, trained):
-    """Theirs finds the reference point in a micro-batch, so one holds the whole batch; ours is the same in any split. Of the two
-    models, one as the policy has it below 0, where it is clamped, the other above."""
+    """Theirs finds the reference point in a micro-batch, so one holds the whole batch; ours is the same in any split.
+    Of the two models, one as the policy has it below 0, where it is clamped, the other above."""
     from datasets import Dataset
     from trl import KTOConfig, KTOTrainer
 

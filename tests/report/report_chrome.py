@@ -18,7 +18,8 @@ from pathlib import Path
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--remote-debugging-pipe",
 ]  # fmt: skip
@@ -26,7 +27,7 @@ KEYS = {"ArrowLeft": 37, "ArrowRight": 39}
 
 
 class Chrome:
-    """`requests` holds every address that the pages asked for, `errors` what their consoles complained of."""
+    """`requests` holds every address that the pages asked for, `errors` the errors of their consoles."""
 
     def __init__(self, profile: Path, patience: float = 120):
         assert BINARY, "no Chromium on PATH"

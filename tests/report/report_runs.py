@@ -1,4 +1,4 @@
-"""Runs made by hand: two seats, steps, forced tokens, annotations, evaluations; as they would lie on disk."""
+"""Runs made by hand: two seats, steps, forced tokens, annotations, evaluations, as on disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def turn(seat: str, prompt: str, text: str, forced: str = "", **more) -> Turn:
 
 
 def episode(name: str, start: int = 0, win: bool = True, say: str = "Go north, then east.", group: str = "") -> Episode:
-    """The reflector advises, the policy acts with one label; two such rounds. Rewards of the policy: -1, then 4 or -2."""
+    """The reflector advises, the policy acts with one label; two such rounds. Rewards of the policy: -1, then 4 or
+    -2."""
     law = SamplingLaw(allowed=ids("0123"))
     last = 4.0 if win else -2.0
     turns = (
@@ -66,7 +67,7 @@ def episode(name: str, start: int = 0, win: bool = True, say: str = "Go north, t
 def make_run(
     path: Path, steps: int = 40, done: int = 40, checkpoint: bool = True, say: str = "Go north, then east."
 ) -> Run:
-    """A run of `done` of `steps` steps; the middle of what it logs is a fixed wave."""
+    """A run with `done` of `steps` steps; its logged values follow a fixed wave."""
     with Run.create(path, RECIPE.format(steps=steps)) as run:
         for step in range(1, done + 1):
             metrics = {"reward": step / 20 - 1 + 0.2 * (step % 3), "success": min(1.0, step / 50), "lr": 0.001,

@@ -53,7 +53,7 @@ def test_one_episode_in_detail(run):
 @pytest.mark.parametrize(
     "by, background",
     [
-        ("advantage", "44;111;209"),  # the largest size there is, and negative: the whole blue
+        ("advantage", "44;111;209"),  # the largest absolute value, and negative: full blue
         ("logp", "32;8;23"),  # -0.1 of -6 nats: 0.15 + 0.85 / 60 of the colour
         ("mask", "42;157;92"),
         ("step", "35;96;165"),
@@ -99,7 +99,7 @@ def test_without_a_tokenizer_the_text_is_shown(tmp_path):
     assert "(0 trained on)" in call(tmp_path / "run/evaluation/sft.jsonl", "--no-color").stdout
 
 
-def test_what_a_model_writes_does_not_steer_the_terminal(tmp_path):
+def test_the_text_of_a_model_does_not_control_the_terminal(tmp_path):
     assert _plain("a\x1b[2Jb\x07\n\x9b") == "a␛[2Jb␇\n␡"
     file = tmp_path / "evil.jsonl"
     file.write_text(to_json(episode("e\x1b[31m", say="[bold]x[/bold] \x1b[2J")) + "\n")
@@ -121,7 +121,7 @@ def test_mistakes_are_sentences(run, tmp_path):
         assert done.exit_code == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_seat_that_nobody_has_is_refused_and_the_seats_are_named(run):
+def test_an_unknown_seat_is_refused_and_the_seats_are_named(run):
     for words in ([run.path], [run.path, "--episode", "40:0"], [run.episodes_dir / "000001.jsonl"]):
         done = call(*words, "--seat", "zzz", "--no-color")
         assert done.exit_code == 2 and done.stdout == "", done.stdout

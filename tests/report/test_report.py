@@ -1,4 +1,4 @@
-"""The page of a run: what is in it, that it opens for runs that are not whole, and how it behaves in Chromium."""
+"""The page of a run: what is in it, that it opens for unfinished runs, and how it behaves in Chromium."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_pieces_join_to_the_text_and_a_character_of_several_tokens_belongs_to_th
     pieces = Pieces(default=WORDS)
     assert pieces.of("policy", ids("ab é!")) == ["a", "b", " ", "", "é", "!"]
     assert "".join(pieces.of("policy", ids("naïve 中🙂 text\n"))) == "naïve 中🙂 text\n"
-    assert pieces.of("policy", ids("é")[:1]) == ["\ufffd"]  # half a character at the end is all there is
+    assert pieces.of("policy", ids("é")[:1]) == ["\ufffd"]  # half a character at the end
 
 
 def test_pieces_of_another_tokenizer_are_not_believed():
@@ -64,7 +64,10 @@ def test_a_tokenizer_that_marks_words_by_their_space_keeps_it():
 
 def shown_credit(data):
     """Source -> episode -> the advantage of each turn, as the page has it."""
-    return {s["name"]: (s["credit"], {e["id"]: [t["a"] for t in e["turns"]] for e in s["episodes"]}) for s in data["sources"]}
+    return {
+        s["name"]: (s["credit"], {e["id"]: [t["a"] for t in e["turns"]] for e in s["episodes"]})
+        for s in data["sources"]
+    }
 
 
 def test_credit_is_what_was_stored_whatever_the_recipe_says(tmp_path):
@@ -72,7 +75,12 @@ def test_credit_is_what_was_stored_whatever_the_recipe_says(tmp_path):
     run = make_run(tmp_path / "r", done=2, steps=2)
     add_evaluation(run, "000002", 1, 1)
     name, numbers = shown_credit(build(run.path))["iteration 2"]
-    assert name == "return to go" and numbers["2:0"] == [None, 1.0, None, 4.0]  # -1 + 4 / 2, and 4; the reflector is frozen
+    assert name == "return to go" and numbers["2:0"] == [
+        None,
+        1.0,
+        None,
+        4.0,
+    ]  # -1 + 4 / 2, and 4; the reflector is frozen
     planted = [Annotation(f"2:{k}", "advantage", "turn", (k + 0.125,), 3, "planted") for k in range(4)]
     planted[0] = Annotation("2:0", "advantage", "token", (77.5,), 3, "planted")
     run.annotate(2, planted)
@@ -140,7 +148,7 @@ def test_concerns_name_what_is_wrong():
     assert say([panel("grad_norm", [1.0] * 12 + [30.0] + [1.0])])[0].startswith(
         "grad_norm spikes in 1 step: 30 at step 13"
     )
-    assert say([panel("kl_old", [0.0001] * 12 + [0.04])]) == []  # tiny, whatever the factor
+    assert say([panel("kl_old", [0.0001] * 12 + [0.04])]) == []  # too small to count
     assert say([panel("kl_old", [0.0001] * 12 + [0.4])])[0].startswith("kl_old spikes")
     assert say([panel("entropy", [2.0] * 9 + [0.01] * 3)])[0].startswith("Entropy has collapsed from 2 to 0.01")
     assert "no process works on it" in say([], state="stopped")[0] and "got no better" in say([], state="early")[0]
@@ -160,7 +168,7 @@ def test_concerns_name_what_is_wrong():
     ],
 )
 def test_turns_that_are_cut_off_name_the_key_of_their_recipe(method, key):
-    """The recipe is the method's own, with all that it holds by itself."""
+    """The recipe is the method's own, with all its defaults."""
     written = "" if method is None else dump(get_method(method).Config(method=method, steps=10_000))
     recipe = parse(written, "recipe.yaml")[0] or {}
     cut, whole = (Turn("reflector", (1,), (2,), stop=stop) for stop in ("length", "stop"))
@@ -233,11 +241,11 @@ def test_a_running_run_and_one_that_died_can_be_opened(tmp_path):
     with run.metrics_file.open("a") as f:
         f.write('{"step":41,"rew')
     newest = run.episodes_dir / "000040.jsonl"
-    newest.write_bytes(newest.read_bytes()[:-40])  # as a copy made while the disk was full
+    newest.write_bytes(newest.read_bytes()[:-40])  # like a copy made on a full disk
     data = build(run.path)
     assert (data["state"], data["step"], data["decoded"]) == ("stopped", 40, False)
     said = [c["text"] for c in data["concerns"]]
-    assert "The run ended at step 40 of 100 and no process works on it: go on with --resume." in said
+    assert "The run ended at step 40 of 100, and no process works on it: continue it with --resume." in said
     assert "metrics.jsonl: 1 unfinished or unreadable line left out." in said
     assert data["sources"][-1]["total"] == 3
     turn = data["sources"][0]["episodes"][0]["turns"][0]
@@ -270,7 +278,7 @@ def test_nothing_in_the_file_points_anywhere(tmp_path, checkpoint):
     assert "http" not in text.replace("http-equiv", "")
     page = re.sub(
         r'(id="data">).*?</script>', r"\1", text, flags=re.DOTALL
-    )  # what a model wrote may look like anything
+    )  # the text of a model may look like anything
     assert not re.search(r"\b(src|href|action)\s*=\s*[\"']?(?!data:,|#)\w", page)
     assert "@import" not in page and "url(" not in page and "innerHTML" not in page
 
@@ -289,7 +297,7 @@ def chrome(tmp_path_factory):
 
 @pytest.fixture
 def opened(chrome, tmp_path):
-    """Open the report of a run; at the end nothing was asked for but the page, and the console is empty."""
+    """Open the report of a run; in the end only the page was requested, and the console is empty."""
     chrome.requests.clear()
     chrome.errors.clear()
     pages = []
@@ -333,7 +341,8 @@ def test_arrow_keys_step_through_an_episode(opened, tmp_path):
 def test_colours_say_what_the_legend_says(opened, tmp_path):
     c = opened(make_run(tmp_path / "run"))
     pick = lambda mode: c.value(
-        f"(e => {{ e.value = {mode!r}; e.dispatchEvent(new Event('change')); return e.value }})(document.getElementById('colour'))"
+        f"(e => {{ e.value = {mode!r}; e.dispatchEvent(new Event('change')); return e.value }})"
+        "(document.getElementById('colour'))"
     )
     backs = lambda: c.value("[...document.querySelectorAll('#turn .tok')].map(t => t.style.background || t.className)")
     assert c.value("[...document.getElementById('colour').options].map(o => o.value)") == [
@@ -384,7 +393,8 @@ def test_smoothing_and_hover(opened, tmp_path):
     assert draw() == raw
     c.value(
         "(s => { const b = s.getBoundingClientRect();"
-        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 54 / 360, clientY: b.top + 9})) })"
+        " s.dispatchEvent(new PointerEvent('pointermove', {clientX: b.left + b.width * 54 / 360, clientY: b.top + "
+        "9})) })"
         "(document.querySelector('.panel svg'))"
     )
     assert text_of(c, ".panel output") == "step 1 · −0.75 (≈ −0.75) · eval 0.3333 @10"
@@ -414,11 +424,14 @@ def test_readable_at_both_widths_in_light_and_dark(opened, tmp_path, width, dark
 CONTRAST = """
 (() => { // the least contrast of plain text with the ground it stands on
   const rgb = c => c.match(/[\\d.]+/g).map(Number);
-  const light = c => rgb(c).slice(0, 3).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
-  const ground = e => { for (; e; e = e.parentElement) { const b = getComputedStyle(e).backgroundColor; if (b.startsWith("rgb(")) return b; } return "rgb(255, 255, 255)"; };
+  const light = c => rgb(c).slice(0, 3).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [.2126, .7152, .0722][i], 0);
+  const ground = e => { for (; e; e = e.parentElement) { const b = getComputedStyle(e).backgroundColor;
+    if (b.startsWith("rgb(")) return b; } return "rgb(255, 255, 255)"; };
   let least = 99;
   for (const e of document.querySelectorAll("body *:not(.tok):not(option):not(svg *)")) {
-    if (!e.offsetParent || e.disabled || ![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
+    if (!e.offsetParent || e.disabled) continue;
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
     const a = light(getComputedStyle(e).color), b = light(ground(e));
     least = Math.min(least, (Math.max(a, b) + .05) / (Math.min(a, b) + .05));
   }
@@ -466,7 +479,12 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     from trailmark.runs.store import Run
 
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
-    short = {"sft": {**raw["sft"], "reflector": 3, "policy": 3}, "steps": 3, "out": str(tmp_path / "run"), "thought": 16}
+    short = {
+        "sft": {**raw["sft"], "reflector": 3, "policy": 3},
+        "steps": 3,
+        "out": str(tmp_path / "run"),
+        "thought": 16,
+    }
     launch(reflect.ReflectMethod, resolve({**raw, **short}, reflect.ReflectRecipe))
     c = opened(Run.open(tmp_path / "run"), width=width)
     assert c.value("document.documentElement.scrollWidth") <= width and c.value(CONTRAST) >= 4.5

@@ -16,7 +16,7 @@ from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
-from trailmark.evaluate.searched import best_by_value, load_values
+from trailmark.evaluate.searched import load_values
 from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout
@@ -24,6 +24,7 @@ from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import Plan, Searcher, parse_plan, search
+from trailmark.rollout.search_episodes import best_by_value
 from trailmark.score.values import HeadValues, Line, LogProb
 from trailmark.seats.locate import locate_value
 from trailmark.tasks import get_task
@@ -551,7 +552,7 @@ def test_eval_says_what_is_wrong_with_a_search(words, said):
 
 def test_an_empty_pool_is_wrong(lm):
     """Nothing is finished in one round; the world would call an empty answer invalid, and it is wrong."""
-    from trailmark.evaluate.searched import noted
+    from trailmark.rollout.search_episodes import noted
 
     source = get_task("arith", invalid_unparsed=True)
     searcher = Searcher(LocalEngine(lm, 4, 256), HeadValues(lm), Plan("beam", 2, ("a", "b"), rounds=1), keep=True)

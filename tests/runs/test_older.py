@@ -9,13 +9,12 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import dump, resolve
-from trailmark.evaluate.players import find_model
 from trailmark.methods import complete, get_config, get_method
 from trailmark.runs import older
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
-from trailmark.serve.run_settings import find_home
+from trailmark.seats.locate import locate
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
 BANDIT = {
@@ -83,7 +82,7 @@ def test_train_says_the_new_words(tmp_path, monkeypatch, recipe, says):
 
 
 def test_an_older_run_is_opened_by_every_command(run):
-    assert find_model("run")[1]["method"] == find_home("run").method == "policy_gradient"
+    assert locate("run").method == "policy_gradient"
     done = call("eval", "run", "--json")
     assert done.exit_code == 0 and json.loads(done.stdout)["rows"][0]["scored"] == 4, done.output
     done = call("verify", "run", "--json")

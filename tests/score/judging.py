@@ -8,6 +8,8 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from trailmark.score.base import Play
+from trailmark.score.config import ModelJudgeConfig
+from trailmark.score.judge import ModelJudge
 from trailmark.types import Episode, Invalid, Task
 
 
@@ -17,6 +19,11 @@ def plays(n):
         e = Episode(f"e{k}", Task(f"t{k}"), "g", (), {"self": Invalid("")})
         made.append(Play(e, f"Question {k}?", f"answer <{k}> {{answer}}", {"gold": str(k)}))
     return made
+
+
+def judge_at(url, cache=None, **more):
+    server = {"address": url, "model": "wise", "retries": 2, "backoff": 0.01, "deadline": 10}
+    return ModelJudge(ModelJudgeConfig.model_validate({"server": server, **more}), cache=cache)
 
 
 def number(messages):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent))
-from judging import name, number, plays, serving_judge
+from judging import judge_at, name, number, plays, serving_judge
 
 from trailmark.commands.serve import serving
 from trailmark.engines.http import HttpEngine
@@ -23,11 +23,6 @@ from trailmark.score.base import open_judge
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge, Unreadable, objects, read_mark
 from trailmark.types import Failed, Scored
-
-
-def judge_at(url, cache=None, **more):
-    server = {"address": url, "model": "wise", "retries": 2, "backoff": 0.01, "deadline": 10}
-    return ModelJudge(ModelJudgeConfig.model_validate({"server": server, **more}), cache=cache)
 
 
 def ask(judge, n):
@@ -127,8 +122,7 @@ def test_a_slow_server_is_asked_many_at_a_time():
 RUN = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[3])
-from judging import plays
-from test_judge import judge_at
+from judging import judge_at, plays
 found = asyncio.run(judge_at(sys.argv[1], sys.argv[2], at_once=3, high=20).judge(plays(12)))
 print([v.outcome.reward for v in found])
 """

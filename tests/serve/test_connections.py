@@ -1,4 +1,4 @@
-"""Connections that take their time, too many of them, and what is said about it."""
+"""Slow connections, too many connections, and what is logged about them."""
 
 import contextlib
 import json
@@ -10,9 +10,8 @@ import pytest
 
 from trailmark.commands.serve import serving
 from trailmark.engines.local import LocalEngine
-from trailmark.serve import connections as door
-from trailmark.serve import service
-from trailmark.serve.connections import Once
+from trailmark.serve import connections, service
+from trailmark.serve.connections import RepeatFilter
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ BODY = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{
 
 
 def test_half_sent_requests_are_closed(engine, monkeypatch):
-    monkeypatch.setattr(door, "HEADER_S", 0.3)
+    monkeypatch.setattr(connections, "HEADER_S", 0.3)
     monkeypatch.setattr(service, "PATIENCE_S", 0.3)
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
         sent = (b"", HALF, BODY, GET + HALF, GET[:-2] + b"Content-Length: 99\r\n\r\n{")
@@ -53,8 +52,8 @@ def test_half_sent_requests_are_closed(engine, monkeypatch):
 
 
 def test_whoever_sends_nothing_makes_room_for_who_asks(engine, monkeypatch, capfd):
-    monkeypatch.setattr(door, "most_connections", lambda: 4)
-    monkeypatch.setattr(door.ONCE, "told", {})
+    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    monkeypatch.setattr(connections.REPEATS, "told", {})
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
         waiting = [held.enter_context(connect(url, (b"", HALF, BODY)[k % 3])) for k in range(12)]
         for _ in range(8):
@@ -64,7 +63,7 @@ def test_whoever_sends_nothing_makes_room_for_who_asks(engine, monkeypatch, capf
 
 
 def test_a_house_full_of_work_says_so(engine, monkeypatch):
-    monkeypatch.setattr(door, "most_connections", lambda: 2)
+    monkeypatch.setattr(connections, "most_connections", lambda: 2)
     body = json.dumps({"prompt": "a", "max_tokens": 2000, "n": 8, "ignore_eos": True}).encode()
     ask = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
@@ -81,25 +80,25 @@ def test_as_many_connections_as_files_allow(monkeypatch):
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 256))
-    assert 8 <= door.most_connections() < 256 - door.SPARE_FILES
+    assert 8 <= connections.most_connections() < 256 - connections.SPARE_FILES
     monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert door.most_connections() == door.MOST and door.ACCEPTED < door.SPARE_FILES
+    assert connections.most_connections() == connections.MOST and connections.ACCEPTED < connections.SPARE_FILES
 
 
 def test_one_line_for_each_kind_of_trouble(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(door.time, "monotonic", lambda: now)
-    once = Once()
+    monkeypatch.setattr(connections.time, "monotonic", lambda: now)
+    repeats = RepeatFilter()
     record = lambda text: logging.LogRecord("x", logging.WARNING, "", 0, text, (), None)
     kinds = ["accept failed\ntraceback 1", "accept failed\ntraceback 2", "bad request", "accept failed"]
-    assert [once.filter(record(k)) for k in kinds] == [True, False, True, False]
-    now = door.QUIET_S + 1
+    assert [repeats.filter(record(k)) for k in kinds] == [True, False, True, False]
+    now = connections.QUIET_S + 1
     again = record("accept failed")
-    assert once.filter(again) and again.msg == "accept failed (2 more of these before)"
+    assert repeats.filter(again) and again.msg == "accept failed (2 more of these before)"
 
 
 def test_rubbish_in_place_of_http_is_told_once(engine, capfd, monkeypatch):
-    monkeypatch.setattr(door.ONCE, "told", {})
+    monkeypatch.setattr(connections.REPEATS, "told", {})
     with serving(engine, "m") as url:
         for _ in range(5):
             with connect(url, b"\x16\x03\x01 what?\r\n\r\n") as made:

@@ -1,4 +1,4 @@
-"""Streamed text: pieces add up to the whole, whatever the tokens, and nothing is given out that could still change."""
+"""Streamed text: the pieces make the whole text, whatever the tokens, and no piece could still change."""
 
 import random
 

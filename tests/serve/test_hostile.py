@@ -1,5 +1,5 @@
-"""The real server under requests that would freeze a careless one, each sent while /health is asked again and again and must answer.
-`make test-hostile`; the latency itself is measured by bench/soak.py."""
+"""The real server under requests that would freeze a careless one, each sent while /health is asked again and again and
+must answer. `make test-hostile`; the latency itself is measured by bench/soak.py."""
 
 import contextlib
 import json
@@ -137,7 +137,13 @@ def test_json_that_is_no_request(server, data):
 
 
 LARGEST = {
-    "stop texts": {"prompt": "a", "stop": ["ab" * 512] * 31 + ["b" * 1024], "max_tokens": 1500, "n": 8, "ignore_eos": True},
+    "stop texts": {
+        "prompt": "a",
+        "stop": ["ab" * 512] * 31 + ["b" * 1024],
+        "max_tokens": 1500,
+        "n": 8,
+        "ignore_eos": True,
+    },
     "log-probs": {"prompt": "a", "logprobs": 20, "max_tokens": 400, "n": 64, "ignore_eos": True},
     "log-probs of prompts": {"prompt": ["a" * 2000] * 12, "prompt_logprobs": 20, "max_tokens": 1},
     "prompts": {"prompt": ["ab" * 200] * 500, "max_tokens": 1},
@@ -187,8 +193,14 @@ def test_three_hundred_half_sent_requests_at_256_files(folder, tmp_path):
             half = []
             for k in range(300):
                 one = held.enter_context(connect(url))
-                with contextlib.suppress(ConnectionError):  # it had to make room already
-                    one.sendall(b"" if k % 3 == 0 else b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " if k % 3 == 1 else raw(TEXT, b"{" * 99)[:-9])
+                with contextlib.suppress(ConnectionError):  # the server has closed it already
+                    one.sendall(
+                        b""
+                        if k % 3 == 0
+                        else b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "
+                        if k % 3 == 1
+                        else raw(TEXT, b"{" * 99)[:-9]
+                    )
                 half.append(one)
             done = httpx.post(url + TEXT, json={"prompt": "a", "max_tokens": 2, "ignore_eos": True}, timeout=60)
             assert done.json()["usage"]["completion_tokens"] == 2

@@ -1,4 +1,4 @@
-"""What is served of a run: its length, dtype and stop texts, and chats that are prompted as the run was."""
+"""What the server takes from a run: length, dtype, stop texts, and how chats become prompts."""
 
 import json
 import re
@@ -24,8 +24,8 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import stop_ids
 from trailmark.runs.launch import launch
 from trailmark.seats.locate import Located, locate
+from trailmark.serve.prompt_format import PromptFormat, format_of_run, plain_format
 from trailmark.serve.run_settings import longest, served_model
-from trailmark.serve.speech import Speech, plain_speech, speech_of
 from trailmark.types import SamplingLaw
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 256}}
@@ -56,7 +56,9 @@ def runs(tmp_path_factory):
 
 
 def test_a_run_of_another_dtype(runs):
-    home = Located("tiny", "made", "tiny", run=runs, recipe={"model": {"dtype": "float64"}, "engine": {"dtype": "bfloat16"}})
+    home = Located(
+        "tiny", "made", "tiny", run=runs, recipe={"model": {"dtype": "float64"}, "engine": {"dtype": "bfloat16"}}
+    )
     assert served_model(home, "cpu", None, None, None).dtype == "float64" and home.engine.dtype == "bfloat16"
     assert served_model(home, "cpu", "float32", None, None).dtype == "float32"
     with pytest.raises(ModelError, match="--dtype: Input should be"):
@@ -78,33 +80,35 @@ def test_a_model_without_a_run_has_the_length_of_its_context(make_lm, monkeypatc
     [("text", "text", "\n"), ("talk", "template", ""), ("lessons", "plain", "\n\n"), ("chats", "template", "")],
 )
 def test_a_run_knows_how_it_was_prompted(runs, name, kind, ending):
-    speech = speech_of(locate(str(runs / name)), TOKENIZER)
-    assert (speech.kind, speech.ending) == (kind, ending) and "as its run was" in speech.why
+    prompt_format = format_of_run(locate(str(runs / name)), TOKENIZER)
+    assert (prompt_format.kind, prompt_format.ending) == (kind, ending) and "as its run was" in prompt_format.why
 
 
 def test_without_stored_prompts_the_task_says_it(runs, tmp_path):
     home = locate(str(runs / "text"))
     bare = replace(home, run=tmp_path)
-    assert speech_of(bare, TOKENIZER) == Speech("text", "\n", why="as its task prompts")
+    assert format_of_run(bare, TOKENIZER) == PromptFormat("text", "\n", why="as its task prompts")
     broken = replace(bare, recipe={**home.recipe, "task": {"name": "no:such"}})
-    assert speech_of(broken, TOKENIZER).kind == "template" and "cannot say" in speech_of(broken, TOKENIZER).why
+    assert (
+        format_of_run(broken, TOKENIZER).kind == "template" and "does not show" in format_of_run(broken, TOKENIZER).why
+    )
     lost = replace(bare, recipe={"method": "sft", "chat": False, "data": "gone.jsonl"})
-    assert speech_of(lost, TOKENIZER).kind == "plain" and "gone.jsonl" in speech_of(lost, TOKENIZER).why
+    assert format_of_run(lost, TOKENIZER).kind == "plain" and "gone.jsonl" in format_of_run(lost, TOKENIZER).why
     other = tiny_tokenizer()
     other.chat_template = None
-    assert plain_speech(other).kind == "plain" and "no chat template" in plain_speech(other).describe()
+    assert plain_format(other).kind == "plain" and "no chat template" in plain_format(other).describe()
 
 
 def test_what_is_said_is_encoded_as_the_run_was():
     ids = lambda text: tuple(TOKENIZER.encode(text, add_special_tokens=False))
     user, assistant = ({"role": r, "content": c} for r, c in (("user", "1+1=?"), ("assistant", "2")))
-    text, plain = Speech("text", "\n", bos=(7,)), Speech("plain", "\n")
+    text, plain = PromptFormat("text", "\n", bos=(7,)), PromptFormat("plain", "\n")
     assert text.prompt(TOKENIZER, [user]) == (7, *ids("1+1=?\n"))
     assert text.prompt(TOKENIZER, [{**user, "content": "1+1=?\n"}]) == (7, *ids("1+1=?\n"))
-    assert text.spoken(TOKENIZER, [user], "2") == ((7, *ids("1+1=?\n2")), 7)
+    assert text.with_answer(TOKENIZER, [user], "2") == ((7, *ids("1+1=?\n2")), 7)
     assert plain.prompt(TOKENIZER, [user]) == ids("1+1=?\n")
     assert plain.prompt(TOKENIZER, [user, assistant, user]) == ids("1+1=?\n2<|im_end|>1+1=?\n")
-    assert plain.spoken(TOKENIZER, [user], "2") == (ids("1+1=?\n2"), 6)
+    assert plain.with_answer(TOKENIZER, [user], "2") == (ids("1+1=?\n2"), 6)
 
 
 def test_chat_with_a_model_of_raw_text_answers_as_its_completion_does(make_lm):
@@ -112,15 +116,17 @@ def test_chat_with_a_model_of_raw_text_answers_as_its_completion_does(make_lm):
     local = LocalEngine(lm, 4, 64)
     prompt = tuple(lm.tokenizer.encode("7+1-6=?\n"))
     want = run(local, [Request(prompt, GREEDY, 1, 20, stop_ids(lm.tokenizer))])[0][0]
-    with serving(LocalEngine(lm, 4, 64), "m", speech=Speech("text", "\n")) as url:
+    with serving(LocalEngine(lm, 4, 64), "m", prompt_format=PromptFormat("text", "\n")) as url:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0, timeout=60) as client:
             asked = {"model": "m", "temperature": 0, "max_tokens": 20}
             for content in ("7+1-6=?", "7+1-6=?\n", [{"type": "text", "text": "7+1-6=?"}]):
                 say = [{"role": "user", "content": content}]
                 answer = client.chat.completions.create(messages=say, **asked)
                 pieces = client.chat.completions.create(messages=say, stream=True, **asked)
-                assert answer.choices[0].message.content == want.text == "".join(
-                    c.choices[0].delta.content or "" for c in pieces
+                assert (
+                    answer.choices[0].message.content
+                    == want.text
+                    == "".join(c.choices[0].delta.content or "" for c in pieces)
                 )
                 assert answer.usage.prompt_tokens == len(prompt)
             assert client.completions.create(prompt="7+1-6=?\n", **asked).choices[0].text == want.text
@@ -128,8 +134,13 @@ def test_chat_with_a_model_of_raw_text_answers_as_its_completion_does(make_lm):
                 with pytest.raises(openai.BadRequestError, match="trained on prompts of raw text"):
                     client.chat.completions.create(messages=[*more, {"role": "user", "content": "1"}], **asked)
             assert client.models.retrieve("m").prompts == "text"
-        scored = httpx.post(f"{url}/v1/score", json={"messages": [{"role": "user", "content": "7+1-6=?"}], "completion": "2"})
-        assert scored.json()["data"][0]["token_logprobs"] == local.score_rows([(*prompt, *lm.tokenizer.encode("2"))], [8])[0]
+        scored = httpx.post(
+            f"{url}/v1/score", json={"messages": [{"role": "user", "content": "7+1-6=?"}], "completion": "2"}
+        )
+        assert (
+            scored.json()["data"][0]["token_logprobs"]
+            == local.score_rows([(*prompt, *lm.tokenizer.encode("2"))], [8])[0]
+        )
 
 
 def test_stop_texts_of_a_run_end_an_answer(make_lm):
@@ -138,9 +149,13 @@ def test_stop_texts_of_a_run_end_an_answer(make_lm):
     stop = free.text[4]
     with serving(LocalEngine(lm, 4, 64), "m", stop=[stop]) as url:
         body = {"prompt": [5, 6], "temperature": 0, "max_tokens": 20, "ignore_eos": True}
-        ask = lambda **more: httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][0]["text"]
+        ask = lambda **more: httpx.post(f"{url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][
+            0
+        ]["text"]
         assert ask() == free.text[: free.text.index(stop)] and ask(stop=[]) == free.text == ask(stop="\0never")
-        assert run(HttpEngine(url, "m", lm.tokenizer), [Request((5, 6), GREEDY, 1, 20, ())]) == [[free]]  # as it is here
+        assert run(HttpEngine(url, "m", lm.tokenizer), [Request((5, 6), GREEDY, 1, 20, ())]) == [
+            [free]
+        ]  # as in this process
 
 
 def test_the_command_serves_a_run_as_it_was_trained(runs, make_lm, tmp_path):
@@ -161,7 +176,9 @@ def test_the_command_serves_a_run_as_it_was_trained(runs, make_lm, tmp_path):
         assert (model["max_model_len"], model["prompts"], model["prompts_end"]) == (77, "text", "\n")
         say = {"messages": [{"role": "user", "content": "1+1=?"}], "temperature": 0, "max_tokens": 9}
         chat = httpx.post(f"{url}/v1/chat/completions", json=say, timeout=60).json()
-        text = httpx.post(f"{url}/v1/completions", json={"prompt": "1+1=?\n", "temperature": 0, "max_tokens": 9}, timeout=60)
+        text = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "1+1=?\n", "temperature": 0, "max_tokens": 9}, timeout=60
+        )
         assert chat["choices"][0]["message"]["content"] == text.json()["choices"][0]["text"]
         assert len(httpx.post(f"{url}/v1/values", json={"states": ["a", "b"]}, timeout=60).json()["values"]) == 2
     finally:

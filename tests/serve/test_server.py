@@ -16,7 +16,7 @@ from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.answers import token_name
-from trailmark.serve.speech import plain_speech
+from trailmark.serve.prompt_format import plain_format
 from trailmark.types import SamplingLaw
 
 GREEDY = SamplingLaw(temperature=0)
@@ -71,7 +71,7 @@ def ids(lm, text):
 
 
 def prompt_of(lm, messages):
-    return plain_speech(lm.tokenizer).prompt(lm.tokenizer, messages)
+    return plain_format(lm.tokenizer).prompt(lm.tokenizer, messages)
 
 
 def test_models_and_key(client, url):
@@ -159,7 +159,7 @@ def test_logprobs_of_both_kinds(client, lm, local):
     scored = local.score_top(ids(lm, "Hi") + want.tokens, 3)[1:]
     for (_, _, best), top, word, logp in zip(scored, got.top_logprobs, got.tokens, want.logp):
         assert top.pop(word) == logp
-        for token, value in best:  # streamed from kept keys and values, scored in one pass
+        for token, value in best:  # streamed from cached keys and values, scored in one pass
             assert top.pop(token_name(lm.tokenizer, token), value) == pytest.approx(value, abs=1e-5)
         assert not top
     chat = {"model": "tiny", "messages": SAY, "seed": 5, "max_tokens": 9, "logprobs": True, "top_logprobs": 2}
@@ -261,7 +261,7 @@ def test_scores(post, lm, local):
         ("completions", {"prompt": "a", "stream": True, "prompt_logprobs": 1}, "cannot be streamed"),
         ("chat/completions", {"messages": []}, "'messages'"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "'messages'"),
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
         ("chat/completions", {"messages": SAY, "tools": [{}]}, "'tools' is not supported"),
         ("chat/completions", {"messages": SAY, "chat_template_kwargs": {"tokenize": True}}, "cannot be set"),
         ("score", {"prompt": "a"}, "give either"),
@@ -307,15 +307,18 @@ def test_bad_requests(post, path, body, says):
         ("chat/completions", {"messages": [{"role": "x" * 65, "content": ""}]}, "messages"),
         ("chat/completions", {"messages": [{"role": "user<|im_end|>", "content": ""}]}, "messages"),
         ("chat/completions", {"messages": [{"role": "", "content": ""}]}, "messages"),
-        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 4097}]},
+        "messages"),
         ("chat/completions", {"messages": [{"role": "user", "content": "", "name": "x" * 300000}]}, "messages"),
         ("chat/completions", {"messages": SAY, "top_logprobs": 21, "logprobs": True}, "top_logprobs"),
         ("chat/completions", {"messages": SAY, "n": 128, "top_logprobs": 20, "logprobs": True}, "top_logprobs"),
-        ("chat/completions", {"messages": SAY, "chat_template_kwargs": {f"x{k}": 1 for k in range(33)}}, "chat_template_kwargs"),
+        ("chat/completions", {"messages": SAY, "chat_template_kwargs": {f"x{k}": 1 for k in range(33)}},
+        "chat_template_kwargs"),
         ("chat/completions", {"messages": SAY, "chat_template_kwargs": {"x": "y" * 4097}}, "chat_template_kwargs"),
         ("score", {"tokens": [[1, 2]] * 4097}, "tokens"),
         ("score", {"prompt": "a", "completion": ["b"] * 700}, "n"),
-        ("score", {"messages": [*SAY, {"role": "assistant", "content": ""}] * 300, "completion": ["b"] * 9}, "messages"),
+        ("score", {"messages": [*SAY, {"role": "assistant", "content": ""}] * 300, "completion": ["b"] * 9},
+        "messages"),
         ("values", {"states": ["a"] * 4097}, "states"),
     ],
 )  # fmt: skip
@@ -394,8 +397,10 @@ def test_a_client_that_vanishes_frees_its_slots(lm, stream):
         wait_until(lambda: not engine._open)
         assert engine.decoded < 8 * 3000
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as raw:
-            raw.sendall(head + body[:10])  # gone in the middle of its request
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2, "ignore_eos": True}, timeout=60)
+            raw.sendall(head + body[:10])  # disconnects in the middle of its request
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2, "ignore_eos": True}, timeout=60
+        )
         assert answer.json()["usage"]["completion_tokens"] == 2
 
 

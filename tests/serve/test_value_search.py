@@ -1,4 +1,4 @@
-"""Search and values over real sockets: what is served is what the library finds, alone or in a crowd."""
+"""Search and values over real sockets: the server returns what the library finds, also under load."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from trailmark.engines.wire import EngineGarbage, EngineStatus
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.search import Plan, search
 from trailmark.score.values import HeadValues, HttpValues, Line, LogProb
-from trailmark.serve.speech import plain_speech
+from trailmark.serve.prompt_format import plain_format
 
 SAY = [{"role": "user", "content": "Where to?"}]
 ENDS = ["a", "e", "i", "o", " "]
@@ -71,7 +71,7 @@ def test_a_search_behind_the_openai_client(client, lm, local, asked):
         tree=True,
     )
     scorer = LogProb() if asked.get("by") else None
-    prompt = plain_speech(lm.tokenizer).prompt(lm.tokenizer, SAY)
+    prompt = plain_format(lm.tokenizer).prompt(lm.tokenizer, SAY)
     expected = found_here(lm, local, prompt, plan, scorer, chat=True)
     body = {"search": {**asked, "tree": True}, "return_token_ids": True}
     done = client.chat.completions.create(
@@ -150,7 +150,7 @@ def test_a_search_that_cannot_be_had(http, body, param):
 
 def test_values_of_texts_tokens_and_conversations(http, lm):
     ids = lm.tokenizer.encode("Where to?")
-    begun = plain_speech(lm.tokenizer).prompt(lm.tokenizer, SAY)
+    begun = plain_format(lm.tokenizer).prompt(lm.tokenizer, SAY)
     spoken = (*begun, *lm.tokenizer.encode("There."))
     states = ["Where to?", ids, SAY, [*SAY, {"role": "assistant", "content": "There."}]]
     expected = asyncio.run(HeadValues(lm).values([tuple(ids), tuple(ids), begun, spoken]))

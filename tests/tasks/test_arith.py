@@ -144,7 +144,8 @@ def test_checker_passes():
 
 
 def test_a_careless_teacher_forgets_carries_and_goes_on_from_there():
-    """The same questions and answers; of the sums with a carry about the asked share is wrong by ten, and nothing else is."""
+    """The same questions and answers; of the sums with a carry about the asked share is wrong by ten, and nothing else
+    is."""
     plain, careless = (Arith(2, careless=c).tasks("train", 400, 7) for c in (0.0, 0.7))
     assert [t.data for t in plain] == [t.data for t in careless]
     carries = forgotten = 0
@@ -160,7 +161,7 @@ def test_a_careless_teacher_forgets_carries_and_goes_on_from_there():
         assert last == f"#### {said}"
     assert (
         carries > 150 and 0.55 < forgotten / carries < 0.75
-    )  # below 0.7: where it would lead below zero, all is careful
+    )  # below 0.7, because a mistake that leads below zero is not made
     assert all(t.meta["gold"] == u.meta["gold"] for t, u in zip(plain, Arith(2).tasks("train", 400, 7)))
     for wrong in ({"careless": 2}, {"careless": 0.5, "level": 5}):
         with pytest.raises(TaskError, match="careless"):

@@ -247,7 +247,7 @@ def test_mistakes_are_explained():
         Taxi().tasks("valid")
     with pytest.raises(TaskError, match="needs data 'state'"):
         Taxi().make().reset(Task("t"))
-    with pytest.raises(TaskError, match="nothing is left"):
+    with pytest.raises(TaskError, match="is already over"):
         Taxi("pickup").make().reset(Task("t", 0, {"state": encode(0, 0, ABOARD, 1)}))
 
 

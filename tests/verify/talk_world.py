@@ -1,4 +1,4 @@
-"""A made-up conversation of ragged turns: some free, the last one answered by a label."""
+"""An invented conversation with turns of different lengths: free text, and a label in the last turn."""
 
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task

@@ -55,7 +55,8 @@ def sound(tmp_path_factory):
     for name, recipe in POLICY_GRADIENT.items():
         train(root / name, method="policy_gradient", steps=4, engine=engine, **recipe)
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper() * 3},
-                          {"role": "user", "content": "again"}, {"role": "assistant", "content": c}]} for c in "abcdef"]  # fmt: skip
+                          {"role": "user", "content": "again"},
+                          {"role": "assistant", "content": c}]} for c in "abcdef"]  # fmt: skip
     (root / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     train(root / "sft", method="sft", steps=3, batch=4, data=str(root / "data.jsonl"))
     return root
@@ -97,13 +98,14 @@ def test_a_sound_online_run_passes_every_check(sound, name):
 
 
 def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
-    """LoRA: the first weights and the newest are at hand. One checkpoint: staleness cannot show, and the report says so."""
+    """With LoRA the first and the newest weights are available. With one checkpoint stale weights cannot be noticed,
+    and the report says so."""
     more = {"engine": {"slots": 16, "max_len": 256}, **POLICY_GRADIENT["taxi"]}
     model = {**TINY, "lora": {"rank": 2}}
     adapted = verify(train(tmp_path / "lora", method="policy_gradient", steps=2, model=model, **more))
     assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
     end = verify(train(tmp_path / "end", method="policy_gradient", steps=2, checkpoint={"every": 0}, **more))
-    assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "staleness" in end["sampler"].notes[0]
+    assert end.ok and list(end["sampler"].numbers["versions"]) == ["0"] and "stale weights" in end["sampler"].notes[0]
 
 
 @pytest.mark.parametrize("opening", ["apart", "joined"])
@@ -114,7 +116,8 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
     options = {"games": str(write_download(tmp_path / "games")), "mode": "text", "opening": opening, "horizon": 2}
     shape = {"layers": 1, "width": 16, "heads": 2, "context": 2048}
     run = train(
-        tmp_path / "run", method="policy_gradient", steps=1, task={"name": "alfworld", "options": options}, starts=2, n=2,
+        tmp_path / "run", method="policy_gradient", steps=1, task={"name": "alfworld", "options": options}, starts=2,
+        n=2,
         sampling={"max_tokens": 4}, engine={"slots": 4, "max_len": 2048}, model={"name": "tiny", "shape": shape},
     )  # fmt: skip
     replay = next(c for c in verify(run).checks if c.name == "replay")
@@ -122,7 +125,7 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
 
 
 def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
-    """Where a method says who speaks when, prompts of every seat are compared; where it does not, the report says so."""
+    """If a method names its protocol, the prompts of every seat are compared. If it does not, the report says so."""
 
     def rename(e):
         turns = tuple(dataclasses.replace(t, seat="adviser") if i == 0 else t for i, t in enumerate(e.turns))
@@ -137,7 +140,7 @@ def test_two_seats_with_the_methods_own_protocol(copy, monkeypatch):
     run = copy("taxi")
     edit(run, rename)
     silent = verify(run)["replay"]
-    assert silent.status == "pass" and "does not say its protocol" in silent.notes[0]
+    assert silent.status == "pass" and "names no protocol" in silent.notes[0]
     monkeypatch.setattr(PolicyGradientMethod, "protocol", classmethod(lambda cls, config, source: by_turns))
     told = verify(run)["replay"]
     assert told.status == "pass" and told.numbers["prompts_compared"] == told.numbers["episodes"]
@@ -162,7 +165,9 @@ def test_the_command(sound, copy, tmp_path):
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     assert said == json.loads((run / "verify.json").read_text())
-    assert said["ok"] and said["method"] == "policy_gradient" and said["fail"] == 0 and said["pass"] == len(said["checks"])
+    assert (
+        said["ok"] and said["method"] == "policy_gradient" and said["fail"] == 0 and said["pass"] == len(said["checks"])
+    )
     assert all(c.keys() == {"name", "status", "what", "numbers", "notes"} for c in said["checks"])
     first = read_segment(run / "episodes" / "000001.jsonl")
     write_segment(run / "episodes", 1, [dataclasses.replace(e, group="all one") for e in first])
@@ -203,7 +208,8 @@ def test_borders_off_by_one(copy, name, shift):
 
 
 def test_ends_of_turns():
-    """A turn that stopped holds what it stopped at: the end of turn, or the rest of a stop text; and no more than that."""
+    """A turn that stopped holds what it stopped at: the end of turn, or the rest of a stop text; and no more than
+    that."""
     tokenizer = tiny_tokenizer()
     ids, eos = tuple(tokenizer.encode("abc")), tokenizer.eos_token_id
     turn = Turn("policy", (1,), (*ids, eos), stop="stop", text="abc")
@@ -231,7 +237,7 @@ def test_members_of_different_starts(copy):
 
 
 def test_stale_weights_by_hand(copy):
-    """The episodes of version 1 are passed off as those of version 3, whose weights are at hand."""
+    """Episodes of version 1 claim to be of version 3, whose weights are available."""
     run = copy("taxi")
     old = read_segment(segments(run / "episodes")[1])
     assert {t.version for e in old for t in e.turns} == {1}
@@ -243,14 +249,16 @@ def test_stale_weights_by_hand(copy):
 
 
 def test_stale_weights_of_an_engine_that_is_never_told(tmp_path, monkeypatch):
-    """A sampler with a copy of its own that counts versions and never takes the weights over."""
+    """A sampler with its own copy that counts versions but never takes new weights."""
 
     def publish(self, version, source=None):
         self.version = version
 
     monkeypatch.setattr(LocalEngine, "publish", publish)
     engine = {"slots": 16, "max_len": 256, "dtype": "float64"}
-    report = verify(train(tmp_path / "run", method="policy_gradient", steps=3, engine=engine, **POLICY_GRADIENT["taxi"]))
+    report = verify(
+        train(tmp_path / "run", method="policy_gradient", steps=3, engine=engine, **POLICY_GRADIENT["taxi"])
+    )
     assert failed(report) == {"sampler"}
     assert "version 0, which is older, explains the log-probs of version 2" in report["sampler"].what
 
@@ -266,7 +274,7 @@ def test_an_edited_reward(copy):
     assert "outcome differs from the stored one" in report["replay"].what and chosen.id in report["replay"].what
     turns = (*chosen.turns[:-1], dataclasses.replace(chosen.turns[-1], reward=chosen.turns[-1].reward + 1))
     outcomes = {"self": Scored(chosen.outcome.reward + 1, True)}
-    consistent = dataclasses.replace(chosen, turns=turns, outcomes=outcomes)  # only the world knows better
+    consistent = dataclasses.replace(chosen, turns=turns, outcomes=outcomes)  # only the world can notice
     edit(run, lambda e: consistent if e.id == chosen.id else e, 3)
     report = verify(run)
     assert failed(report) == {"replay"} and "replayed reward differs" in report["replay"].what
@@ -291,7 +299,7 @@ def test_rank_correlation_against_scipy():
     assert (math.atanh(low), math.atanh(high)) == pytest.approx((math.atanh(rho) - half, math.atanh(rho) + half))
 
 
-# ------------------------------------------------------------------------------------------- defects of the mask builder
+# ----------------------------------------------------------------------------------- defects of the mask builder
 
 
 def changed(change):
@@ -334,7 +342,7 @@ def endless(s):
     ("defect", "name"),
     [
         (rolled(-1), "it begins 1 token early"),
-        (rolled(1), "the mask does not lie on the written tokens"),
+        (rolled(1), "the mask is not on the written tokens"),
         (prompt_too, "tokens that the seat did not write are in the loss"),
         (padded, "padding"),
         (endless, "written tokens are left out of the loss"),
@@ -389,12 +397,12 @@ def test_a_truncated_checkpoint(copy):
     weights = run / "checkpoints" / "000004" / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     report = verify(run)
-    assert failed(report) == {"checkpoint"}  # the others go on with older weights
+    assert failed(report) == {"checkpoint"}  # the other checks use older weights
     assert "damaged (truncated?) (000004/policy/model.safetensors" in report["checkpoint"].what
 
 
 def test_a_checkpoint_of_other_weights(copy):
-    """Tensors that fit and are not numbers; an optimiser file that is gone half; a state of another step."""
+    """Tensors that fit but are not finite; half an optimiser file; a state of another step."""
     from safetensors.torch import load_file, save_file
 
     run = copy("taxi")
@@ -407,7 +415,7 @@ def test_a_checkpoint_of_other_weights(copy):
     assert "a tensor is not finite" in said and name in said and "another step than its folder" in said
 
 
-def test_records_with_holes(copy):
+def test_records_with_gaps(copy):
     run = copy("taxi")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))

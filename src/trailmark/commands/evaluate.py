@@ -104,7 +104,7 @@ def evaluate(
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
-        from trailmark.evaluate.copied import hears_words
+        from trailmark.evaluate.copy_rate import hears_words
         from trailmark.evaluate.stored_episodes import episode_files, read_files
 
         if task or options or out:
@@ -127,8 +127,8 @@ def evaluate(
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model brings its own.")
     from trailmark.config import SamplingConfig
     from trailmark.evaluate.players import Wish, play_model, remote_seat
-    from trailmark.evaluate.prompted import NoServer, must_answer
     from trailmark.seats.locate import is_address
+    from trailmark.seats.table import NoServer
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
@@ -144,7 +144,7 @@ def evaluate(
                 header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
     try:
         for name in filter(is_address, extra):  # before the first model plays for an hour
-            must_answer(remote_seat(name, wish, SamplingConfig()))
+            remote_seat(name, wish, SamplingConfig())
         made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
     except NoServer as problem:
         _say_error(str(problem))

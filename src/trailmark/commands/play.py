@@ -1,6 +1,7 @@
 """`trailmark play`: a person at the keyboard plays a task, and the episode is kept.
 
-End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the command runs.
+End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the
+command runs.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _options(
 
 
 def play(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task by name, such as taxi.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task by name, such as taxi; or a run, with --seat.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")] = None,
     game: Annotated[str | None, typer.Option(help="alfworld: a game's file or id.")] = None,
     repo: Annotated[Path | None, typer.Option(metavar="PATH", help="auto-explore: a repository.")] = None,
@@ -78,9 +79,14 @@ def play(
             metavar="NAME", help="For the saved tokens and the labels: a folder, a hub name, smollm2 or tiny."
         ),
     ] = "tiny",
+    seat: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a run: the seat you take. Its models sit in the others.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
-    """Play a task in the terminal and save the episode."""
+    """Play a task in the terminal and save the episode. With a run and --seat, play its task at the table of its
+    models."""
+    from trailmark.rollout.judged import judge_of
     from trailmark.seats.locate import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
@@ -89,7 +95,10 @@ def play(
         raise RunError(f"{out} exists: choose another file.")
     if out is not None and not out.parent.is_dir():
         raise DataError("there is no such folder to save into.", out.parent)
+    if seat is not None:
+        return _sit_at_table(task, seat, words or [], split, start, seed, out)
     source = get_task(task, **_options(words or [], game, repo, query, target))
+    judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and hasattr(source, "bind"):
@@ -116,3 +125,46 @@ def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
     atomic_write(out, (to_json(episode) + "\n").encode())
     steps = len(person_play.played)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")
+
+
+def _sit_at_table(
+    run: str, seat: str, words: list[str], split: str | None, start: int, seed: int, out: Path | None
+) -> None:
+    """A person in one seat of a run, and its models in the others: one episode, by the code that plays all of them."""
+    from trailmark.errors import TrailmarkError, nearest
+    from trailmark.evaluate.players import method_of
+    from trailmark.rollout.play import play as play_episodes
+    from trailmark.runs.store import atomic_write, to_json
+    from trailmark.seats.config import PersonSeat
+    from trailmark.seats.locate import locate
+    from trailmark.seats.table import Table, stored_seats
+    from trailmark.tasks import get_task, task_options
+    from trailmark.terminal_play import describe_outcome, pick_start
+
+    found = locate(run)
+    if found.checkpoint is None or not found.recipe:
+        raise TrailmarkError(f"play --seat: '{run}' is no run with a checkpoint.")
+    task = found.section("task")
+    options = (task.get("options") or {}) | task_options(words)
+    method, config = method_of(found.recipe, {**task, "options": options})
+    seats = method.seats_of(config)
+    if seat not in seats:
+        raise TrailmarkError(f"'{run}' has no seat '{seat}' (seats: {', '.join(seats)}).{nearest(seat, seats)}")
+    mine = PersonSeat(sampling=seats[seat].sampling, side=seats[seat].side)
+    others = stored_seats({n: s for n, s in seats.items() if n != seat}, found.checkpoint, config.model)
+    table = Table(
+        {n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False))
+    )
+    source = get_task(config.task.name, **options)
+    table.bind(source)
+    first = pick_start(source, split or "train", start, seed)
+    typer.echo(f"{source.name}, start '{first.id}'; you are '{seat}'.\n")
+    protocol = method.evaluation_protocol(config, source)
+    (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
+    steps = sum(t.action is not None for t in episode.turns)
+    if not steps:
+        typer.echo("Nothing was played, so nothing is saved.")
+        return
+    place = _free_name(Path(run).name) if out is None or out.exists() else out
+    atomic_write(place, (to_json(episode) + "\n").encode())
+    typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {place}")

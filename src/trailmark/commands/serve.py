@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trailmark.engines.local import LocalEngine
     from trailmark.score.values import HeadValues
     from trailmark.seats.locate import Located
-    from trailmark.serve.speech import Speech
+    from trailmark.serve.prompt_format import PromptFormat
 
 TO_HEAR = 5  # seconds in which clients may still read why they got nothing
 
@@ -57,8 +57,8 @@ def serve(
     ] = None,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that requests get when the server is stopped.")] = 10.0,
 ) -> None:
-    """Serve a model to OpenAI's clients: completions, chat, scores; with --value, search too. A LoRA checkpoint is served
-    with its base."""
+    """Serve a model to OpenAI's clients: completions, chat, scores; with --value, search too. A LoRA checkpoint is
+    served with its base."""
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
@@ -70,7 +70,7 @@ def serve(
 
         home = locate(model)
         lm = load_model(served_model(home, device, dtype, revision, tokenizer)).freeze()
-        speech = chosen(prompts, home, lm.tokenizer)
+        prompt_format = chosen(prompts, home, lm.tokenizer)
         length, of = max_len or home.engine.max_len, "--max-len" if max_len else "as its run has it"
         if length is None:
             length = longest(lm, slots)
@@ -83,32 +83,32 @@ def serve(
             from trailmark.evaluate.searched import load_values
 
             values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
-        app = build_app(engine, name or model, api_key, queue, values, speech, home.sampling.stop)
+        app = build_app(engine, name or model, api_key, queue, values, prompt_format, home.sampling.stop)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("warning: anyone who reaches this address can use the model; set --api-key.", err=True)
         typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})")
-        typer.echo(f"prompts: {speech.describe()}")
+        typer.echo(f"prompts: {prompt_format.describe()}")
         server(app, grace).run(sockets=[listening])
         if not app.state.service.close():  # who asks a server to end does not wait for a computation that nobody wants
             sys.stdout.flush()
             os._exit(0)
 
 
-def chosen(prompts: str, home: Located, tokenizer: Any) -> Speech:
+def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
     """How chats become prompts: as the option says, or as the run was prompted."""
-    from trailmark.serve.speech import Speech, speech_of
+    from trailmark.serve.prompt_format import PromptFormat, format_of_run
 
     if prompts == "auto":
-        return speech_of(home, tokenizer)
+        return format_of_run(home, tokenizer)
     if prompts == "template" and getattr(tokenizer, "chat_template", None):
-        return Speech("template")
+        return PromptFormat("template")
     if prompts == "text":
-        found = speech_of(home, tokenizer)
-        return Speech("text", found.ending, found.bos)
+        found = format_of_run(home, tokenizer)
+        return PromptFormat("text", found.ending, found.bos)
     if prompts == "plain":
-        return Speech("plain")
+        return PromptFormat("plain")
     why = "this model's tokenizer has no chat template" if prompts == "template" else f"'{prompts}' is not known"
     raise TrailmarkError(f"--prompts: {why}: choose auto, template, text or plain.")
 
@@ -136,7 +136,7 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
     """A uvicorn server that ends with exit code 0 when asked to stop; asked twice, it waits for nobody."""
     import uvicorn
 
-    from trailmark.serve.connections import ACCEPTED, IDLE_S, Door, quiet
+    from trailmark.serve.connections import ACCEPTED, IDLE_S, ConnectionLimits, limit_repeated_logs
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -154,7 +154,7 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
 
     settings = uvicorn.Config(
         app,
-        http=Door().protocol(),
+        http=ConnectionLimits().protocol(),
         ws="none",
         backlog=ACCEPTED,
         timeout_keep_alive=IDLE_S,
@@ -162,7 +162,7 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
         access_log=False,
         timeout_graceful_shutdown=math.ceil(grace) + TO_HEAR,
     )
-    quiet()  # now that uvicorn has set up its log
+    limit_repeated_logs()  # now that uvicorn has set up its log
     return Server(settings)
 
 
@@ -173,15 +173,15 @@ def serving(
     api_key: str | None = None,
     queue: int = 512,
     values: HeadValues | None = None,
-    speech: Speech | None = None,
+    prompt_format: PromptFormat | None = None,
     stop: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The address of a server that runs in a thread as long as the block does: for notebooks and tests. The engine is the
-    thread's meanwhile."""
+    """The address of a server that runs in a thread as long as the block does: for notebooks and tests. The engine is
+    the thread's meanwhile."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        app = build_app(engine, name, api_key, queue, values, speech, stop)
+        app = build_app(engine, name, api_key, queue, values, prompt_format, stop)
         running = server(app, grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]

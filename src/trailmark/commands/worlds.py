@@ -33,8 +33,8 @@ def check(
     """
     if world not in WORLDS:
         raise TrailmarkError(f"there is no original to compare '{world}' with.{nearest(world, WORLDS)}")
+    from trailmark.tasks.alfworld.compare_original import check as judge
     from trailmark.tasks.alfworld.games import Games
-    from trailmark.tasks.alfworld.judge import check as judge
 
     report = judge(Games(games), n, walks, length, seed)
     typer.echo(str(report))

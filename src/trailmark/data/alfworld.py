@@ -1,7 +1,7 @@
-"""What a guide knows about ALFWorld: what an expert would do, and what can be said from what was observed.
+"""The guide for ALFWorld: what an expert would do, and what the observations so far allow to say.
 
-The expert sees everything, or knows only what was observed (option `expert` of the task). Whichever it is, the rules speak
-of nothing but the path so far: where we are, what is in hand, whether the last step was the expert's own choice.
+The expert sees everything, or knows only what was observed (option `expert` of the task). In both cases the rules speak
+only about the path so far: where we are, what is in hand, whether the last step was the expert's own choice.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from trailmark.tasks.base import Observation
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE
 
 ABOUT = (
-    "You watch someone do a chore in a household that is only told in words. Things and places have numbers, such as apple 1 and "
-    "cabinet 4; a closed place has to be opened before one can look into it; one thing can be carried at a time."
+    "You watch someone do a chore in a household that is only told in words. Things and places have numbers, such as "
+    "apple 1 and cabinet 4; a closed place has to be opened before one can look into it; one thing can be carried at a "
+    "time."
 )
 FIRST = "\nWithout choosing an action yet, say in one or two sentences what the task is and where to begin.\n"
 LATER = "\nWithout choosing an action yet, say in at most 50 words whether the last step helped, and what to do next.\n"
@@ -35,7 +36,8 @@ class AlfworldGuide:
         return [x for x, action in zip(seen.labels, seen.actions) if action not in (NEXT_PAGE, PREVIOUS_PAGE)]
 
     def good(self, label: str, best: str) -> bool:
-        """For one who sees everything, also a command after which as few are left; the exploring one has only its own."""
+        """For the seeing expert, a command is also good if as few commands remain after it. The exploring expert
+        accepts only its own choice."""
         if label == best or self.source.expert == "exploring":
             return label == best
         twin = self.world.copy()
@@ -47,7 +49,7 @@ class AlfworldGuide:
         return Moment(ABOUT, FIRST if last is None else LATER, seen, best, self.rule(last))
 
     def rule(self, last: Last | None) -> str:
-        """Two or three short sentences."""
+        """The reflection by rule: two or three short sentences."""
         place, thing = situation(self.world.path)
         where = f"We are at {place}" if place else "We are in the middle of the room"
         verdict = "" if last is None else f" The last step, {last.action}, {'led on' if last.good else 'did not help'}."
@@ -56,7 +58,7 @@ class AlfworldGuide:
 
 
 def situation(path: tuple[tuple[str, str], ...]) -> tuple[str, str]:
-    """Where we are and what is in hand, after commands that were answered like this; "" for nowhere and nothing."""
+    """Where we are and what is in hand after these commands and answers; "" for nowhere and nothing."""
     place = thing = ""
     for command, answer in path:
         if answer.startswith("Nothing happens"):

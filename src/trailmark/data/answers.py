@@ -1,7 +1,7 @@
-"""What a teacher has answered, one line each in a file that only grows.
+"""A teacher's answers, one line each in a file that only grows.
 
-A line is {"key", "text"}; the key is a hash of all that was asked. A process that dies in the middle of a line leaves one
-without a newline behind: it is cut off when the file is opened again, and its question is the only one asked twice.
+A line is {"key", "text"}; the key is a hash of the whole request. A process that dies in the middle of a line leaves a
+line without a newline. It is cut off when the file is opened again, and only its question is asked twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trailmark.runs.store import append_line, whole_lines
 
 
 def request_key(request: Mapping[str, Any]) -> str:
-    """The same for the same request, whatever the order of its keys."""
+    """The same key for the same request, whatever the order of its fields."""
     text = json.dumps(request, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Answers:
-    """`path` None: nothing is kept beyond this process."""
+    """Stored answers. With `path` None they are kept only in this process."""
 
     def __init__(self, path: Path | None = None):
         self.path, self.texts = path, {}
@@ -45,6 +45,6 @@ def _read(path: Path) -> dict[str, str]:
     for number, line in enumerate(whole_lines(path), 1):
         row = object_from_json(line, path, number)
         if not isinstance(row.get("key"), str) or not isinstance(row.get("text"), str):
-            raise DataError("is no answer of a teacher: 'key' and 'text' must be text.", path, number)
+            raise DataError("is not an answer of a teacher: 'key' and 'text' must be text.", path, number)
         texts[row["key"]] = row["text"]
     return texts

@@ -1,11 +1,11 @@
-"""One decision on record, and the files that are made of many.
+"""One stored decision, and the files that are made of many.
 
     steps.jsonl           every decision with its parts apart: state, menu, reflection, the label taken and the best one
     oracle/*.jsonl        the five files of Reflect-RL (formats/reflect.py) with the best label
     behaviour/*.jsonl     the same with the label that was taken
 
-Which is imitated is a choice: the behaviour is what the teacher (or its random perturbation) did, the oracle what leads on
-from there by the shortest way. Where a teacher never errs, the two are the same.
+The user chooses which one is imitated. The behaviour is what the teacher (or its random perturbation) did. The oracle
+is the first action of the shortest path from there. If a teacher makes no mistakes, the two are the same.
 
 A row of the five files is {"text", "task", "trajectory", "step", "behaviour", "oracle"}: the last two are labels.
 """
@@ -32,8 +32,8 @@ FIVE = (*KINDS, "sft_policy_positive", "sft_reflection_positive")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`action` and `oracle` are labels of `labels`, which stand for the same places of `actions`. `positive` is false where
-    the step before was a mistake, `perturbed` is true where chance and not the teacher chose `action`."""
+    """`action` and `oracle` are labels in `labels`; `actions` holds their texts at the same positions. `positive` is
+    false if the step before was a mistake. `perturbed` is true if `action` was random and not the teacher's choice."""
 
     task: str
     trajectory: str
@@ -50,7 +50,7 @@ class Decision:
     perturbed: bool = False
 
     def command(self, wanted: Wanted = "behaviour") -> str:
-        """The plain meaning of the label that was taken, or of the best one."""
+        """The text of the label that was taken, or of the best one."""
         return self.actions[self.labels.index(self.oracle if wanted == "oracle" else self.action)]
 
     def texts(self, wanted: Wanted) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Decision:
 
 
 def fits(reflection: str) -> bool:
-    """Whether a reflection can stand between the markers and be found again."""
+    """Whether a reflection can be written between the markers and read back."""
     return bool(reflection.strip()) and ANALYZE not in reflection and ACTION.strip() not in reflection
 
 
@@ -68,7 +68,8 @@ def json_lines(rows: Iterable[Any]) -> bytes:
 
 
 def write_decisions(folder: Path, decisions: Sequence[Decision]) -> Counter[str]:
-    """steps.jsonl and both sets of five files; how many rows went into each. The list of decisions is written last."""
+    """Write steps.jsonl and both sets of five files. Returns the number of rows in each. The list of decisions is
+    written last."""
     if not any(d.positive for d in decisions):
         raise DataError("there is no positive step to write: two of the five files would be empty.", folder)
     counts: Counter[str] = Counter()
@@ -91,7 +92,7 @@ def write_decisions(folder: Path, decisions: Sequence[Decision]) -> Counter[str]
 
 
 def read_decisions(path: str | Path) -> list[Decision]:
-    """All of a steps.jsonl, of the one in a folder, or of the one under sft/ in a folder that was made in stages."""
+    """All decisions of a steps.jsonl, of the one in a folder, or of the one under sft/ in a folder made in stages."""
     path = Path(path)
     if path.is_dir():
         path = path / STEPS if (path / STEPS).exists() or not (path / "sft").is_dir() else path / "sft" / STEPS

@@ -1,9 +1,9 @@
-"""Published expert plays of ALFWorld as conversations to imitate, or to learn from beside a policy's own.
+"""Published expert plays of ALFWorld as conversations, to imitate or to learn from beside a policy's own plays.
 
     {"conversations": [{"role", "content"}, …], "reward": 1}      a line per play: format `agent` of `method: oreo`
 
-Every play is made again in the game, in the words of the task (mode text, its dialect, its opening), so what is imitated is what a
-policy of that task is shown. A play whose game is missing, or that is not won here, is left out and counted.
+Every play is repeated in the game, in the words of the task (mode text, its dialect, its opening). So the conversation
+is what a policy of that task is shown. A play whose game is missing, or that is not won here, is left out and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trailmark.tasks.alfworld.trajectories import Trajectory, game_names, read_t
 
 
 def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> tuple[int, dict[str, int]]:
-    """Write the plays; how many, and why others were left out. What is at `out` is never overwritten."""
+    """Write the plays. Returns their number, and why others were left out. An existing `out` is never overwritten."""
     new_file(out)
     if source.mode != "text":
         raise TrailmarkError("data experts writes conversations: leave out mode, or set mode=text.")
@@ -37,13 +37,13 @@ def make(path: Path, out: Path, source: Alfworld, limit: int | None = None) -> t
             rows.append({"conversations": messages, "reward": 1})
         left["not won"] += not won
     if not rows:
-        raise DataError(f"no play of it is won in {source.games.path} ({left}).", path)
+        raise DataError(f"none of its plays is won in {source.games.path} ({left}).", path)
     atomic_write(out, json_lines(rows))
     return len(rows), {why: n for why, n in left.items() if n}
 
 
 def conversation(t: Trajectory, id: str, source: Alfworld) -> tuple[list[dict[str, Any]], bool]:
-    """What is said in one play, up to the expert's last word; and whether it is won."""
+    """The messages of one play, up to the expert's last one, and whether it is won."""
     world = source.make()
     shown = world.reset(source.task(id)).text
     messages: list[dict[str, Any]] = list(source.first_messages)

@@ -13,7 +13,7 @@ from trailmark.tasks import get_task
 
 
 def make(task: str, out: Path, options: dict[str, Any], n: int, split: str, seed: int) -> int:
-    """Write `n` rows of {"prompt", "response"}; how many there were. What is at `out` is never overwritten."""
+    """Write `n` rows of {"prompt", "response"} and return their number. An existing `out` is never overwritten."""
     new_file(out)
     source = get_task(task, **options)
     world, rows = source.make(), []

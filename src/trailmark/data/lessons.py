@@ -1,5 +1,5 @@
-"""Teachers that a run of `method: reflect` learns from: one that knows a world's best move and says why, and one that reads
-what others have written down (`trailmark data …`)."""
+"""Teachers for `method: reflect`: one that knows a world's best move and says why, and one that reads recorded
+decisions (`trailmark data …`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trailmark.tasks import taxi
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One moment of a teacher's play: what was seen, what it says of it, what is best, and what was done. `labels` and `actions`
-    are the menu's lines, where they are known: for whoever wants to write the menu anew."""
+    """One moment of a teacher's play: what was seen, the reflection, the best label, and the label taken. `labels` and
+    `actions` are the menu's lines, if they are known, so that the menu can be written anew."""
 
     state: str
     menu: str
@@ -32,15 +32,15 @@ class Lesson:
 class Teacher(Protocol):
     @property
     def words(self) -> tuple[str, ...]:
-        """Of its reflections, as whole tokens for tiny models."""
+        """Words of its reflections that become whole tokens of tiny models."""
         ...
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]: ...
 
 
 class Bfs:
-    """Shortest ways in the taxi's grid. With probability `perturb` it makes a random move that is not fatal, so that it also
-    shows how to come back."""
+    """Shortest paths in the taxi's grid. With probability `perturb` it makes a random move that is not fatal, so that
+    it also shows how to recover."""
 
     words = (
         "taxi",
@@ -80,13 +80,13 @@ class Bfs:
         return f"taxi at {row}{col}, {name} at {aim[0]}{aim[1]}; go {taxi.ACTIONS[best]}"
 
 
-WORDS = 512  # of a file become tokens of a tiny model
+WORDS = 512  # most words of a file that become tokens of a tiny model
 _WORD = re.compile(r" ?[A-Za-z]{2,} ?")
 
 
 class File:
-    """Decisions on record: a steps.jsonl, or the folder it lies in. `starts` of its tasks are taken, drawn by seed; with
-    `perturb` 0 only steps that do not follow a mistake. The world that is to be played shows each of them again."""
+    """Recorded decisions: a steps.jsonl, or its folder. `starts` of its tasks are drawn by seed. With `perturb` 0 only
+    steps that do not follow a mistake are used. The world of the recipe shows each of them again."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -99,7 +99,7 @@ class File:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The commonest words of its states, menus and reflections, those first that save most letters."""
+        """The most common words of its states, menus and reflections; those that save most letters come first."""
         found: Counter[str] = Counter()
         for d in self.decisions:
             found.update(_WORD.findall(d.reflection))
@@ -109,11 +109,11 @@ class File:
         return tuple(sorted(saved, key=lambda w: (-saved[w], w))[:WORDS])
 
     def lessons(self, source: Any, starts: int, perturb: float, seed: int) -> list[Lesson]:
-        from trailmark.data.replayed import shown_again
+        from trailmark.data.lesson_replay import replay_lessons
 
         tasks = list(dict.fromkeys(d.task for d in self.decisions))
         taken = set(random.Random(f"file {seed}").sample(tasks, min(starts, len(tasks))))
-        shown = shown_again(self.path, [d for d in self.decisions if d.task in taken], source)
+        shown = replay_lessons(self.path, [d for d in self.decisions if d.task in taken], source)
         kept = [d for d in shown if d.task in taken and (d.positive or perturb > 0)]
         return [Lesson(d.state, d.menu, d.reflection, d.oracle, d.action, d.labels, d.actions) for d in kept]
 
@@ -122,7 +122,7 @@ TEACHERS: dict[str, Teacher] = {"bfs": Bfs()}
 
 
 def get_teacher(name: str, path: str | Path | None = None) -> Teacher:
-    """'bfs', or 'file' with the path of what it reads."""
+    """The teacher 'bfs', or 'file' with the path of its decisions."""
     if name == "file":
         if path is None:
             raise RecipeError(

@@ -1,4 +1,4 @@
-"""Where a command may write: looked at before any work is done."""
+"""Checks of where a command may write, made before any work is done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trailmark.errors import RunError
 
 
 def new_file(path: Path, overwrite: bool = False) -> None:
-    """Refuse a file that could not be written in the end: one that is there, a folder, or one below a file."""
+    """Refuse a file that could not be written: it exists, it is a folder, or it lies below a file."""
     if path.is_dir():
         raise RunError(f"{path} is a folder: name a file to write.")
     if path.exists() and not overwrite:
@@ -18,7 +18,7 @@ def new_file(path: Path, overwrite: bool = False) -> None:
 
 
 def writable(folder: Path) -> None:
-    """Refuse a folder that could not be made or written to."""
+    """Refuse a folder that cannot be made or written to."""
     above = folder
     while not above.exists() and above != above.parent:
         above = above.parent

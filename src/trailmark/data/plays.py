@@ -1,8 +1,8 @@
-"""Plays of one who mostly does what is best, with a teacher's words on each step.
+"""Plays of a guide that mostly takes the best action, with a teacher's reflection on each step.
 
-With probability `perturb` chance chooses instead, so that the data show mistakes and how to come back from them. A
-step is positive when the one before it was good. What the teacher says stands beside both labels: the one taken and
-the best one.
+With probability `perturb` the action is random instead, so that the data show mistakes and recoveries. A step is
+positive if the step before it was good. The teacher's reflection is stored with both labels: the one taken and the
+best.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from trailmark.data.decisions import Decision, from_row, write_decisions
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Moment, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Moment, Teacher, TeacherFailed, run_limited
 from trailmark.errors import TaskError
 from trailmark.formats.rows import Row
 from trailmark.run_async import wait
@@ -27,23 +27,23 @@ from trailmark.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """What was done last, in plain words, and whether it was good."""
+    """The last action in plain words, and whether it was good."""
 
     action: str
     good: bool
 
 
 class Guide(Protocol):
-    """One who knows a world from the inside while it is played."""
+    """Knows the inner state of a world while it is played."""
 
     world: World
 
     def best(self, seen: Observation) -> str | None:
-        """The best label; None where there is nothing left to do."""
+        """The best label; None if there is nothing left to do."""
         ...
 
     def choices(self, seen: Observation) -> Sequence[str]:
-        """The labels that chance may choose from."""
+        """The labels that a random action is drawn from."""
         ...
 
     def good(self, label: str, best: str) -> bool:
@@ -62,7 +62,7 @@ class Played:
 
 
 async def _play(task: Task, guide: Guide, teacher: Teacher, perturb: float, seed: int) -> Played:
-    """Up to the end, or to a step on which guide or teacher has nothing to say."""
+    """Play to the end, or to a step for which the guide or the teacher has no answer."""
     draw, out = random.Random(f"plays {seed} {task.id}"), []
     seen, over, last = guide.world.reset(task), False, None
     while not over:
@@ -91,8 +91,8 @@ def make(
     out: Path, tasks: Sequence[Task], guide: Callable[[], Guide], teacher: Teacher, perturb: float, seed: int,
     done: Callable[[int], None] = lambda n: None,
 ) -> Counts:  # fmt: skip
-    """steps.jsonl and the five files of both kinds under `out`. A play that its world cannot go on with is counted.
-    Plays are kept in plays.partial.jsonl as they finish, so that a kill loses those under way only."""
+    """Write steps.jsonl and both sets of five files under `out`. A play that its world refuses is counted. Finished
+    plays are kept in plays.partial.jsonl, so a kill loses only the unfinished ones."""
     partial = out / "plays.partial.jsonl"
     kept = _kept(partial) if partial.exists() else {}
 
@@ -107,7 +107,7 @@ def make(
         append_line(partial, {"play": index, **asdict(played)}, "play")
         return played
 
-    plays = wait(at_once(list(enumerate(tasks)), one, teacher.at_once, done))
+    plays = wait(run_limited(list(enumerate(tasks)), one, teacher.at_once, done))
     counts = Counts()
     counts.left_out.update(p.left_out for p in plays if p.left_out)
     decisions = [d for play in plays for d in play.decisions]

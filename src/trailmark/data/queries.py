@@ -1,8 +1,8 @@
-"""Questions that a file's own authors have written: sentences of docstrings, paragraphs of documentation.
+"""Questions from the file's own authors: sentences of docstrings, paragraphs of documentation.
 
-A query is a sentence that describes something without naming it, so that whoever looks for it has to read. From Python
-it is the first sentence of a docstring that does not hold the symbol's own name; from pages of text it is a paragraph of
-prose: not a heading, list, table, directive or example. Markup is taken off.
+A query is a sentence that describes something without naming it, so a player has to read files to find it. In Python
+files it is the first sentence of a docstring, if it does not hold the symbol's own name. In text files it is a
+paragraph of prose: not a heading, list, table, directive or example. Markup is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHORTEST, LONGEST, FEWEST_WORDS = 40, 260, 6
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A file of a repository: all of its `text`, and the `window` of it that a model is shown."""
+    """A file of a repository: its whole `text`, and the `window` of it that a model is shown."""
 
     repo: str
     path: str
@@ -30,7 +30,7 @@ class Excerpt:
 
 
 def queries(excerpt: Excerpt) -> list[tuple[str, str]]:
-    """(query, answer) of a file, in its order; none for files without prose."""
+    """(query, answer) pairs of a file, in its order; none for files without prose."""
     found = _docstrings(excerpt) if excerpt.path.endswith(".py") else ()
     if excerpt.path.endswith((".md", ".rst", ".txt")):
         found = ((p, f"{excerpt.path} says so.") for p in _paragraphs(excerpt.text))
@@ -38,7 +38,7 @@ def queries(excerpt: Excerpt) -> list[tuple[str, str]]:
 
 
 def plain_text(text: str) -> str:
-    """Text without markup and line ends, as queries are written: for finding one in a file again."""
+    """Text without markup and line ends, in the form of a query: used to find a query in a file."""
     text = re.sub(r":[\w:.+-]+:`~?\.?([^`<]+?)(?:\s*<[^`>]*>)?`", r"\1", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`{1,2}([^`<]+?)(?:\s*<[^`>]*>)?`{1,2}_{0,2}", r"\1", text)
@@ -47,7 +47,7 @@ def plain_text(text: str) -> str:
 
 
 def _usable(query: str) -> bool:
-    left_over = re.search(r"`|(?:^|\s):\w", query)  # of markup
+    left_over = re.search(r"`|(?:^|\s):\w", query)  # rest of markup
     sized = SHORTEST <= len(query) <= LONGEST and len(query.split()) >= FEWEST_WORDS
     return sized and query.isascii() and not left_over
 
@@ -67,7 +67,7 @@ def _docstrings(excerpt: Excerpt) -> Iterator[tuple[str, str]]:
 
 
 def _first_sentence(doc: str) -> str:
-    """Empty where a docstring begins with something else than prose."""
+    """The first sentence; empty if a docstring does not begin with prose."""
     first = doc.strip().split("\n\n")[0]
     if re.match(r"\W", first) or re.search(r"^\s*(:\w|>>>|\.\. |@\w|-{3})|::\s*$", first, re.MULTILINE):
         return ""

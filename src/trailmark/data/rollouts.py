@@ -1,9 +1,9 @@
-"""Folders of agent rollouts, one JSON file per play, as one file to learn from.
+"""Merge folders of agent rollouts, one JSON file per play, into one file to learn from.
 
-    {"meta": {"reward": true, "invalid": false}, "conversations": [{"role", "content"}, …]}      3_0.json, play 0 of task 3
+    {"meta": {"reward": true, "invalid": false}, "conversations": [{"role", "content"}, …]}   3_0.json, play 0 of task 3
 
-become lines of {"conversations", "reward": 0 or 1}, format `agent`: a message of the user at the end is dropped (nobody answered it),
-a play that is invalid has reward 0. Plays of one task keep next to one another, in the order of their numbers.
+become lines of {"conversations", "reward": 0 or 1}, format `agent`. A user message at the end is dropped, because it
+has no answer. An invalid play has reward 0. Plays of one task stay together, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from trailmark.runs.store import atomic_write
 
 
 def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[int, int]:
-    """Write the plays of all folders (only lost ones with `failures`); how many were won, and how many there were."""
+    """Write the plays of all folders (with `failures`, only lost ones). Returns how many were won, and how many there
+    were."""
     new_file(out)
     plays: list[dict[str, Any]] = []
     for folder in folders:

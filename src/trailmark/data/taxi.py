@@ -1,9 +1,9 @@
-"""What a guide knows about DangerousTaxi: the shortest way, and what to tell a teacher.
+"""The guide for DangerousTaxi: the shortest path, and what a teacher is told.
 
-Chance chooses among all six actions, where one that changes nothing ends the play (`fatal`), or among those that change
-something, so that the play goes on and shows how to come back. A teacher behind a server is told the best action, and whether
-the last one was good, as a spoiler; the state on record is what the world shows, without it. Action 0 is south, an action
-like the others.
+Random actions come from all six (`fatal`: one that changes nothing ends the play), or from those that change something,
+so that the play goes on and shows how to recover. A teacher behind a server is told the best action, and whether the
+last one was good, as a spoiler. The stored state is what the world shows, without the spoiler. Action 0 is south, an
+action like the others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from trailmark.tasks import taxi
 from trailmark.tasks.base import Observation
 
 ABOUT = (
-    "You watch a taxi on a 5x5 map that is to fetch a passenger and bring them to the destination. D is the destination, P the "
-    "passenger, T the empty taxi, O the taxi at the passenger's place, X the taxi with the passenger; | and - are walls. An "
-    "action that changes nothing ends the game. You may be told a spoiler; use it, and never mention that there is one."
+    "You watch a taxi on a 5x5 map that is to fetch a passenger and bring them to the destination. D is the "
+    "destination, P the passenger, T the empty taxi, O the taxi at the passenger's place, X the taxi with the "
+    "passenger; | and - are walls. An action that changes nothing ends the game. You may be told a spoiler; use it, "
+    "and never mention that there is one."
 )
 FIRST = "\nSay in one sentence what the situation is and what to do next.\n"
 LATER = "\nSay in two sentences, at most 50 words: was the last action good, and what should be done next?\n"
@@ -43,7 +44,7 @@ class TaxiGuide:
         return Moment(ABOUT, request, seen, best, self.rule(best, last), spoiler=spoiler(best, last))
 
     def rule(self, best: str, last: Last | None) -> str:
-        """The method's own words; where past actions are shown, also that the last one was a detour."""
+        """The reflection by rule. If past actions are shown, it also says that the last one was a detour."""
         words = Bfs().reflect(self.world, int(best))
         if last is None or last.good or self.world.source.history == "none":
             return words

@@ -1,17 +1,18 @@
-"""Who is asked to teach: rules that need no model, or a model behind a server.
+"""Teachers: rules that need no model, or a model behind a server.
 
 A teacher does three things, the same in every world:
 
     tasks(excerpt)            questions that one file answers, with the answers
     reflect(moment)           some sentences on a moment of play: where we are, was the last step any good, what next
-    choose(moment, thought)   one of the listed labels, after having thought
+    choose(moment, thought)   one of the listed labels, after a reflection
 
-`Offline` answers from what the caller knows: a moment carries what rules say of it (`rule`) and the best label (`best`).
-`Server` asks any server that speaks OpenAI's protocol, also Azure's kind (`api-key` and `api-version`). It may be told the best
-action as a spoiler; it is asked not to mention that, a reflection that does is refused, and states never hold it.
+`Offline` answers from what the caller knows: a moment carries the reflection by rule (`rule`) and the best label
+(`best`). `Server` asks any server with OpenAI's protocol, also Azure's (`api-key` and `api-version`). It may be told
+the best action as a spoiler, and is asked not to mention it. A reflection that mentions it is refused. States never
+hold it.
 
-What fails for one question is `TeacherFailed`: it is counted and left out. A server that is gone, or that knows neither the key
-nor the model, is `TeacherGone`: the work stops and can be resumed.
+If one question fails, it is `TeacherFailed`: the question is counted and left out. If the server is gone, or refuses
+the key or the model, it is `TeacherGone`: the work stops and can be resumed.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from trailmark.tasks.base import Observation
 
 T = TypeVar("T")
 R = TypeVar("R")
-REFUSALS = {401, 403, 404}  # of every question, so there is no use in going on
-PATIENCE = 10  # failures of the connection in a row after which a server counts as gone
+REFUSALS = {401, 403, 404}  # the server would refuse every question, so the work stops
+PATIENCE = 10  # connection failures in a row after which a server counts as gone
 GARBAGE_TRIES = 3
-LONGEST_THOUGHT = 300  # tokens
+LONGEST_THOUGHT = 300  # most tokens of a reflection
 
 
 class TeacherFailed(TrailmarkError):
-    """One question went without a usable answer. `reason` is what it is counted under."""
+    """One question has no usable answer. It is counted under `reason`."""
 
     def __init__(self, reason: str, message: str = ""):
         super().__init__(message or reason)
@@ -48,7 +49,7 @@ class TeacherFailed(TrailmarkError):
 
 
 class TeacherGone(TrailmarkError):
-    """Nobody answers any more."""
+    """The teacher does not answer any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One decision to be made. `about` says in a few sentences what world this is; `request` is what is asked for."""
+    """One decision to make. `about` describes the world in a few sentences; `request` is what is asked for."""
 
     about: str
     request: str
@@ -150,7 +151,7 @@ class Server:
     async def reflect(self, moment: Moment) -> str:
         said = (await self.say(_dialogue(moment), LONGEST_THOUGHT)).split(ACTION.strip())[0].strip()
         if not fits(said):
-            raise TeacherFailed("reflection that holds nothing or a marker")
+            raise TeacherFailed("reflection that is empty or holds a marker")
         if moment.spoiler and ("spoiler" in said.lower() or moment.spoiler in said):
             raise TeacherFailed("reflection that mentions the spoiler")
         return said
@@ -160,11 +161,11 @@ class Server:
         said = await self.say([*_dialogue(moment), *asked], 16)
         label = read_choice(said, moment.seen)
         if label is None:
-            raise TeacherFailed("choice that is none", f"'{self.name}' chose {said[:80]!r}, which is not listed")
+            raise TeacherFailed("choice that is not listed", f"'{self.name}' chose {said[:80]!r}, which is not listed")
         return label
 
     async def say(self, messages: Sequence[Mapping[str, str]], tokens: int) -> str:
-        """The answer to messages: the one that is kept, or else a new one, which is."""
+        """The answer to messages: the stored one, or a new one, which is then stored."""
         body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law}
         key = request_key(body)
         kept = self.answers.get(key)
@@ -207,11 +208,12 @@ def _content(answer: Any) -> str:
         text = None
     if not isinstance(text, str) or not text.strip():
         raise EngineGarbage(f"the answer has no text: {str(answer)[:80]!r}")
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
 
 
 def _dialogue(moment: Moment) -> list[dict[str, str]]:
-    """System, then what was seen, thought and done so far (old lists of actions are left out), then the present state."""
+    """A system message, then what was seen, thought and done so far (without old lists of actions), then the present
+    state."""
     messages = [{"role": "system", "content": moment.about}]
     for old in moment.past:
         messages += [
@@ -225,8 +227,8 @@ def _dialogue(moment: Moment) -> list[dict[str, str]]:
 
 
 def read_choice(said: str, seen: Observation) -> str | None:
-    """The label that an answer means: the label itself, the whole command, the first number after "action", or the first word
-    that is a label."""
+    """The label that an answer means: the label itself, the whole command, the first number after "action", or the
+    first word that is a label."""
     text = said.strip()
     if text in seen.actions:
         return seen.labels[seen.actions.index(text)]
@@ -242,8 +244,8 @@ def _task_prompt(excerpt: Excerpt) -> str:
     return (
         f"The repository '{excerpt.repo}' runs as a service that people use. Below is {what}, '{excerpt.path}'.\n\n"
         f"{excerpt.window}\n\n"
-        "First say in a few sentences what it holds. Then write questions that a user of the service could ask and that this "
-        "file answers, without naming the file, each with its answer, in exactly this form:\n"
+        "First say in a few sentences what it holds. Then write questions that a user of the service could ask and "
+        "that this file answers, without naming the file, each with its answer, in exactly this form:\n"
         "QUERY1: ...\nANSWER1: ...\nQUERY2: ...\nANSWER2: ...\n"
     )
 
@@ -252,8 +254,8 @@ _MARK = re.compile(r"^.{0,10}?(QUERY|ANSWER)\s*\d*\W*")
 
 
 def read_tasks(said: str) -> list[tuple[str, str]]:
-    """Questions and answers of a QUERYk / ANSWERk list; the word stands within a line's first ten characters. Lines without
-    one go on with what was begun, and a question without an answer is left out."""
+    """Questions and answers of a QUERYk / ANSWERk list. The word stands within a line's first ten characters. Lines
+    without one continue the part before, and a question without an answer is left out."""
     pairs: list[list[str]] = []
     part = None
     for line in said.splitlines():
@@ -272,11 +274,11 @@ def _plain(text: str) -> str:
     return text.strip().strip("*").strip()
 
 
-async def at_once(
+async def run_limited(
     items: Sequence[T], work: Callable[[T], Awaitable[R]], limit: int, done: Callable[[int], None] = lambda n: None
 ) -> list[R]:
-    """What `work` makes of each item, in their order, with at most `limit` under way. The first error ends it all. `done` is
-    told how many are."""
+    """The results of `work` for each item, in order, with at most `limit` at the same time. The first error ends it
+    all. `done` is called with the number of finished items."""
     made: dict[int, R] = {}
     waiting = iter(enumerate(items))
 

@@ -31,12 +31,12 @@ __all__ = [
 ]  # fmt: skip
 
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
-CONTINUES = (OWNER, "vllm", "sglang")  # servers that can go on with a message that is begun
+CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
 
 
 @dataclass(frozen=True)
 class About:
-    """What a server tells in /v1/models: whose software it is, and the names of its models. Empty where it does not tell."""
+    """What a server says in /v1/models: whose software it is, and the names of its models. Empty if it does not say."""
 
     owner: str = ""
     models: tuple[str, ...] = ()
@@ -137,15 +137,16 @@ class HttpEngine:
         search: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
         """The server's `n` answers to messages. The server applies its own template. Without a tokenizer here, or token
-        ids from the server, a completion is only text. With a `prefix` the answer has begun already, and the completions are
-        what follows. With `search`, such as {"best_of": 5}, our own server chooses its answer by its value model."""
+        ids from the server, a completion is only text. With a `prefix` the answer has begun already, and the
+        completions are what follows. With `search`, such as {"best_of": 5}, our own server chooses its answer by its
+        value model."""
         request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
         more: dict[str, Any] = {} if search is None else {"search": dict(search)}
         if prefix:
             if (await self.about()).owner not in CONTINUES:
                 raise EngineError(
-                    f"'{self.name}' at {self.wire.base_url} cannot go on behind a given beginning ({prefix[:40]!r}): `trailmark serve`, "
-                    "vLLM and SGLang can (continue_final_message)"
+                    f"'{self.name}' at {self.wire.base_url} cannot continue a given beginning ({prefix[:40]!r}): "
+                    "`trailmark serve`, vLLM and SGLang can (continue_final_message)"
                 )
             messages = [*messages, {"role": "assistant", "content": prefix}]
             more |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -167,10 +168,12 @@ class HttpEngine:
         return (await self.about()).owner == OWNER
 
     async def must_serve(self) -> None:
-        """Refuse a server that lists its models and not this one: it would answer with another, or not at all."""
+        """Refuse a server that lists its models without this one: it would answer with another model, or not at all."""
         served = (await self.about()).models
         if served and self.name not in served:
-            raise EngineError(f"{self.wire.base_url} serves {', '.join(map(repr, served[:8]))}, and no model '{self.name}'")
+            raise EngineError(
+                f"{self.wire.base_url} serves {', '.join(map(repr, served[:8]))}, but no model '{self.name}'"
+            )
 
     async def _ask_about(self) -> About:
         try:
@@ -316,13 +319,20 @@ def _numbers(values: Any) -> list[float]:
 
 
 def http_engine(
-    config: ServerConfig, tokenizer: Any = None, chat: bool = False, exact: bool = False, seed: int = 0, key: str = "server"
+    config: ServerConfig,
+    tokenizer: Any = None,
+    chat: bool = False,
+    exact: bool = False,
+    seed: int = 0,
+    key: str = "server",
 ) -> HttpEngine:
     """The engine of a section of a recipe; `key` is where that stands, for an error."""
     api_key = _variable(config.api_key_env, f"{key}.api_key_env") if config.api_key_env else None
-    headers = {k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()}
-    return HttpEngine(config.address, config.model, tokenizer, headers, config.query, api_key, config.concurrency, config.deadline,
-                      config.retries, config.backoff, chat, exact, seed)  # fmt: skip
+    headers = {
+        k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()
+    }
+    return HttpEngine(config.address, config.model, tokenizer, headers, config.query, api_key, config.concurrency,
+                      config.deadline, config.retries, config.backoff, chat, exact, seed)  # fmt: skip
 
 
 def _variable(name: str, key: str) -> str:

@@ -1,1 +1,1 @@
-"""How good is it, how sure are we, and which is better: evaluation, comparison, studies. Nothing heavy is imported here."""
+"""Evaluation, comparison and studies: results with intervals. Importing this package is fast."""

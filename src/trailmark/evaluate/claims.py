@@ -30,14 +30,14 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one run showed of one measure: a number, and for episodes the number of each start."""
+class RunMeasure:
+    """One measure of one run: a number, and for episodes the number of each start."""
 
     value: float
     starts: dict[Key, float] | None = None
     binary: bool = False
-    lost: frozenset[Key] = frozenset()  # starts that were played and have no number: all their plays failed, say
-    failed: int = 0  # episodes that failed, whether they count as lost or not at all
+    lost: frozenset[Key] = frozenset()  # starts that were played and have no number, for example if all plays failed
+    failed: int = 0  # failed episodes, whether they count as lost or not at all
 
     @property
     def played(self) -> frozenset[Key]:
@@ -45,9 +45,9 @@ class Seen:
 
 
 def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: str) -> list[Claim]:
-    """`a > b > c on measure` claims each step. The measure may be left out where there is only one."""
+    """`a > b > c on measure` claims each step. The measure may be left out if there is only one."""
     body, _, measure = text.rpartition(" on ")
-    if ends := [m for m in measures if text.endswith(f" on {m}")]:  # a measure's name may hold an "on" itself
+    if ends := [m for m in measures if text.endswith(f" on {m}")]:  # a measure's name may contain "on"
         measure = max(ends, key=len)
         body = text[: -len(f" on {measure}")]
     if not body:
@@ -64,14 +64,14 @@ def parse_claim(text: str, arms: Sequence[str], measures: Sequence[str], file: s
 
 
 def verdict(interval: Interval, seeds: int) -> str:
-    """Of a claim, from the interval of its difference. One seed decides nothing, whatever the interval over starts is: another
-    seed is another run."""
+    """The verdict on a claim, from the interval of its difference. One seed decides nothing, whatever the interval over
+    starts is: another seed is another run."""
     return "one seed" if seeds == 1 else sign_of(interval)
 
 
 def _grid(rows: Sequence[dict[Key, float]], played: Sequence[frozenset[Key]]) -> np.ndarray | None:
-    """Seeds x starts when every seed played the same starts (by name), without those that any seed lost; None when each
-    seed had starts of its own."""
+    """Seeds x starts if every seed played the same starts (by name), without starts that any seed lost; None if each
+    seed had its own starts."""
     if any({k[0] for k in p} != {k[0] for k in played[0]} for p in played):
         return None
     tables: list[dict[str, list[float]]] = []
@@ -83,8 +83,9 @@ def _grid(rows: Sequence[dict[Key, float]], played: Sequence[frozenset[Key]]) ->
     return np.array([[float(np.mean(t[name])) for name in names] for t in tables]) if names else None
 
 
-def arm_interval(seen: Sequence[Seen]) -> Interval:
-    """Of one arm: over seeds and starts where every seed played the same ones, else over seeds; of one seed, over starts."""
+def arm_interval(seen: Sequence[RunMeasure]) -> Interval:
+    """The interval of one arm: over seeds and starts if every seed played the same starts, else over seeds; for one
+    seed, over starts."""
     starts = [s.starts for s in seen if s.starts is not None]
     if len(starts) < len(seen) or not starts:
         return t_interval([s.value for s in seen])
@@ -95,15 +96,15 @@ def arm_interval(seen: Sequence[Seen]) -> Interval:
     found = t_interval([s.value for s in seen]) if grid is None else crossed(grid)
     if not all(s.binary for s in seen) or found.low is None or found.high is None:
         return found
-    if found.low == found.high and found.value in (0.0, 1.0):  # nothing varied, which is not to know it for certain
+    if found.low == found.high and found.value in (0.0, 1.0):  # all values are equal, so they give no interval
         n = len(starts[0]) if grid is None else grid.shape[1]
         low, high = wilson(found.value * n, n)
         return Interval(found.value, float(low), float(high), n, "wilson over starts")
     return Interval(found.value, max(0.0, found.low), min(1.0, found.high), found.n, found.method)
 
 
-def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequence[int]) -> Interval:
-    """a - b, turned round for a claim of "below", so that above 0 means that the claim is true."""
+def difference(claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], seeds: Sequence[int]) -> Interval:
+    """a - b, with the sign reversed for a claim of "below". So a positive value means that the claim is true."""
     if not claim.above:
         a, b = b, a
     if not claim.paired:
@@ -114,8 +115,8 @@ def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequen
             return t_interval([p.value - q.value for p, q in zip(a, b)])
         if x.played != y.played:
             raise DataError(
-                f"claim '{claim}', seed {seed}: the two arms were not evaluated on the same starts and seeds; evaluate them "
-                "alike, or write {claim: …, paired: false}."
+                f"claim '{claim}', seed {seed}: the two arms were not evaluated on the same starts and seeds; evaluate "
+                "them alike, or write {claim: …, paired: false}."
             )
         rows.append({k: x.starts[k] - y.starts[k] for k in x.starts if k in y.starts})
         if not rows[-1]:
@@ -127,12 +128,12 @@ def difference(claim: Claim, a: Sequence[Seen], b: Sequence[Seen], seeds: Sequen
     grid = _grid(rows, [s.played for s in a])
     if claim.over == "starts":
         if grid is None:
-            raise DataError(f"claim '{claim}': over starts, but each seed played starts of its own.")
+            raise DataError(f"claim '{claim}': over starts, but each seed played its own starts.")
         return mean_of(grid.mean(0))
     if claim.over == "seeds" or grid is None:
         return t_interval([float(np.mean(list(r.values()))) for r in rows])
     found = crossed(grid)
     if found.low == found.high and found.value in (-1.0, 0.0, 1.0) and all(s.binary for s in (*a, *b)):
-        size = grid.shape[1]  # nothing varied, which is not to know it for certain
+        size = grid.shape[1]  # all values are equal, so they give no interval
         return paired([max(found.value, 0.0)] * size, [max(-found.value, 0.0)] * size)
     return found

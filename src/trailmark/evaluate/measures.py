@@ -1,4 +1,4 @@
-"""What a run of a study showed, read from its files alone, at the point where it had spent the study's budget."""
+"""The measures of a study's runs, read only from their files, at the point where a run had spent the study's budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trailmark.config import Config
 from trailmark.errors import DataError, RunError, nearest
-from trailmark.evaluate.claims import Claim, Seen, arm_interval, difference, verdict
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
 from trailmark.runs.older import read_recipe
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class Budget(Config):
-    """What every arm may spend; exactly one of these. Steps are set in every recipe. The others cut: a run is read at the
-    last step at which it had spent no more, and one that never gets there is refused."""
+    """What every arm may spend; exactly one of these keys. Steps are set in every recipe. The others cut: a run is read
+    at the last step at which it had spent no more. A run that never reaches the budget is refused."""
 
     steps: PositiveInt | None = Field(None, description="steps, as the method counts them")
     updates: PositiveInt | None = Field(None, description="optimiser updates: steps x passes x minibatches")
@@ -48,19 +48,19 @@ class Measure(Config):
     metric: str = Field(
         "success", description="a key of metrics.jsonl; of episodes: success, reward, cost, turns, tokens, drawn"
     )
-    last: PositiveInt = Field(1, description="mean of so many last values (of metrics.jsonl)")
+    last: PositiveInt = Field(1, description="mean of this many last values (of metrics.jsonl)")
     episodes: str | None = Field(
-        None, description="file in the run, unless the arm names its own; 'evaluation': the last on the way"
+        None, description="file in the run, unless the arm names its own; 'evaluation': the last one during training"
     )
     stage: str | None = Field(None, description="only the starts of this stage (of episodes)")
     results: bool = Field(False, description="read results.json: rows with arm, metric and value")
     failed: FailedAs = Field("apart", description="a failed episode is in no average (apart), or no success (lost)")
     side: str | None = Field(None, description="whose outcome counts")
-    seat: str | None = Field(None, description="whose turns and tokens count")
+    seat: str | None = Field(None, description="the seat whose turns and tokens count")
 
 
 def spent(run: Path, budget: Budget) -> list[tuple[int, float]]:
-    """(step, what was spent up to it) for every step of a run."""
+    """(step, amount spent up to it) for every step of a run."""
     steps = [int(row["step"]) for row in read_metrics(run)]
     if budget.tokens is not None:
         each = {int(p.stem): float(sum(len(t.tokens) for e in read_segment(p) for t in e.turns))
@@ -76,15 +76,15 @@ def spent(run: Path, budget: Budget) -> list[tuple[int, float]]:
     return list(zip(steps, np.cumsum([each.get(s, 0.0) for s in steps]).tolist()))
 
 
-def cut(run: Path, budget: Budget, name: str) -> int | None:
+def last_step_within(run: Path, budget: Budget, name: str) -> int | None:
     """The last step that counts; None: all of them (a budget of steps ends the run itself)."""
     if budget.steps is not None:
         return None
     (kind, limit), way = next(iter(budget.model_dump(exclude_none=True).items())), spent(run, budget)
     if not way or way[-1][1] < limit:
         raise RunError(
-            f"{name} spent {way[-1][1] if way else 0:.6g} of {limit:.6g} {kind} in all its steps: give its recipe more steps, "
-            "or the study a smaller budget."
+            f"{name} spent {way[-1][1] if way else 0:.6g} of {limit:.6g} {kind} in all its steps: give its recipe more "
+            "steps, or the study a smaller budget."
         )
     inside = [step for step, total in way if total <= limit]
     if not inside:
@@ -92,8 +92,8 @@ def cut(run: Path, budget: Budget, name: str) -> int | None:
     return inside[-1]
 
 
-def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str) -> Seen:
-    """What one run showed."""
+def measure_run(run: Path, measure: Measure, spec: Spec, last: int | None, name: str) -> RunMeasure:
+    """One measure of one run."""
     if measure.results:
         return _result(run, measure.metric, spec.reads.result or spec.name, name)
     file = measure.episodes and (spec.reads.episodes or measure.episodes)
@@ -104,7 +104,7 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
             known = {k for r in rows for k in r} - {"step"}
             hint = nearest(measure.metric, known) if known else " It logged nothing."
             raise DataError(f"{name} logged no '{measure.metric}'.{hint}")
-        return Seen(float(np.mean(values[-measure.last :])))
+        return RunMeasure(float(np.mean(values[-measure.last :])))
     path = run / file
     if path.is_dir():
         numbered = [p for p in segments(path) if last is None or int(p.stem) <= last]
@@ -129,15 +129,18 @@ def observe(run: Path, measure: Measure, spec: Spec, last: int | None, name: str
         raise DataError(f"{name}: no episode of {file} has a {measure.metric}.")
     lost = {(e.task.id, e.task.seed, e.seed) for e in episodes} - starts.keys()
     failed = scored(episodes, measure.side)[1]["failed"]
-    return Seen(float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost), failed)
+    return RunMeasure(
+        float(np.mean(list(starts.values()))), starts, measure.metric == "success", frozenset(lost), failed
+    )
 
 
-def _failures(name: str, m: str, measure: Measure, seen: Seen) -> str:
-    how = "count as lost" if measure.failed == "lost" else f"are in no average (measures.{m}.failed=lost counts them as lost)"
+def _failures(name: str, m: str, measure: Measure, seen: RunMeasure) -> str:
+    apart = f"are in no average (measures.{m}.failed=lost counts them as lost)"
+    how = "count as lost" if measure.failed == "lost" else apart
     return f"{name}: {seen.failed} failed episodes {how} in {m}."
 
 
-def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
+def _result(run: Path, metric: str, arm: str, name: str) -> RunMeasure:
     path = run / "results.json"
     try:
         rows = json.loads(path.read_text("utf-8"))
@@ -146,23 +149,23 @@ def _result(run: Path, metric: str, arm: str, name: str) -> Seen:
         raise DataError(f"{name}: cannot be read as a list of rows with arm, metric and value ({e}).", path) from None
     if len(found) != 1:
         raise DataError(f"{name}: {len(found)} rows have arm '{arm}' and metric '{metric}'; there must be one.", path)
-    return Seen(float(found[0]))
+    return RunMeasure(float(found[0]))
 
 
 def collect(
     measures: Mapping[str, Measure], budget: Budget, specs: Sequence[Spec], claims: Sequence[Claim],
     seeds: Sequence[int], out: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every arm's numbers with intervals, every claim's verdict, and what a reader must know beside them. An arm that reads the
-    runs of another says whose (`of`) and what it reads in them (`episodes`)."""
+    """Every arm's numbers with intervals, every claim's verdict, and notes for the reader. An arm that reads the runs
+    of another arm names it (`of`) and the file to read (`episodes`)."""
     owners = {spec.runs: spec.name for spec in specs if spec.reads.of is None}
-    seen: dict[tuple[str, str], list[Seen]] = {}
+    seen: dict[tuple[str, str], list[RunMeasure]] = {}
     arms, notes = [], []
     for spec in specs:
         runs = [(f"arm '{spec.name}', seed {seed}", spec.folder(out, seed)) for seed in seeds]
-        cuts = [cut(run, budget, name) for name, run in runs]
+        cuts = [last_step_within(run, budget, name) for name, run in runs]
         for m, measure in measures.items():
-            seen[spec.name, m] = [observe(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
+            seen[spec.name, m] = [measure_run(run, measure, spec, at, name) for (name, run), at in zip(runs, cuts)]
             notes += [f"{name}: {len(s.lost)} of {len(s.played)} starts have no {m} and are left out."
                       for (name, _), s in zip(runs, seen[spec.name, m]) if s.lost]  # fmt: skip
             notes += [_failures(name, m, measure, s) for (name, _), s in zip(runs, seen[spec.name, m]) if s.failed]

@@ -1,8 +1,8 @@
-"""What a command leaves on the screen: tables for people, one line of JSON for programs.
+"""The output of a command: tables for people, one line of JSON for programs.
 
-    --json                 the line alone
-    stdout is a terminal   tables alone: the line would fill the screen
-    stdout goes elsewhere  tables, then the line, so that a script reads the last line of what it was given
+--json                 only the line
+stdout is a terminal   only tables: the line would fill the screen
+stdout goes elsewhere  tables, then the line, so that a script can read the last line
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-WIDE = 240  # columns where nobody looks, and nobody said how many there are
+WIDE = 240  # columns if stdout is not a terminal and $COLUMNS is not set
 
 
 def screen() -> Any:
@@ -27,7 +27,7 @@ def screen() -> Any:
 
 
 def finish(result: Mapping[str, Any], quiet: bool, *shown: Callable[[int], Sequence[Any]]) -> None:
-    """Each of `shown` gets the width of the screen and makes what is printed: tables, or plain lines."""
+    """Each of `shown` gets the width of the screen and returns what to print: tables, or plain lines."""
     if not quiet:
         console = screen()
         for make in shown:

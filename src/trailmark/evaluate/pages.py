@@ -1,4 +1,5 @@
-"""The picture of a study, and its page in the docs. Both are made from study.json alone; matplotlib is imported when drawn."""
+"""The picture of a study, and its page in the docs. Both are made only from study.json; matplotlib is imported when
+needed."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.evaluate.tables import span, study_markdown
+from trailmark.evaluate.tables import format_interval, study_markdown
 from trailmark.runs.store import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
@@ -18,8 +19,8 @@ STYLE = {"svg.hashsalt": "trailmark", "font.size": 9, "axes.spines.top": False, 
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> None:
-    """picture.png and picture.svg: a panel for each measure (a dot is a seed, a bar the interval) and one for the claims.
-    The same result gives the same bytes."""
+    """Draw picture.png and picture.svg: a panel for each measure (a dot is a seed, a bar the interval) and one for the
+    claims. The same result gives the same bytes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -88,14 +89,14 @@ def page(result: Mapping[str, Any], picture: str) -> str:
     for c in result["claims"]:
         known = c["low"] is not None or c["verdict"] == "one seed"
         verdict = said[c["verdict"]] if known else "unclear: there is no interval"
-        out.append(f"- *{c['claim']}* {verdict} ({span(c, sign=True)}; {c['method']}).")
+        out.append(f"- *{c['claim']}* {verdict} ({format_interval(c, sign=True)}; {c['method']}).")
     out += ["", "## Arms", "", "| arm | recipe | keys set | steps |", "|---|---|---|---|"]
     out += [*map(_arm, result["arms"]), "", *(f"Note: {note}" for note in result["notes"])]
     return "\n".join(out).rstrip() + "\n"
 
 
 def _arm(a: Mapping[str, Any]) -> str:
-    """The row of an arm: how it was trained, or whose runs it reads and what in them."""
+    """The row of an arm: how it was trained, or whose runs it reads and which file."""
     if "of" in a:
         file = f"`{a['episodes']}`" if a["episodes"] else "-"
         return f"| {a['name']} | the runs of {a['of']} | {file} | |"
@@ -104,7 +105,7 @@ def _arm(a: Mapping[str, Any]) -> str:
 
 
 def write_page(folder: Path, file: Path) -> None:
-    """The page of the study in `folder`, and its pictures beside it under the page's own name."""
+    """Write the page of the study in `folder`, and its pictures beside it under the page's own name."""
     result = read_study(folder)
     file.parent.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):

@@ -1,4 +1,5 @@
-"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said nothing."""
+"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said
+nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
-from trailmark.tasks.base import bind, draw_tasks
+from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def plays_alone(recipe: Mapping[str, Any], source: Any = None) -> bool:
     from trailmark.tasks import get_task
 
     method, config = method_of(recipe)
-    if len(method.seats_of(config)) != 1:
+    if recipe.get("seats") or len(method.seats_of(config)) != 1:
         return False
     if (task := getattr(config, "task", None)) is None:
         return True
@@ -67,9 +68,9 @@ def plays_alone(recipe: Mapping[str, Any], source: Any = None) -> bool:
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits beside it, and
-    rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the address of a server, "random" or
-    "oracle"."""
+    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits
+    beside it, and rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the
+    address of a server, "random" or "oracle"."""
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
@@ -109,13 +110,12 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         every = [t for t in starts() for _ in range(wish.samples)]
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
-    from trailmark.evaluate.prompted import Prompted, lists_actions, must_answer
+    from trailmark.evaluate.prompted import Prompted, lists_actions
     from trailmark.evaluate.run import evaluate
 
     remote = is_address(name)
     if remote:
         seat = remote_seat(name, wish, sampling)
-        must_answer(seat)
     else:
         seat = local_seat(found, wish, sampling, source)
     tasks = starts()  # now that the world knows the tokenizer, as in training
@@ -137,25 +137,34 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
 
 
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
-    """A model behind an address."""
-    from trailmark.evaluate.prompted import UNNAMED, server_seat
-    from trailmark.seats.table import sampling_law
+    """A model behind an address, which must answer."""
+    from trailmark.rollout.play import Seat
+    from trailmark.seats.config import HttpSeat
+    from trailmark.seats.table import UNNAMED, open_server, sampling_law
 
-    where, law = wish.served or UNNAMED, sampling_law(sampling)
-    return server_seat(url, where, wish.headers, wish.query, wish.key_env, law, sampling.max_tokens)
+    given = HttpSeat(address=url, model=wish.served or UNNAMED, headers=_pairs(wish.headers, "--header"),
+                     query=_pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
+    return Seat("policy", open_server(given, ""), sampling_law(sampling), sampling.max_tokens, kind="remote")
+
+
+def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """NAME=VALUE of an option. VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not stand on a command
+    line."""
+    for word in words:
+        if "=" not in word:
+            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
+    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
 
 
 def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
     """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
-    from trailmark.engines.local import local_engine
-    from trailmark.models.load import load_model
-    from trailmark.rollout.play import Seat
-    from trailmark.seats.table import sampling_law
+    from trailmark.seats.config import LocalSeat
+    from trailmark.seats.table import Table
 
-    fields = {"name": found.folder, "device": wish.device, "dtype": found.dtype}
-    local = local_engine(load_model(ModelConfig.model_validate(fields)), found.engine)
-    bind(source, local.tokenizer)
-    return Seat("policy", local, sampling_law(sampling), sampling.max_tokens, tuple(sampling.stop), "frozen")
+    model = ModelConfig.model_validate({"name": found.folder, "device": wish.device, "dtype": found.dtype})
+    table = Table({"policy": LocalSeat(model=model, engine=found.engine, sampling=sampling)})
+    table.bind(source)
+    return table.seats[0]
 
 
 def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
@@ -187,7 +196,9 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     options = (task.get("options") or {}) | task_options(wish.options)
     method, config = method_of(found.recipe, {**task, "options": options})
     source = get_task(config.task.name, **options)
-    stored = stored_seats(method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device)
+    stored = stored_seats(
+        method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
+    )
     table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
     table.bind(source)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n

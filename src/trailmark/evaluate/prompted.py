@@ -1,49 +1,44 @@
-"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
+"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and
+must be read.
 
     plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
     react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
 
-Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a reply names
-none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and
-the row says so.
-The same protocol runs on a model in this process and on a server; our own server draws the same tokens. Worlds that list no actions
-need none of this: there an answer is the action (`rollout.play.solo`).
+Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a
+reply names none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of
+use plays at random and the row says so. The same protocol runs on a model in this process and on a server; our own
+server draws the same tokens. Worlds that list no actions need none of this: there an answer is the action
+(`rollout.play.solo`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from trailmark import chat
-from trailmark.config import ServerConfig
-from trailmark.engines.base import EngineError
-from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import TrailmarkError
 from trailmark.evaluate.replies import read_reply
-from trailmark.rollout.play import Desk, Protocol, Seat
+from trailmark.rollout.play import Desk, Protocol
 from trailmark.tasks.base import Observation, TaskSource, draw_tasks
-from trailmark.types import Episode, SamplingLaw
+from trailmark.types import Episode
 
 SYSTEM = (
-    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, or the "
-    "action itself as it is listed."
+    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, "
+    "or the action itself as it is listed."
 )
 THINK = "Look at what was done and seen so far, and say in a few sentences what it means and what to do next."
 CHOOSE = "Choose one of the listed actions. Answer with 'Action: ' and its label or its text."
 BOTH = (
-    "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label or the text of one listed action."
+    "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label or the text of one "
+    "listed action."
 )
 
 Messages = Sequence[Mapping[str, str]]
 
 
-def read_choice(
-    text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()
-) -> tuple[str, bool]:
+def read_choice(text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()) -> tuple[str, bool]:
     """The label that a reply means (`actions` are what the labels stand for), and whether it had to be drawn by lot."""
     found = read_reply(text, labels, actions)
     return (draw.choice(list(labels)), True) if found is None else (found, False)
@@ -82,8 +77,8 @@ class Prompted:
         return await self.say(desk, [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
 
     async def say(self, desk: Desk, messages: Messages) -> str:
-        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in its chat template,
-        or as plain lines where it has none."""
+        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in
+        its chat template, or as plain lines where it has none."""
         seat = desk.seats["policy"]
         if seat.hears_messages:
             return (await desk.ask("policy", messages=messages, fresh=True)).text
@@ -108,54 +103,3 @@ def menu_of(seen: Observation) -> str:
     """A menu for a world that shows none: a model that was not trained on it cannot know what the labels mean."""
     meant = seen.actions or seen.labels
     return "".join(f"{x}\n" if x == a else f"{x}. {a}\n" for x, a in zip(seen.labels, meant))
-
-
-def server_seat(
-    url: str, model: str, headers: Sequence[str], query: Sequence[str], key_env: str | None, law: SamplingLaw, most: int
-) -> Seat:
-    """A seat behind `url`. A header is NAME=VALUE, and VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not
-    stand on a command line; `query` is NAME=VALUE too (Azure's `api-version`)."""
-    from trailmark.engines.http import http_engine
-
-    config = ServerConfig(
-        address=url, model=model, headers=_pairs(headers, "--header"), query=_pairs(query, "--query"), api_key_env=key_env
-    )
-    return Seat("policy", http_engine(config), law, most, kind="remote")
-
-
-UNNAMED = "default"  # what a server is asked for where nobody named a model
-
-
-class NoServer(TrailmarkError):
-    """Nobody answers at an address."""
-
-
-def must_answer(seat: Seat) -> None:
-    """Ask a server what it serves: where nobody is there, or another model, hundreds of episodes need not fail one by one. A seat that
-    names no model takes the only one."""
-    engine: Any = seat.engine
-    if "api-version" in engine.wire.query:  # an address of Azure knows no other path than its own
-        return
-    wire, engine.wire = engine.wire, replace(engine.wire, retries=1, deadline=10.0)
-    try:
-        about = asyncio.run(engine.about())
-    except EngineTimeout as problem:
-        if "cannot be reached" in str(problem):
-            raise NoServer(f"{problem}. Is the server running?") from None
-        return  # somebody is there, and is slow
-    except EngineError as problem:
-        hint = ". Is the server running?" if isinstance(problem, EngineRefused) else ""
-        raise NoServer(f"{problem}{hint}") from None
-    finally:
-        engine.wire = wire
-    if engine.name != UNNAMED:
-        asyncio.run(engine.must_serve())
-    elif len(about.models) == 1:
-        engine.name = about.models[0]
-
-
-def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    for word in words:
-        if "=" not in word:
-            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
-    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}

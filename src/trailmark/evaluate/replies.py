@@ -1,16 +1,17 @@
-"""What a reply in words means: which of the listed actions it chooses.
+"""Which of the listed actions a reply in words chooses.
 
-A reply that is not understood is counted as a miss; one that is misread is a wrong action that nobody sees. So in doubt a reply
-is a miss. It is read in this order, and the first place that says anything decides, even if what it says cannot be read:
+A reply that is not understood counts as a miss. A reply that is misread would be a wrong action that nobody notices. So
+a doubtful reply is a miss. Replies are read in this order. The first place that says anything decides, even if it
+cannot be read:
 
-    marked      the last "Action: …", <action>…</action> or {"action": …}; then the same with answer, choice, command, label
+    marked      the last "Action: …", <action>…</action> or {"action": …}; then with answer, choice, command, label
     a line      one that holds a command of the menu, a label, or both ("B) go to shelf 1"), and nothing else
     a sentence  that says what will be done: "I will go to shelf 1.", "My choice is B."
 
-Command texts come before labels. A command must be whole: "go to shelf 1" is not found in "go to shelf 10", nor "cat a" in
-"cat a.py". A label must be all that is said, or stand behind a word such as "label" or "choose" with only punctuation after
-it: "I am not sure" is not label I, and "2 walls" is not label 2. A label with the command of another one, or two actions in
-one place, choose nothing.
+Command texts come before labels. A command must be whole: "go to shelf 1" is not found in "go to shelf 10", nor "cat a"
+in "cat a.py". A label must be the whole text, or follow a word such as "label" or "choose" with only punctuation after
+it: "I am not sure" is not label I, and "2 walls" is not label 2. A label with the command of another label, or two
+actions in one place, choose nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from functools import cached_property
 _QUOTES = "\"'`*“”‘’«»\\"
 _DROPPED = str.maketrans("", "", _QUOTES)
 _OPEN, _CLOSE = r"[\s(\[{<#_~]*", r"[)\]}>_~]*"
-_KINDS = ("action", "command|choice|answer|label|option|decision|move")  # the first kind that is found decides
-_ENDS = re.compile(r"(?:<\|[\w ]{1,40}\|>|</s>|<eos>|<end_of_turn>)+\s*\Z")  # control tokens that a server left standing
+_KINDS = ("action", "command|choice|answer|label|option|decision|move")  # the first kind that occurs decides
+_ENDS = re.compile(r"(?:<\|[\w ]{1,40}\|>|</s>|<eos>|<end_of_turn>)+\s*\Z")  # control tokens that a server left
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 # What may follow a command. Other words might be an argument that makes it another command.
 _AFTER = re.compile(
@@ -48,16 +49,17 @@ _NOT = re.compile(  # a sentence that does not say what will be done
     re.IGNORECASE,
 )
 _MEANT = re.compile(
-    r"\b(?:i['’]ll|i would|i['’]d|i need|i want|let['’]s|let us|let me|should|must|will|going to|choose|choosing|choice|pick|"
+    r"\b(?:i['’]ll|i would|i['’]d|i need|i want|let['’]s|let us|let me|should|must|will|going to|choose|choosing|"
+    r"choice|pick|"
     r"select|best|option|action|answer|next|try|now|so|therefore|then)\b",
     re.IGNORECASE,
 )
-_POINT = (  # what stands right before a label in a sentence
+_POINT = (  # words right before a label in a sentence
     r"(?:action|option|choice|label|number|answer|choose|choosing|pick|select|take|go with|go)"
     r"(?:\s+(?:is|would be|will be|should be|number|label|option|action|the|to))*[\s:=#]*"
 )
-_STEER = r"(?:move|head|drive|turn|go|travel)\s+(?:to\s+)?(?:the\s+)?"  # what stands right before a command of one word
-_MOST = 20_000  # characters of a reply that are read, from its end
+_STEER = r"(?:move|head|drive|turn|go|travel)\s+(?:to\s+)?(?:the\s+)?"  # words right before a command of one word
+_MOST = 20_000  # most characters of a reply that are read, from its end
 _LABEL = re.compile(
     rf"(?<!\w){_POINT}{_OPEN}(\w+){_CLOSE}(?=[.,:;!?]+(?:\s|$)|\s*$|\s+because\b|\s+since\b)", re.IGNORECASE
 )
@@ -66,7 +68,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def read_reply(text: str, labels: Sequence[str], actions: Sequence[str] = ()) -> str | None:
-    """The label that a reply means, or None where it names no action, or more than one."""
+    """The label that a reply means, or None if it names no action or more than one."""
     return Menu(tuple(labels), tuple(actions)).read(text)
 
 
@@ -92,7 +94,7 @@ class Menu:
         return sorted(rows, key=lambda r: -len(r[0]))
 
     def _without_menu(self, text: str) -> str:
-        """A reply may repeat the menu before it chooses: two or more of its lines say nothing."""
+        """A reply may repeat the menu before it chooses, so two or more lines of the menu are ignored."""
         menu = {_fold(f"{x} {a}") for x, a in zip(self.labels, self.actions)}
         plain = lambda line: _fold(_LISTED.sub(r"\1 ", line))
         lines = text.splitlines()
@@ -101,19 +103,19 @@ class Menu:
             return text
         return "\n".join(line for i, line in enumerate(lines) if i not in set(listed))
 
-    # --- a phrase: what stands behind a mark, or on a line
+    # --- a phrase: the text after a mark, or a line
 
     def _phrase(self, said: str) -> str | None:
-        """The action that a phrase begins with, after words such as "I will"; what follows is a reason."""
+        """The action that a phrase begins with, after words such as "I will". The rest is a reason."""
         return self._start(said, _AFTER, _AFTER_LABEL)
 
     def _whole(self, said: str) -> str | None:
-        """The action that a line is, with nothing but punctuation around it."""
+        """The action of a line that holds nothing else but punctuation."""
         return self._start(said, _ALONE, _ALONE)
 
     def _start(self, said: str, after: re.Pattern[str], after_label: re.Pattern[str]) -> str | None:
         rest = re.sub(r"^[\s>•+$-]+(?=\S)", "", said[:1000].translate(_DROPPED)).strip()
-        for _ in range(12):  # "I choose option B": word after word is taken off until an action begins
+        for _ in range(12):  # "I choose option B": remove word after word until an action begins
             found = self._command(rest, after) or self._label(rest, after_label)
             if found is not None:
                 return found
@@ -134,7 +136,7 @@ class Menu:
         return None
 
     def _label(self, said: str, after: re.Pattern[str]) -> str | None:
-        """The label that a phrase begins with. A command behind it must be its own."""
+        """The label that a phrase begins with. If a command follows, it must be the label's own."""
         word = re.match(rf"{_OPEN}(\w+){_CLOSE}(.*)", said, re.DOTALL)
         label = word and self._known(word[1])
         if not word or label is None:
@@ -151,7 +153,7 @@ class Menu:
         return label
 
     def _twins(self, label: str) -> set[str]:
-        """The labels whose command is the same as this one's."""
+        """The labels with the same command."""
         mine = dict(zip(self.labels, self.actions))[label]
         return {x for x, a in zip(self.labels, self.actions) if a == mine}
 
@@ -177,7 +179,7 @@ class Menu:
         for command, _, _ in self._commands:
             if command not in low:
                 continue
-            # A command of one word is an everyday word: it must be the object of a verb.
+            # A command of one word is an everyday word, so it must be the object of a verb.
             lead = r"(?<![\w./-])" if " " in command else rf"(?<!\w)(?:{_POINT}(?:{_STEER})?|{_STEER})"
             for at in re.finditer(rf"{lead}({re.escape(command)})(?![\w/-])(?!\.\w)", low):
                 same = [(a, x) for c, a, x in self._commands if c == command]
@@ -185,14 +187,15 @@ class Menu:
                     whole = _AFTER.match(re.sub(f"^{_CLOSE}", "", low[at.end(1) :]))
                     if whole and (label := _one(same, plain[at.start(1) : at.end(1)])) is not None:
                         yield label
-                low = low[: at.start(1)] + "\0" * len(command) + low[at.end(1) :]  # a longer one hides those inside it
+                # A longer command hides those inside it.
+                low = low[: at.start(1)] + "\0" * len(command) + low[at.end(1) :]
         for at in _LABEL.finditer(plain):
             if (label := self._known(at[1])) is not None and "\0" not in low[at.start(1) : at.end(1)]:
                 yield label
 
 
 def _marked(text: str, labels: Sequence[str]) -> Iterator[str]:
-    """What stands behind the last mark of the first kind that is there."""
+    """The text after the last mark of the first kind that occurs."""
     for kind in _KINDS:
         found: list[tuple[int, str]] = []
         for m in re.finditer(rf"""["'](?:{kind})["']\s*:\s*("(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[\w.-]+)""", text, re.I):
@@ -208,7 +211,7 @@ def _marked(text: str, labels: Sequence[str]) -> Iterator[str]:
             found.append((m.start(), after))
         boxed = [] if kind == "action" else re.finditer(r"\\boxed\{([^}\n]*)\}", text)
         found += [(m.start(), m[1]) for m in boxed]
-        if kind == "action":  # "Action 5: go to shelf 1", as a menu has it
+        if kind == "action":  # "Action 5: go to shelf 1", as in a menu
             for m in re.finditer(r"(?<![\w])action\s+[\"'`*(]*(\w+)[\"'`*)]*\s*[:.)](?=\s)(.*)", text, re.I):
                 if m[1] in labels:
                     found.append((m.start(), f"{m[1]}: {m[2]}"))
@@ -227,7 +230,7 @@ def _unquoted(word: str) -> str:
 
 
 def _lower(text: str) -> str:
-    """Lower case, letter for letter: a few letters of the world become two, and places must stay where they are."""
+    """Lower case, letter for letter: a few letters become two in lower case, but positions must not change."""
     return "".join(low if len(low := c.lower()) == 1 else c for c in text)
 
 
@@ -236,7 +239,7 @@ def _fold(text: str) -> str:
 
 
 def _one(same: Sequence[tuple[str, str]], written: str) -> str | None:
-    """The label of the command that is written; of several that differ in case or quotes only, the one written so."""
+    """The label of the written command. If several differ only in case or quotes, the one written exactly so."""
     if len({a for a, _ in same}) > 1:
         same = [(a, x) for a, x in same if a.translate(_DROPPED) == written]
     return same[0][1] if len({a for a, _ in same}) == 1 else None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trailmark.errors import DataError, nearest
-from trailmark.evaluate.copied import copy_rate
+from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.rollout.play import Protocol, Seat, play

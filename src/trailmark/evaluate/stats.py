@@ -5,9 +5,9 @@
     t_interval    Student's t, for a handful of seeds
     paired        the mean difference over common starts; yes/no outcomes get Bonett and Price's adjusted interval
     crossed       a mean over seeds x starts, both of which were drawn
-    welch         the difference of two independent handfuls
+    welch         the difference between two independent small samples
 
-Every interval is two-sided at `level`. Where there is no interval (one value), its ends are None.
+Every interval is two-sided at `level`. If there is no interval (one value), its ends are None.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from numpy.typing import ArrayLike
 from trailmark.evaluate.distributions import normal_cdf, normal_quantile, t_quantile
 
 LEVEL, DRAWS = 0.95, 2000
-_BLOCK = 4_000_000  # most indices of a bootstrap held at once
+_BLOCK = 4_000_000  # most bootstrap indices held at once
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A number, the ends of its interval, how many independent things it rests on, and how it was made."""
+    """A number, the ends of its interval, the number of independent observations, and the method."""
 
     value: float
     low: float | None
@@ -50,18 +50,18 @@ def _around(value: float, half: float, n: int, method: str) -> Interval:
 
 
 def wilson(successes: ArrayLike, n: ArrayLike, z: float | None = None, level: float = LEVEL) -> tuple[Any, Any]:
-    """Ends of Wilson's interval, (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n); arrays are taken elementwise."""
+    """Ends of Wilson's interval, (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n); arrays work elementwise."""
     z = normal_quantile((1 + level) / 2) if z is None else z
     size = np.asarray(n, float)
     p = np.asarray(successes, float) / size
     centre = (p + z * z / (2 * size)) / (1 + z * z / size)
     half = z * np.sqrt(p * (1 - p) / size + z * z / (4 * size * size)) / (1 + z * z / size)
-    # At the very ends rounding must not leave p itself outside.
+    # At the very ends, rounding must not leave p itself outside.
     return np.clip(np.minimum(centre - half, p), 0, 1), np.clip(np.maximum(centre + half, p), 0, 1)
 
 
 def _clusters(values: np.ndarray, groups: Sequence[Hashable] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and size of each group, in the order in which they first appear."""
+    """The sum and size of each group, in the order in which the groups first appear."""
     if groups is None:
         return values, np.ones(len(values))
     if len(groups) != len(values):
@@ -72,8 +72,9 @@ def _clusters(values: np.ndarray, groups: Sequence[Hashable] | None) -> tuple[np
 
 
 def proportion(wins: ArrayLike, groups: Sequence[Hashable] | None = None, level: float = LEVEL) -> Interval:
-    """Share of wins. Episodes of one group are not independent: n is then what independent episodes of the same spread
-    would number, and z becomes t over the groups. Where all won or all lost, n is the number of groups."""
+    """The share of wins. Episodes of one group are not independent. So n is the effective sample size (the number of
+    independent episodes with the same spread), and z becomes t over the groups. If all won or all lost, n is the number
+    of groups."""
     values = np.asarray(wins, float)
     n, p = len(values), float(values.mean())
     sums, sizes = _clusters(values, groups)
@@ -106,8 +107,8 @@ def bootstrap(
     seed: int = 0,
     method: str = "bca",
 ) -> Interval:
-    """The mean, with groups drawn again as wholes. `bca` corrects bias and skew, and takes sqrt(g/(g-1)) t instead of z,
-    without which a bootstrap of g groups is too narrow; `percentile` is the plain one, for comparison."""
+    """The mean, with whole groups resampled. `bca` corrects bias and skew, and uses sqrt(g/(g-1)) t instead of z;
+    without that, a bootstrap of g groups is too narrow. `percentile` is the plain bootstrap, for comparison."""
     x = np.asarray(values, float)
     sums, sizes = _clusters(x, groups)
     g, mean = len(sums), float(x.mean())
@@ -139,18 +140,18 @@ def bootstrap(
 
 
 def mean_of(values: ArrayLike, groups: Sequence[Hashable] | None = None, level: float = LEVEL) -> Interval:
-    """A mean over episodes: the bootstrap, or the value itself where nothing varies."""
+    """A mean over episodes: the bootstrap, or the value itself if all values are equal."""
     return bootstrap(values, groups, level)
 
 
 def paired(
     a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable] | None = None, level: float = LEVEL, seed: int = 0
 ) -> Interval:
-    """mean(a - b) over common starts. Single yes/no outcomes: with c wins of `a` alone, d of `b` alone, p = (c+1)/(n+2) and
-    q = (d+1)/(n+2), the interval is p - q ± z sqrt((p + q - (p - q)²)/(n + 2)); it is never empty."""
+    """mean(a - b) over common starts. Single yes/no outcomes: with c wins of `a` alone, d of `b` alone, p = (c+1)/(n+2)
+    and q = (d+1)/(n+2), the interval is p - q ± z sqrt((p + q - (p - q)²)/(n + 2)). It is never empty."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     if x.shape != y.shape:
-        raise ValueError(f"pairs of unlike length: {x.shape} and {y.shape}")
+        raise ValueError(f"pairs of different length: {x.shape} and {y.shape}")
     d, n = x - y, len(x)
     single = groups is None or len(set(groups)) == n
     if single and np.isin(x, (0, 1)).all() and np.isin(y, (0, 1)).all():
@@ -163,10 +164,10 @@ def paired(
 
 
 def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean of a table seeds x starts when both were drawn from more. Its variance has two parts: MS_seed / ST, known from
-    S - 1 degrees of freedom, and (MS_start - MS_rest) / ST, from T - 1. Each is widened by its own t² (Graybill and Wang's
-    idea): one t for their sum is too narrow whenever few seeds happen to agree. Where seeds agree
-    exactly, as counts of wins may, MS_rest takes the place of MS_seed: plays of one seed vary, so their agreement is luck."""
+    """The mean of a table seeds x starts, if both are samples. Its variance has two parts: MS_seed / ST, with S - 1
+    degrees of freedom, and (MS_start - MS_rest) / ST, with T - 1. Each is widened by its own t² (Graybill and Wang's
+    idea): one t for their sum is too narrow whenever few seeds happen to agree. If seeds agree exactly, as counts of
+    wins may, MS_rest replaces MS_seed: plays of one seed vary, so their agreement is luck."""
     x = np.asarray(table, float)
     s, t = x.shape
     mean = float(x.mean())
@@ -184,7 +185,7 @@ def crossed(table: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def welch(a: ArrayLike, b: ArrayLike, level: float = LEVEL) -> Interval:
-    """mean(a) - mean(b) of independent samples with variances of their own."""
+    """mean(a) - mean(b) of independent samples with different variances."""
     x, y = np.asarray(a, float), np.asarray(b, float)
     value, n = float(x.mean() - y.mean()), len(x) + len(y)
     if len(x) < 2 or len(y) < 2:
@@ -197,7 +198,8 @@ def welch(a: ArrayLike, b: ArrayLike, level: float = LEVEL) -> Interval:
 
 
 def sign_test(differences: ArrayLike) -> float:
-    """Two-sided probability of so uneven a split into plus and minus if both were equally likely; ties do not count."""
+    """The two-sided probability of a split into plus and minus at least this uneven, if both were equally likely. Ties
+    do not count."""
     d = np.asarray(differences, float)
     plus, n = int((d > 0).sum()), int((d != 0).sum())
     if n == 0:

@@ -1,7 +1,7 @@
-"""Find evaluated episodes on disk, and line two sets of them up.
+"""Find evaluated episodes on disk, and compare sets of them.
 
-RUN/evaluation/NAME.jsonl      what a method evaluated under that name
-RUN/evaluation/000050.jsonl    the evaluation on the way, after step 50
+RUN/evaluation/NAME.jsonl      an evaluation of the method under that name
+RUN/evaluation/000050.jsonl    the evaluation during training, after step 50
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Key = tuple[str, int, int]  # name and seed of the start, seed of the draws
 
 
 def episode_files(path: str | Path) -> dict[str, list[Path]]:
-    """The rows that a path stands for: a file is one; a folder of named files one for each; numbered segments are one
-    together; of a run, its named evaluations, else the last numbered one, else all its episodes; of a folder of runs, those
-    of each run."""
+    """The rows of a path. A file is one row. A folder of named files has one row each; numbered segments are one row
+    together. A run has its named evaluations, else the last numbered one, else all its episodes. A folder of runs has
+    the rows of each run."""
     path = Path(path)
     if path.is_file():
         return {path.stem: [path]}
@@ -66,8 +66,8 @@ def is_run(path: Path) -> bool:
 
 
 def evaluated(path: str | Path, within: str | None = None) -> tuple[list[Episode], Path]:
-    """The one set of episodes that a run or file stands for, and where it lies; `within` names a file of a run, or just its
-    evaluation ("sft" for evaluation/sft.jsonl)."""
+    """The one set of episodes of a run or file, and its path. `within` names a file of a run, or only its evaluation
+    ("sft" for evaluation/sft.jsonl)."""
     path = Path(path)
     if within is not None and path.is_dir():
         tries = [path / within, path / "evaluation" / f"{within}.jsonl"]
@@ -76,8 +76,11 @@ def evaluated(path: str | Path, within: str | None = None) -> tuple[list[Episode
             raise DataError(f"holds neither {within} nor evaluation/{within}.jsonl.", path)
         path = found
     if is_run(path) and not _in_folder(path / "evaluation"):
-        raise NotEvaluated("holds no evaluation, only the episodes it learned from, if any: train with eval.every, or compare "
-                           "files that `trailmark eval --out` wrote.", path)  # fmt: skip
+        raise NotEvaluated(
+            "holds no evaluation, only the episodes it learned from, if any: train with eval.every, or compare "
+            "files that `trailmark eval --out` wrote.",
+            path,
+        )
     rows = episode_files(path)
     if len(rows) > 1:
         raise DataError(f"holds several evaluations ({', '.join(rows)}): choose one with --episodes NAME.", path)
@@ -104,7 +107,7 @@ def by_start(
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a is above b in a metric, over the starts that both played."""
+    """The difference a - b in a metric, over the starts that both played."""
 
     a: str
     b: str
@@ -123,15 +126,15 @@ class Difference:
 
 
 def verdict(interval: Interval) -> str:
-    """Of "a is above b", when the interval is that of a - b: holds, reversed, or unclear."""
+    """The verdict on "a is above b", from the interval of a - b: holds, reversed, or unclear."""
     if interval.low is None or interval.high is None:
         return "unclear"
     return "holds" if interval.low > 0 else "reversed" if interval.high < 0 else "unclear"
 
 
 def check_same_starts(sets: Mapping[str, Sequence[Episode]], common: bool = False) -> set[Key]:
-    """The starts that all sets played. Unless `common`, every set must have the same; a start of one name and unlike
-    content is never the same."""
+    """The starts that all sets played. Unless `common`, every set must have the same starts. Starts with the same name
+    and different content are never the same."""
     names = list(sets)
     keys = {name: {(e.task.id, e.task.seed, e.seed) for e in sets[name]} for name in names}
     shared = set.intersection(*keys.values())
@@ -140,8 +143,8 @@ def check_same_starts(sets: Mapping[str, Sequence[Episode]], common: bool = Fals
             only = len(keys[name] ^ keys[names[0]])
             first = min(keys[name] ^ keys[names[0]])
             raise DataError(
-                f"'{names[0]}' and '{name}' were not evaluated on the same starts and seeds: {only} are only in one of them, "
-                f"such as '{first[0]}' (seed {first[1]}, draws {first[2]}). Compare what they share with --common."
+                f"'{names[0]}' and '{name}' were not evaluated on the same starts and seeds: {only} are only in one "
+                f"of them, such as '{first[0]}' (seed {first[1]}, draws {first[2]}). Compare the others with --common."
             )
     if not shared:
         raise DataError(f"{' and '.join(repr(n) for n in names)} have no start and seed in common.")
@@ -165,8 +168,8 @@ def compare(
     seat: str | None = None,
     failed: FailedAs = "apart",
 ) -> list[Difference]:
-    """Each set against the first, metric by metric, paired by start and seed; a start that either lacks a number for (one
-    play failed, say) is left out of both."""
+    """Each set against the first, metric by metric, paired by start and seed. If one set has no number for a start (for
+    example, a play failed), the start is left out of both."""
     shared, (base, *others) = check_same_starts(sets, common), list(sets)
     found = []
     for metric in metrics:
@@ -181,7 +184,7 @@ def compare(
 
 
 def short_names(paths: Sequence[str | Path]) -> list[str]:
-    """The shortest ends of paths that tell them apart."""
+    """The shortest ends of paths that differ from each other."""
     parts = [Path(p).with_suffix("").parts if str(p).endswith(".jsonl") else Path(p).parts for p in paths]
     for size in range(1, max(map(len, parts)) + 1):
         names = ["/".join(p[-size:]) for p in parts]

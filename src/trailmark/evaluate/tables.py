@@ -1,6 +1,6 @@
-"""Rows as tables: for the terminal (rich) and for documents (Markdown). They say nothing that is not in the rows.
+"""Rows as tables: for the terminal (rich) and for documents (Markdown). Tables show only what is in the rows.
 
-A table that is wider than the screen is set the long way, a line for each number, so that no number and no word is ever broken.
+A table that is wider than the screen is written with one line per number, so that no number and no word is ever broken.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _COLOURS = {"holds": "green", "reversed": "red", "unclear": "yellow", "one seed": "yellow"}
-_DERIVED = ("cost",)  # the reward with another sign: left out where there is little room
+_DERIVED = ("cost",)  # the reward with another sign: left out of narrow tables
 
 
-def span(cell: Mapping[str, Any] | None, sign: bool = False, digits: int = 3) -> str:
-    """`0.710 [0.660, 0.758]`; a question mark where there is no interval, a dash where there is no number; behind it how many
-    episodes failed."""
+def format_interval(cell: Mapping[str, Any] | None, sign: bool = False, digits: int = 3) -> str:
+    """`0.710 [0.660, 0.758]`. A question mark means no interval, a dash no number. The number of failed episodes
+    follows."""
     if cell is None or cell.get("value") is None:
         return "-"
     plus = "+" if sign else ""
@@ -30,8 +30,8 @@ def _plain_zero(value: float, digits: int) -> float:
     return 0.0 if round(value, digits) == 0 else value
 
 
-def fit(text: str, room: int) -> str:
-    """The text with its middle left out where it is longer than `room`: both ends of a path say something."""
+def shorten(text: str, room: int) -> str:
+    """The text, without its middle if it is longer than `room`: both ends of a path are useful."""
     text, room = str(text), max(room, 5)
     if len(text) <= room:
         return text
@@ -39,17 +39,19 @@ def fit(text: str, room: int) -> str:
     return f"{text[: room - 1 - tail]}…{text[-tail:]}"
 
 
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None, left: int = 1) -> Any:
-    """A rich table of cells that are never broken; names in the first column are shortened to fit. The first `left` columns
-    start at the left."""
+def grid(
+    head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", width: int | None = None, left: int = 1
+) -> Any:
+    """A rich table whose cells are never broken; names in the first column are shortened to fit. The first `left`
+    columns are aligned left."""
     from rich.markup import escape
     from rich.table import Table
 
     if width is not None and rows:
         room = width - sum(max(map(len, column)) + 3 for column in list(zip(head, *rows))[1:]) - 4
-        rows = [[fit(first, room), *rest] for first, *rest in rows]
-    whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title is as wide as its table
-    out = Table(title=escape(fit(title, whole)), title_justify="left")
+        rows = [[shorten(first, room), *rest] for first, *rest in rows]
+    whole = sum(max(map(len, column)) + 3 for column in zip(head, *rows)) + 1  # a title may be as wide as its table
+    out = Table(title=escape(shorten(title, whole)), title_justify="left")
     for i, column in enumerate(head):
         out.add_column(escape(column), justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
@@ -58,21 +60,25 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", wi
 
 
 def _wide(head: Sequence[str], rows: Sequence[Sequence[str]], least: int = 12) -> int:
-    """How many columns a table needs, its first column shortened to `least`."""
+    """The width that a table needs, with its first column shortened to `least`."""
     columns = [max(map(len, column)) for column in zip(head, *rows)]
     return min(columns[0], least) + sum(columns[1:]) + 3 * len(columns) + 1
 
 
-def measured(named: Sequence[tuple[str, Mapping[str, Any], str]], title: str, width: int | None, count: str = "") -> Any:
-    """(name, metric -> cell, count) as a table: a line for each name, or, where that is too wide, one for each number."""
+def metrics_table(
+    named: Sequence[tuple[str, Mapping[str, Any], str]], title: str, width: int | None, count: str = ""
+) -> Any:
+    """(name, metric -> cell, count) as a table: one line per name or, if that is too wide, one per number."""
     metrics = list(dict.fromkeys(m for _, cells, _ in named for m in cells))
     head = ["", *metrics, *([count] if count else [])]
-    rows = [[name, *(span(cells.get(m)) for m in metrics), *([n] if count else [])] for name, cells, n in named]
+    rows = [
+        [name, *(format_interval(cells.get(m)) for m in metrics), *([n] if count else [])] for name, cells, n in named
+    ]
     if width is None or not rows or _wide(head, rows) <= width:
         return grid(head, rows, title, width)
     long = []
     for name, cells, n in named:
-        few = [(m, span(cells[m])) for m in metrics if m in cells and m not in _DERIVED]
+        few = [(m, format_interval(cells[m])) for m in metrics if m in cells and m not in _DERIVED]
         few += [(count, n)] if count else []
         long += [["" if i else name, metric, cell] for i, (metric, cell) in enumerate(few)]
     return grid(["", "", "value [95 % interval]"], long, title, width, left=3)
@@ -82,12 +88,12 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", width: int | None 
     def count(r: Mapping[str, Any]) -> str:
         return str(r["scored"]) + "".join(f" + {r[kind]} {kind}" for kind in ("invalid", "failed") if r[kind])
 
-    return measured([(str(r["name"]), r["metrics"], count(r)) for r in rows], title, width, "episodes")
+    return metrics_table([(str(r["name"]), r["metrics"], count(r)) for r in rows], title, width, "episodes")
 
 
 def warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must be known beside the numbers, a line for each row that has such a thing."""
-    return [f"warning: {fit(r['name'], 40)}: {r['warning']}." for r in rows if r.get("warning")]
+    """Warnings beside the numbers, one line for each row that has one."""
+    return [f"warning: {shorten(r['name'], 40)}: {r['warning']}." for r in rows if r.get("warning")]
 
 
 def difference_table(differences: Sequence[Mapping[str, Any]], width: int | None = None) -> list[Any]:
@@ -96,11 +102,12 @@ def difference_table(differences: Sequence[Mapping[str, Any]], width: int | None
     for a, b in dict.fromkeys((d["a"], d["b"]) for d in differences):
         mine = [d for d in differences if (d["a"], d["b"]) == (a, b)]
         room = 24 if width is None else max(8, (width - 40) // 2)
-        title = f"{fit(a, room)} - {fit(b, room)}: differences, paired by start and seed"
+        title = f"{shorten(a, room)} - {shorten(b, room)}: differences, paired by start and seed"
         head = ["metric", "difference", "starts", "sign test", "higher"]
-        name = {"holds": fit(a, 16), "reversed": fit(b, 16), "unclear": "unclear"}
+        name = {"holds": shorten(a, 16), "reversed": shorten(b, 16), "unclear": "unclear"}
         rows = [
-            [d["metric"], span(d, sign=True), str(d["starts"]), f"{d['sign_p']:.2g}", name[d["verdict"]]] for d in mine
+            [d["metric"], format_interval(d, sign=True), str(d["starts"]), f"{d['sign_p']:.2g}", name[d["verdict"]]]
+            for d in mine
         ]
         out.append(grid(head, rows, title, width))
     return out
@@ -111,12 +118,14 @@ def study_tables(result: Mapping[str, Any], width: int | None = None) -> list[An
     from rich.table import Table
 
     arms = [(arm["name"], {m: arm["values"].get(m) for m in result["measures"]}, "") for arm in result["arms"]]
-    rows = measured(arms, result["name"], width)
+    rows = metrics_table(arms, result["name"], width)
     claims = Table(title="claims", title_justify="left")
     for column in ("claim", "difference", "verdict"):
         claims.add_column(column, no_wrap=column != "claim")
     for c in result["claims"]:
-        claims.add_row(escape(c["claim"]), escape(span(c, sign=True)), f"[{_COLOURS[c['verdict']]}]{c['verdict']}[/]")
+        claims.add_row(
+            escape(c["claim"]), escape(format_interval(c, sign=True)), f"[{_COLOURS[c['verdict']]}]{c['verdict']}[/]"
+        )
     return [rows, claims] if result["claims"] else [rows]
 
 
@@ -126,9 +135,11 @@ def study_markdown(result: Mapping[str, Any]) -> str:
     names = list(result["measures"])
     lines = [f"| arm | {' | '.join(map(safe, names))} |", f"|---|{'---:|' * len(names)}"]
     for arm in result["arms"]:
-        lines.append(f"| {safe(arm['name'])} | {' | '.join(span(arm['values'].get(m)) for m in names)} |")
+        lines.append(f"| {safe(arm['name'])} | {' | '.join(format_interval(arm['values'].get(m)) for m in names)} |")
     if result["claims"]:
         lines += ["", "| claim | difference | verdict | interval |", "|---|---:|---|---|"]
         for c in result["claims"]:
-            lines.append(f"| {safe(c['claim'])} | {span(c, sign=True)} | **{c['verdict']}** | {safe(c['method'])} |")
+            lines.append(
+                f"| {safe(c['claim'])} | {format_interval(c, sign=True)} | **{c['verdict']}** | {safe(c['method'])} |"
+            )
     return "\n".join(lines) + "\n"

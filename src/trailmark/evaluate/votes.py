@@ -1,5 +1,5 @@
-"""What k tries are worth: pass@k (one of them is right) and maj@k (the answer most of them give is right). Both are exact
-expectations over which k of the n tries one would have made; nothing is drawn."""
+"""The value of k tries: pass@k (one of them is right) and maj@k (the most common answer is right). Both are exact
+expectations over all choices of k of the n tries; nothing is drawn."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from fractions import Fraction
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """1 - C(n - c, k) / C(n, k): the chance that k of n tries, c of them right, hold a right one."""
+    """1 - C(n - c, k) / C(n, k): the probability that k of n tries, c of them right, include a right one."""
     if not 0 <= right <= n or not 1 <= k <= n:
-        raise ValueError(f"pass@{k} of {n} tries with {right} right does not exist")
+        raise ValueError(f"pass@{k} is not defined for {n} tries with {right} right")
     return float(1 - Fraction(math.comb(n - right, k), math.comb(n, k)))
 
 
 def majority_at_k(answers: Sequence[str | None], right: Mapping[str, bool], k: int) -> float:
-    """The chance that the commonest answer among k of the tries is right. Blanks (None) do not vote; equally common answers
-    are chosen between by lot; k blanks are wrong.
+    """The probability that the most common answer among k of the tries is right. Blanks (None) do not vote. A tie is
+    broken at random. k blanks are wrong.
 
-    Summed over each right answer and each number v of its votes: the ways in which no other answer gets more than v,
-    divided by how many get exactly v."""
+    The sum goes over each right answer and each number v of its votes: the number of ways in which no other answer gets
+    more than v, divided by how many answers get exactly v."""
     n = len(answers)
     if not 1 <= k <= n:
-        raise ValueError(f"maj@{k} of {n} tries does not exist")
+        raise ValueError(f"maj@{k} is not defined for {n} tries")
     counts: dict[str, int] = {}
     for answer in answers:
         if answer is not None:
@@ -41,7 +41,7 @@ def majority_at_k(answers: Sequence[str | None], right: Mapping[str, bool], k: i
 
 
 def _ways(counts: Sequence[int], most: int, room: int) -> dict[tuple[int, int], int]:
-    """(tries used, answers with exactly `most`) -> in how many ways, when no answer gets more than `most`."""
+    """(tries used, answers with exactly `most`) -> the number of ways in which no answer gets more than `most`."""
     table = {(0, 0): 1}
     for count in counts:
         grown: dict[tuple[int, int], int] = {}

@@ -1,11 +1,11 @@
-"""Other people's files, to episodes and back.
+"""Data formats of other projects, read into episodes and written back.
 
     found = read("sharegpt", "rl_data.json", tokenizer)           # found.episodes, found.annotations, found.skipped
     write("sharegpt", "again.json", found.episodes, tokenizer, annotations=found.annotations)
 
 What an environment said is the outcome of an episode; a label given later is an annotation. A row without a reward is
-`Invalid("no reward in the file")`: it is in no average, but can be learnt from. What was read from a file and is
-written in the same format has the same values again.
+`Invalid("no reward in the file")`: it is in no average, but can be trained on. A file that is read and written in the
+same format keeps its values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`module` has NAME_from_row and NAME_to_rows; `holds` names the annotations that a file has room for."""
+    """`module` has NAME_from_row and NAME_to_rows; `holds` names the annotations that a file can store."""
 
     module: str
     about: str
@@ -62,8 +62,8 @@ def _function(name: str, direction: str) -> Any:
 def read(
     format: str, path: str | Path, tokenizer: Any, *, seat: str | None = None, prefix: str = "", skip_bad: bool = False
 ) -> Imported:
-    """All that a file holds. `seat` is who spoke, `prefix` goes before every id, and `skip_bad` leaves out rows that
-    cannot be read instead of refusing the file."""
+    """Everything in a file. `seat` is the speaker, and `prefix` goes before every id. `skip_bad` leaves out rows that
+    cannot be read; without it such a row refuses the file."""
     kind = find(format)
     from trailmark.formats import own, turns
     from trailmark.formats.messages import unread
@@ -86,7 +86,7 @@ def write(
     annotations: Sequence[Annotation] = (),
     seat: str | None = None,
 ) -> None:
-    """Write all or nothing. `seat` says whose view, where several played."""
+    """Write all or nothing. `seat` says whose view is written, if several seats played."""
     kind = find(format)
     from trailmark.formats import own, turns
     from trailmark.formats.rows import dump

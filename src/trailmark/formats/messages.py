@@ -1,4 +1,4 @@
-"""`messages` JSONL: rows with a list of role/content, read strictly. The plainest way to write a conversation down."""
+"""`messages` JSONL: rows with a list of role/content, read strictly. The plainest format of a conversation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from trailmark.formats.rows import Row, each
 from trailmark.formats.turns import Imported, Reader, Writer, conversation, messages_of, row_of
 from trailmark.types import Episode
 
-# Fields of a message or of a row that say something which neither a text nor a role says. Elsewhere they change the prompt, or what
-# is trained; here they would vanish without a word. (Empty ones, as exports have them, say nothing.)
+# Fields of a message or a row that change the prompt, or what is trained, in other programs. We do not read them, so
+# they are refused instead of silently dropped. (Empty fields, as some exports have them, are harmless.)
 CALLS = ("tool_calls", "function_call", "tool_call_id")
-SPEAKERS = ("name", "weight", "train", "trainable", "loss", "prefix", "reasoning_content", "thinking", "images", "audio", "videos")
+SPEAKERS = (
+    "name", "weight", "train", "trainable", "loss", "prefix", "reasoning_content", "thinking",
+    "images", "audio", "videos",
+)  # fmt: skip
 OF_A_ROW = ("system", "tools", "functions", "images", "videos", "audios")
 
 
 def unread(row: Row) -> DataError | None:
-    """What a row holds that would be lost."""
+    """The first field of a row that would be lost, as an error; None if there is none."""
     if not isinstance(row.value, dict):
         return None
     for key in OF_A_ROW:
@@ -29,15 +32,18 @@ def unread(row: Row) -> DataError | None:
         listed = row.value.get(part)
         for k, m in enumerate(listed if isinstance(listed, list) else []):
             for key in (*CALLS, *SPEAKERS) if isinstance(m, dict) else ():
-                if m.get(key) is None or m[key] in ("", [], {}) or (key in ("weight", "train", "trainable", "loss") and m[key] in (1, True)):
+                trained = key in ("weight", "train", "trainable", "loss") and m.get(key) in (1, True)
+                if m.get(key) is None or m[key] in ("", [], {}) or trained:
                     continue
-                how = "write the call into the message's content" if key in CALLS else "write it into the content, or take it out"
+                into = "write the call into the message's content"
+                how = into if key in CALLS else "write it into the content, or remove it"
                 return row.bad(f"is not read here and would be lost: {how}.", f"{part}[{k}].{key}")
     return None
 
 
 def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
-    """Every row as a conversation. A row is {"messages": [...]}, {"prompt": ..., "response": ...} or a text of Reflect-RL."""
+    """Every row as a conversation. A row is {"messages": [...]}, {"prompt": ..., "response": ...} or a Reflect-RL
+    text."""
     from trailmark.formats.reflect import read_texts
 
     if (texts := read_texts(path)) is not None:
@@ -46,7 +52,7 @@ def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
 
 
 def read_rows(path: str | Path) -> list[tuple[int, list[dict[str, Any]]]]:
-    """The same, each with the line it stands on."""
+    """Every row of messages as a conversation, with its line number."""
     return each(path, lambda row: (row.line or 0, _conversation(row)), refused=unread)[0]
 
 
@@ -68,19 +74,19 @@ def _asked(prompt: str, response: str) -> list[dict[str, Any]]:
 
 
 def checked_messages(row: Row, value: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The messages under `key`, each with a text as role and as content, and at least one of the assistant."""
+    """The messages under `key`. Each has texts as role and content, and at least one is the assistant's."""
     messages = row.listed(value[key], key)
     for k, m in enumerate(messages):
         m = row.fields(m, f"{key}[{k}]", ["role", "content"])
         for part in ("role", "content"):
             row.text(m[part], f"{key}[{k}].{part}")
     if not any(m["role"] == "assistant" for m in messages):
-        raise row.bad("no message of the assistant: nothing would be trained.", key)
+        raise row.bad("there is no message of the assistant: nothing would be trained.", key)
     return messages
 
 
 def plain_messages(w: Writer, e: Episode, name: str) -> list[dict[str, Any]]:
-    """The conversation of an episode; whatever else its messages say stays only where they came from."""
+    """The conversation of an episode. Other fields of its messages are kept only in the format they came from."""
     messages = messages_of(w, e)
     return messages if e.info.get("format") == name else [{k: m[k] for k in ("role", "content")} for m in messages]
 

@@ -1,4 +1,4 @@
-"""Our own episodes as one file: NAME.jsonl and, where there are any, annotations in NAME.annotations.jsonl beside it."""
+"""Our own episodes as one file NAME.jsonl. Annotations, if any, are in NAME.annotations.jsonl beside it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def read(path: str | Path) -> Imported:
 def write(path: str | Path, episodes: Iterable[Episode], annotations: Sequence[Annotation] = ()) -> None:
     data, notes = ("".join(to_json(row) + "\n" for row in rows).encode() for rows in (episodes, annotations))
     atomic_write(path, data, "convert")
-    beside(path).unlink(missing_ok=True)  # notes on episodes that are gone
+    beside(path).unlink(missing_ok=True)  # old annotations would be about other episodes
     if notes:
         atomic_write(beside(path), notes, "convert")

@@ -3,12 +3,12 @@
     {"text": prompt, "label": 2, "response": [str, ...] or str, "pred": ["C", ...] or str, "id": 17}
 
 Every response is an episode of one turn whose reasoning steps are token spans. A step begins at a line `Thought 3:`,
-`Action 3:` or `Observation 3:` and holds what follows, up to the next; the spans cover the turn. The first may be opened by
-the prompt's last words. A step that says nothing (fewer than five characters behind its first word, but for `Thought 1:`)
-belongs to the one before. `info["steps"]` says what each one is.
+`Action 3:` or `Observation 3:` and goes up to the next such line; the spans cover the turn. The prompt's last words may
+open the first step. A step with fewer than five characters after its first word belongs to the step before it, unless
+it is `Thought 1:`. `info["steps"]` holds the kind of each step.
 
-The reward is 1 where the prediction is the label (an index means a letter) and 0 where it is another or could not be read. An
-empty response is a call that failed. Labels may be hidden (-1, null); then there is no reward.
+The reward is 1 if the prediction is the label (an index means a letter), and 0 if it is another or could not be read.
+An empty response is a failed call. Labels may be hidden (-1, null); then there is no reward.
 """
 
 from __future__ import annotations
@@ -21,28 +21,14 @@ from typing import Any
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
+from trailmark.steps import named_steps
 from trailmark.types import Episode, Failed, Outcome, Scored
 
-STEP = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
 KNOWN = ("text", "label", "response", "pred", "id")
 
 
-def split_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
-    """Where each step of a response begins, and what it is: Thought, Action, Observation or Unknown."""
-    found = list(STEP.finditer(response))
-    opened = [m[1] for m in STEP.finditer(prompt) if not prompt[m.end() :].strip()]
-    steps: list[tuple[int, str]] = []
-    if not found or response[: found[0].start()].strip():
-        steps.append((0, opened[0] if opened else "Unknown"))
-    for m, after in zip(found, [*(n.start() for n in found[1:]), len(response)]):
-        says = response[m.start() + len(m[1]) : after].strip()
-        if len(says) >= 5 or m[0] == "Thought 1:" or not steps:
-            steps.append((m.start() if steps else 0, m[1]))
-    return steps
-
-
 def is_right(label: Any, pred: str) -> bool | None:
-    """Whether a prediction is the label; None where the label is hidden."""
+    """Whether a prediction is the label; None if the label is hidden."""
     if label is None or label == -1:
         return None
     letter = re.fullmatch("[A-Z]", pred.strip())
@@ -57,7 +43,7 @@ def react_from_row(r: Reader, row: Row) -> Imported:
         raise row.bad(f"must be a whole number or a text, not {repr(v['id'])[:60]}.", "id")
     task, prompt = str(v["id"]), row.text(v["text"], "text")
     if task in r.starts.seen:
-        raise row.bad(f"is {v['id']!r}, as in a row before.", "id")
+        raise row.bad(f"is {v['id']!r}, as in an earlier row.", "id")
     listed = isinstance(v["response"], list)
     said = row.listed(v["response"], "response") if listed else [v["response"]]
     preds = (row.listed(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
@@ -66,7 +52,7 @@ def react_from_row(r: Reader, row: Row) -> Imported:
     plays = []
     for k, (response, pred) in enumerate(zip(said, preds)):
         at = f"[{k}]" if listed else ""
-        steps = split_steps(row.text(response, f"response{at}"), prompt)
+        steps = named_steps(row.text(response, f"response{at}"), prompt)
         right = None if pred is None else is_right(v.get("label"), row.text(pred, f"pred{at}"))
         info: dict[str, Any] = {"format": "react", "listed": listed, "steps": [kind for _, kind in steps]}
         info |= {"pred": pred} if "pred" in v else {}
@@ -87,7 +73,7 @@ def _play(name: tuple[str, str], prompt: str, meta: Any, turn: Any, right: bool 
 
 
 def react_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """One record per task; `response` is a list where there are several or there was one."""
+    """One record per task. `response` is a list if there are several, or if the file had a list."""
     records: dict[str, list[Episode]] = {}
     for e in episodes:
         records.setdefault(e.task.id, []).append(e)
@@ -102,7 +88,7 @@ def _record(w: Writer, plays: Sequence[Episode]) -> dict[str, Any]:
     for e in plays:
         if isinstance(e.outcome, Scored) and not ("label" in task.meta and "pred" in e.info):
             raise DataError(
-                f"episode '{e.id}': a record tells right from wrong by a 'label' (in task.meta) and a 'pred' (in info)."
+                f"episode '{e.id}': a record needs a 'label' (in task.meta) and a 'pred' (in info) to be judged."
             )
     listed = len(plays) > 1 or plays[0].info.get("listed", False)
     said, preds = [e.turns[t].text for e, t in zip(plays, turns)], [e.info.get("pred") for e in plays]

@@ -1,5 +1,5 @@
-"""The five files of text that Reflect-RL is fine-tuned on. A row is {"text": prompt + response}; the prompt ends with a
-marker, and what stands behind its *last* occurrence is the response.
+"""The five text files that Reflect-RL is fine-tuned on. A row is {"text": prompt + response}. The prompt ends with a
+marker, and the response is the text after its *last* occurrence.
 
     sft.jsonl             before + choices + ACTION + label                          reflect-policy
     sft_policy.jsonl      before + ANALYZE + reflection + choices + ACTION + label   reflect-policy
@@ -7,7 +7,7 @@ marker, and what stands behind its *last* occurrence is the response.
     sft_policy_positive.jsonl, sft_reflection_positive.jsonl: the same without recoveries from mistakes
 
 A reflection ends with an eos, or the reflector would never stop. A label does not: the policy writes one token and is
-then cut, so an eos behind it is never sampled.
+then cut, so an eos after it is never sampled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ACTION = " # Action:\n"
 
 @dataclass(frozen=True, slots=True)
 class SftStep:
-    """One decision of a teacher, part by part: the state without its choices, what was thought about it, the listed choices
-    with the line above them, the label taken. `positive` is false where the step before was a mistake."""
+    """One decision of a teacher in parts: the state without its choices, the reflection, the listed choices with their
+    heading, the label taken. `positive` is false if the step before was a mistake."""
 
     before: str
     reflection: str
@@ -48,7 +48,7 @@ class SftStep:
 
 
 def split(text: str, marker: str) -> tuple[str, str]:
-    """Prompt, with its marker, and response."""
+    """The prompt, with its marker, and the response."""
     head, found, response = text.rpartition(marker)
     if not found:
         raise DataError(f"the text has no marker {marker!r}: where does the response begin?")
@@ -56,14 +56,14 @@ def split(text: str, marker: str) -> tuple[str, str]:
 
 
 def join(prompt: str, response: str, marker: str) -> str:
-    """The inverse of `split`; what could not be split again is refused."""
+    """The inverse of `split`. A text that could not be split again is refused."""
     if not prompt.endswith(marker) or marker in response:
-        raise DataError(f"the response {response[:40]!r} must stand behind the marker {marker!r} and not hold it.")
+        raise DataError(f"the response {response[:40]!r} must follow the marker {marker!r} and not contain it.")
     return prompt + response
 
 
 def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, Path]:
-    """All five files; their paths by name. Nothing is written if a step could not be read back."""
+    """Write all five files and return their paths by name. Nothing is written if a step could not be read back."""
     told = [(step.positive, step.texts()) for step in steps]
     kinds = ["sft", "sft_policy", "sft_reflection"]
     files = {kind: [{"text": texts[kind]} for _, texts in told] for kind in kinds}
@@ -77,8 +77,9 @@ def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, P
 
 
 def read_texts(path: str | Path) -> list[tuple[int, str, str, bool]] | None:
-    """(line, prompt, response, whether an end follows) of every row of one of the five files; None where its rows are of another
-    kind. Whose file it is, the last marker of its texts says: an action is the policy's, an analysis the reflector's."""
+    """(line, prompt, response, whether an end follows) of every row of one of the five files; None if its rows are of
+    another kind. The last marker of the texts says whose file it is: an action is the policy's, an analysis the
+    reflector's."""
     rows = each(path, lambda row: row)[0]
     first = rows[0].value
     if not isinstance(first, dict) or "text" not in first or first.keys() & {"messages", "prompt", "response"}:
@@ -89,11 +90,12 @@ def read_texts(path: str | Path) -> list[tuple[int, str, str, bool]] | None:
         marker = max((ACTION, ANALYZE), key=text.rfind)
         prompt, found, response = text.rpartition(marker)
         if not found or not response:
-            raise row.bad(f"has neither {ANALYZE!r} nor {ACTION!r} with something behind it: what is to be learnt?", "text")
+            raise row.bad(f"has neither {ANALYZE!r} nor {ACTION!r} with text after it: what should be learnt?", "text")
         out.append((row.line if row.line is not None else row.item or 0, prompt + found, response, marker == ANALYZE))
     if len({ends for _, _, _, ends in out}) > 1:
         thoughts = sum(ends for _, _, _, ends in out)
-        raise DataError(f"holds {thoughts} reflections and {len(out) - thoughts} actions: a file teaches one or the other.", path)
+        actions = len(out) - thoughts
+        raise DataError(f"holds {thoughts} reflections and {actions} actions: a file must hold only one kind.", path)
     return out
 
 

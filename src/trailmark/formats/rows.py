@@ -1,8 +1,8 @@
-"""Rows of JSON: a list in one file, or one object a line; which of the two it is, the file says itself.
+"""Rows of JSON: a list in one file, or one object per line. The file's first character says which.
 
-Reading is strict (UTF-8, no key twice, no NaN, no half characters) and every complaint names the file, the line or the
-item of the list (from 0), and the key. A key that nobody asked for travels along with its row, unless it looks like
-a known one that is missing: a misspelt `reward` must not turn into a row without one.
+Reading is strict (UTF-8, no key twice, no NaN, no half characters). Every error names the file, the line or the item of
+the list (from 0), and the key. An unknown key is kept with its row, unless it looks like a known key that is missing: a
+misspelt `reward` must not become a row without a reward.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row, and where it stands: `line` from 1, or `item` of a list from 0."""
+    """One row and its place: `line` from 1, or `item` of a list from 0."""
 
     value: Any
     file: Path
@@ -35,7 +35,7 @@ class Row:
         return DataError(why, self.file, self.line, ".".join(places + ([key] if key else [])) or None)
 
     def fields(self, value: Any, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
-        """`value` as an object with these keys; `key` is the way to it, empty for the row itself."""
+        """`value` as an object with these keys. `key` is the path to it, empty for the row itself."""
         if not isinstance(value, dict):
             raise self.bad(f"must be an object, not {repr(value)[:60]}.", key)
         way = f"{key}." if key else ""
@@ -59,7 +59,7 @@ class Row:
         return value
 
     def number(self, value: Any, key: str) -> float | None:
-        """A number, or a text that is one; None for null."""
+        """A number, or a text that is a number; None for null."""
         found = None if value is None else as_number(value)
         if value is not None and found is None:
             raise self.bad(f"must be a finite number, not {repr(value)[:60]}.", key)
@@ -77,10 +77,13 @@ def as_number(value: Any) -> float | None:
 
 
 def each(
-    path: str | Path, make: Callable[[Row], T], skip_bad: bool = False, refused: Callable[[Row], DataError | None] | None = None
+    path: str | Path,
+    make: Callable[[Row], T],
+    skip_bad: bool = False,
+    refused: Callable[[Row], DataError | None] | None = None,
 ) -> tuple[list[T], tuple[str, ...]]:
-    """What `make` makes of every row, and what was wrong with those that `skip_bad` left out. `refused` says of a row that it
-    holds something that would be lost; then the first is named and the others like it are counted."""
+    """The results of `make` for every row, and the errors of the rows that `skip_bad` left out. `refused` returns an
+    error if a row holds something that would be lost. Then the error names the first such row and counts the others."""
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -107,7 +110,8 @@ def each(
                 raise
             wrong.append(str(problem))
     if lost:
-        raise _told(lost[0], f"{lost[0].text} So it is in {len(lost)} of {len(rows)} rows (`trailmark convert --skip-bad` leaves them out).")
+        share = f"{len(lost)} of {len(rows)} rows have this"
+        raise _told(lost[0], f"{lost[0].text} {share} (`trailmark convert --skip-bad` leaves them out).")
     if not made:
         raise DataError(f"no row can be used; the first: {wrong[0]}" if wrong else "holds no rows.", path)
     return made, tuple(wrong)
@@ -127,14 +131,14 @@ def _rows(path: Path, text: str) -> list[Row]:
 def _placed(make: Callable[[Row], T], row: Row) -> T:
     try:
         return make(row)
-    except DataError as problem:  # of the chat template, which knows no files
+    except DataError as problem:  # from the chat template, which knows no files
         raise problem if problem.file else row.bad(str(problem)) from problem
 
 
 def _parse(row: Row) -> Any:
     try:
         value = json.loads(row.value, object_pairs_hook=_unique, parse_constant=_no_number)
-        if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is no text
+        if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
         raise row.bad(f"is not JSON: {problem}.") from None
@@ -144,16 +148,16 @@ def _parse(row: Row) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = [k for k, _ in pairs]
     if twice := next((k for k in keys if keys.count(k) > 1), None) if len(set(keys)) < len(keys) else None:
-        raise ValueError(f"key '{twice}' stands twice")
+        raise ValueError(f"key '{twice}' appears twice")
     return dict(pairs)
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["list", "lines"]) -> None:
-    """Write rows, all or none. A name that ends in .json or .jsonl decides the layout; else it is the format's own."""
+    """Write rows, all or none. A name that ends in .json or .jsonl decides the layout; otherwise the format does."""
     path, rows = Path(path), list(rows)
     if not rows:
         raise DataError("there are no episodes to write.", path)
@@ -170,7 +174,7 @@ def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["l
 
 
 def put_number(row: dict[str, Any], key: str, value: float | None, text: bool = False) -> None:
-    """Set a number; where the row already says the same in its own way ("0.50", true, 1) that stays as it is."""
+    """Set a number. If the row already has the same number in another spelling ("0.50", true, 1), that stays."""
     if value is None:
         if row.get(key) is not None:
             del row[key]

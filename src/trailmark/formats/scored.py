@@ -1,6 +1,6 @@
 """Files of scored text, the data of OREO.
 
-trajectories   lines of {"prompt", "response", "reward"}; the prompt is the text the model sees, template and all.
+trajectories   lines of {"prompt", "response", "reward"}; the prompt is the text that the model sees, template included.
                Without a reward the rows are for fine-tuning.
 agent          a list of {"conversations": [{"role", "content"}, ...], "reward"}
 pairs          lines of {"prompt", "chosen", "rejected"}
@@ -54,7 +54,7 @@ def trajectories_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[st
 
 
 def agent_from_row(r: Reader, row: Row) -> Imported:
-    """Where the second message is the assistant's "OK" to its instructions, it is canned: context, not a decision."""
+    """If the second message is the assistant's "OK" to its instructions, it is canned: context, not a decision."""
     v = row.fields(row.value, "", ["conversations"], ["reward"])
     messages, reward = checked_messages(row, v, "conversations"), row.number(v.get("reward"), "reward")
     canned = [k for k, m in enumerate(messages[:2]) if k == 1 and m["role"] == "assistant" and m["content"] == "OK"]
@@ -70,7 +70,7 @@ def agent_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]
 
 
 def pairs_from_row(r: Reader, row: Row) -> Imported:
-    """Two episodes, the chosen one first, tied by `info["pair"]`; the annotation `preferred` is 1 or 0."""
+    """Two episodes, the chosen one first, joined by `info["pair"]`. The annotation `preferred` is 1 or 0."""
     v = row.fields(row.value, "", ["prompt", *SIDES])
     prompt = row.text(v["prompt"], "prompt")
     turns = {side: plain(r, prompt, row.text(v[side], side)) for side in SIDES}
@@ -82,11 +82,11 @@ def pairs_from_row(r: Reader, row: Row) -> Imported:
 
 
 def tie_pairs(episodes: Iterable[Episode]) -> list[tuple[Episode, Episode]]:
-    """(chosen, rejected) of every pair, in the order of the first seen."""
+    """(chosen, rejected) of every pair, in the order in which pairs first appear."""
     pairs: dict[str, dict[str, Episode]] = {}
     for e in episodes:
         if e.info.get("side") not in SIDES or "pair" not in e.info:
-            raise DataError(f"episode '{e.id}' is no side of a pair: its info has no 'pair' and 'side'.")
+            raise DataError(f"episode '{e.id}' is not a side of a pair: its info has no 'pair' and 'side'.")
         pairs.setdefault(e.info["pair"], {})[e.info["side"]] = e
     for name, sides in pairs.items():
         if missing := SIDES.keys() - sides:

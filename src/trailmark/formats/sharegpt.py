@@ -1,10 +1,10 @@
 """ShareGPT with scores, the data of EPO: a list of
 
-    {"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ..., "score": "0.99"}, ...], "score": 7}
+    {"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …, "score": "0.99"}, …], "score": 7}
 
-The item's `score` is what the world said, and becomes the outcome. The score of a message was given later (a shaped return,
-a judge's mark) and becomes an annotation `score` of its turn; a turn without one has none, which is not zero.
-Both may be numbers or texts. Other keys (`index` of a message, `location` of an item) travel along.
+The item's `score` comes from the world and becomes the outcome. The score of a message was given later (a shaped
+return, a judge's mark) and becomes the annotation `score` of its turn. A turn without a score has no annotation, not
+zero. Both may be numbers or texts. Other keys (`index` of a message, `location` of an item) are kept.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def _message(row: Row, value: Any, key: str) -> dict[str, Any]:
     m = row.fields(value, key, ["from", "value"], ["score", "index"])
     tag, rest = row.text(m["from"], f"{key}.from"), {k: v for k, v in m.items() if k not in ("from", "value")}
     if tag not in ROLES:
-        raise row.bad(f"is '{tag}', which is nobody.{nearest(tag, ROLES)}", f"{key}.from")
+        raise row.bad(f"is '{tag}', which is not a known speaker.{nearest(tag, ROLES)}", f"{key}.from")
     for own in {"role", "content", "tag"} & rest.keys():
         raise row.bad("does not belong into a message with 'from' and 'value'.", f"{key}.{own}")
     if row.number(m.get("score"), f"{key}.score") is not None and ROLES[tag] != "assistant":
-        raise row.bad(f"stands on a message from '{tag}'; only what the model said has one.", f"{key}.score")
+        raise row.bad(f"is on a message from '{tag}'; only the model's messages have a score.", f"{key}.score")
     aside = {} if TAGS[ROLES[tag]] == tag else {"tag": tag}
     return {"role": ROLES[tag], "content": row.text(m["value"], f"{key}.value"), **aside, **rest}
 
 
 def sharegpt_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
-    """One item per episode, with the turn annotations named `score` as texts, as EPO's own files have them."""
+    """One item per episode, with the turn annotations named `score` as texts, as in EPO's own files."""
     scores = {(a.episode, a.turn): a.values[0] for a in w.annotations if a.name == "score" and a.level == "turn"}
 
     def item(e: Episode) -> dict[str, Any]:
         messages, out = messages_of(w, e), []
         said = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
-        turn = dict(zip(reversed(said), reversed(turns_of(w, e))))  # a canned first answer is no turn
+        turn = dict(zip(reversed(said), reversed(turns_of(w, e))))  # a canned first answer is not a turn
         for k, m in enumerate(messages):
             rest = {key: v for key, v in m.items() if key not in ("role", "content", "tag")}
             if k in turn and (score := scores.get((e.id, turn[k]))) is not None:

@@ -1,16 +1,15 @@
-"""Between text and turns. Text is encoded once, here; what is written back is the text that was read.
+"""From text to turns and back. Text is encoded once, here; what is written back is the text that was read.
 
-An imported episode keeps its text beside its tokens: `task.data` holds what was there before the first turn (a `prompt`,
-or `messages`), `info["messages"]` the conversation from there on, `Turn.text` what was said, and `info["row"]` whatever
-else the row said. `info["format"]` names the format it came from. Of an episode that was played the text is what its
-tokens say.
+An imported episode keeps its text beside its tokens. `task.data` holds what came before the first turn (a `prompt`, or
+`messages`), `info["messages"]` the conversation from there on, `Turn.text` what was said, and `info["row"]` the other
+fields of the row. `info["format"]` names the format it came from. The text of a played episode is decoded from its
+tokens.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Any
 
 from trailmark import chat
 from trailmark.errors import DataError, ModelError
+from trailmark.steps import token_borders
 from trailmark.texts import Marked, encode, encode_with_places, mark
 from trailmark.types import Annotation, Episode, Invalid, Scored, Task, Tokens, Turn
 
@@ -26,7 +26,7 @@ NO_REWARD = Invalid("no reward in the file")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What a file, or a row, held; `skipped` says what was wrong with the rows left out."""
+    """The contents of a file or a row; `skipped` says what was wrong with the rows left out."""
 
     episodes: list[Episode]
     annotations: list[Annotation] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What turning rows into episodes needs: how text becomes tokens, who said it, and names."""
+    """What is needed to turn rows into episodes: tokenizer, seat, and names."""
 
     tokenizer: Any
     seat: str
@@ -44,7 +44,8 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """What turning episodes into rows needs: whose view is written (None: of the only seat), and what was noted beside."""
+    """What is needed to turn episodes into rows: the seat whose view is written (None: the only one), and the
+    annotations."""
 
     tokenizer: Any
     seat: str | None = None
@@ -54,8 +55,8 @@ class Writer:
 # --- text -> turns -----------------------------------------------------------------------------------------------
 
 
-def talk(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
-    """A turn for every message of the assistant, but those in `given`, which are context like any other."""
+def conversation_turns(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
+    """A turn for every message of the assistant, except those in `given`, which are context."""
     found: dict[int, tuple[Tokens, Tokens, int | None]] = {}
     for sequence in chat.sequences(r.tokenizer, messages, template=_template(r.tokenizer)):
         at, before = 0, None
@@ -79,15 +80,15 @@ def talk(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = (
 
 
 def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequence[int] = ()) -> Turn:
-    """Text as it is: the prompt (`chat.as_written`), behind a BOS if the tokenizer adds one and the text does not bring it; the
-    response; and one eos if it `end`s. No token reaches over the border. `steps` are the characters of the response at which
-    reasoning steps begin; they become spans that cover the turn, each token in the step in which it ends."""
+    """Text as it is: the prompt (`chat.as_written`), after a BOS if the tokenizer adds one and the text has none; the
+    response; and one eos if `end` is true. No token crosses the border. `steps` are the characters of the response at
+    which reasoning steps begin. They become spans that cover the turn; a token belongs to the step in which it ends."""
     tokenizer, said = r.tokenizer, response
     eos = tokenizer.eos_token or ""
     if end and not eos:
         raise ModelError("this tokenizer has no eos token, so a response cannot end; set eos_token")
     if steps and not tokenizer.is_fast:
-        raise ModelError("steps are found by the offsets of tokens, which only a fast tokenizer knows")
+        raise ModelError("steps are found by the offsets of tokens, which need a fast tokenizer")
     shown = chat.as_written(tokenizer, prompt)
     if adds_bos(tokenizer) and not prompt.startswith(tokenizer.bos_token):
         shown = mark(tokenizer.bos_token) + shown
@@ -95,19 +96,19 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     before, head = shown, encode(tokenizer, shown)
     cut = len(head)
     ids, ends = _encode(tokenizer, before + written, bool(steps))
-    if ids[:cut] != head:  # encoded behind a special token: alone, some tokenizers would put a space in front
+    if ids[:cut] != head:  # encoded after a special token: alone, some tokenizers would add a space in front
         before, cut = mark(eos), len(encode(tokenizer, mark(eos)))
         ids, ends = _encode(tokenizer, before + written, bool(steps))
     tokens, ends = tuple(ids[cut:]), [e - len(before) for e in ends[cut:]]
     if not head or not tokens:
         raise DataError(f"the {'prompt' if not head else 'response'} has no tokens: there is nothing to learn from")
-    borders = [0, *(bisect_right(ends, at) for at in steps[1:]), len(tokens)] if steps else []
+    borders = [0, *token_borders(ends, steps[1:]), len(tokens)] if steps else []
     spans = tuple(pairwise(borders))
     return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
 
 
 def _encode(tokenizer: Any, text: str, ends: bool) -> tuple[list[int], list[int]]:
-    """Ids and, if wanted, where in the text each token ends."""
+    """Ids and, if asked, the end of each token in the text."""
     if not ends:
         return encode(tokenizer, text), []
     ids, places = encode_with_places(tokenizer, text)
@@ -126,8 +127,8 @@ def _template(tokenizer: Any) -> str | None:
 
 
 class Starts:
-    """Names: rows that begin alike are one task and one group; its episodes are numbered. The file's name plays no part,
-    so `prefix` must differ where several files meet."""
+    """Names: rows with the same start are one task and one group, and their episodes are numbered. The file's name does
+    not matter, so `prefix` must differ between files that are combined."""
 
     def __init__(self, prefix: str = ""):
         self.prefix, self.seen = prefix, dict[str, tuple[str, int]]()
@@ -148,7 +149,7 @@ def episode(
     info: Mapping[str, Any],
     meta: Mapping[str, Any] | None = None,
 ) -> Episode:
-    """A whole play; its reward came with the last turn."""
+    """A whole episode; its reward belongs to the last turn."""
     *early, last = turns
     outcome = NO_REWARD if reward is None else Scored(reward)
     task = Task(name[0], data=data, meta=meta or {})
@@ -165,8 +166,8 @@ def conversation(
 ) -> Episode:
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given), None)
     if first is None:
-        raise DataError("no message of the assistant: nothing would be trained")
-    turns = talk(r, messages, given)
+        raise DataError("there is no message of the assistant: nothing would be trained")
+    turns = conversation_turns(r, messages, given)
     name = r.starts.name([(m["role"], m["content"]) for m in messages[:first]])
     more = {**info, "messages": [dict(m) for m in messages[first:]]}
     return episode(name, {"messages": [dict(m) for m in messages[:first]]}, turns, reward, more)
@@ -176,7 +177,7 @@ def conversation(
 
 
 def row_of(e: Episode, name: str) -> dict[str, Any]:
-    """What else the row said, if it came from this format."""
+    """The other fields of the row, if the episode came from this format."""
     return dict(e.info.get("row", {})) if e.info.get("format") == name else {}
 
 
@@ -185,10 +186,10 @@ def reward_of(e: Episode) -> float | None:
 
 
 def turns_of(w: Writer, e: Episode) -> list[int]:
-    """The turns of the seat; without a name the episode must have only one."""
+    """The turns of the seat. Without a seat's name the episode must have only one seat."""
     seat, seats = w.seat, list(dict.fromkeys(t.seat for t in e.turns))
     if seat is None and len(seats) > 1:
-        raise DataError(f"episode '{e.id}' has the seats {', '.join(seats)}: say whose view is to be written.")
+        raise DataError(f"episode '{e.id}' has the seats {', '.join(seats)}: say whose view should be written.")
     mine = [i for i, t in enumerate(e.turns) if seat in (None, t.seat)]
     if not mine:
         raise DataError(f"episode '{e.id}' has no turn{'' if seat is None else f' of seat {seat!r}'}.")
@@ -196,7 +197,7 @@ def turns_of(w: Writer, e: Episode) -> list[int]:
 
 
 def turn_of(w: Writer, e: Episode) -> int:
-    """Its only turn, for formats whose rows hold one."""
+    """The only turn, for formats with one turn per row."""
     if len(mine := turns_of(w, e)) > 1:
         raise DataError(
             f"episode '{e.id}' has {len(mine)} turns and a row holds one: write it as 'agent' or 'sharegpt'."
@@ -213,7 +214,8 @@ def _decode(w: Writer, e: Episode, turn: int) -> str:
 
 
 def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
-    """The conversation as one seat saw it. Of a played one: what each prompt says, without what the template adds."""
+    """The conversation as one seat saw it. For a played episode: the text of each prompt, without what the template
+    adds."""
     mine = turns_of(w, e)
     if "messages" in e.info and "messages" in e.task.data:
         return [dict(m) for m in (*e.task.data["messages"], *e.info["messages"])]
@@ -227,6 +229,6 @@ def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
                 messages += [{"role": r, "content": c} for r, c in zip(roles, told.groups())]
                 break
         else:
-            raise DataError(f"episode '{e.id}': turn {i} was not asked in a conversation of this chat template.")
+            raise DataError(f"episode '{e.id}': turn {i} is not part of a conversation of this chat template.")
         messages.append({"role": "assistant", "content": e.turns[i].text})
     return messages

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from trailmark.config import RunConfig
@@ -19,8 +20,19 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
-from trailmark.runs.store import Run, truncate_run
+from trailmark.runs.store import Run, read_segment, truncate_run
 from trailmark.trackers import open_trackers
+from trailmark.types import Episode
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Episodes that are kept as RUN/evaluation/NAME.jsonl. At the end of a run, what is there is kept, unless the run has gone on since
+    it was made. Where the policy of the last step plays no part (the start, a random player), `moves` is False."""
+
+    name: str
+    play: Callable[[], Sequence[Episode]]
+    moves: bool = True
 
 
 class Training:
@@ -48,13 +60,32 @@ class Training:
         """Go back to a `state`."""
         return None
 
-    def finish(self, step: int) -> None:
-        """Called once training is over, also where a resumed run was complete already."""
-        return None
+    def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
+        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`) once
+        training is over."""
+        return ()
 
 
 def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
-    """Run `config.steps` steps, or go on from the newest checkpoint."""
+    """Run `config.steps` steps, or go on from the newest checkpoint; then the evaluations at the end that are not there yet."""
+    last, step = run_steps(method, config, run, resume)
+    for e in method.evaluations(step, True):
+        if not is_made(run, e, step):
+            run.keep_evaluation(e.name, e.play())
+    return last
+
+
+def is_made(run: Run, e: Evaluation, step: int) -> bool:
+    """Whether an evaluation at the end is there, and was made by the policy of step `step`."""
+    path = run.path / "evaluation" / f"{e.name}.jsonl"
+    if not path.exists() or not e.moves:
+        return path.exists()
+    played = {p.version for episode in read_segment(path) for p in episode.players.values() if p.kind == "trained"}
+    return played == {step}
+
+
+def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tuple[dict[str, float], int]:
+    """The metrics of the last step made now, and the step at which the run stands."""
     start, bad, stopped = 0, 0, False
     best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
     checkpoints.sweep(run.checkpoints_dir)
@@ -68,12 +99,16 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
         truncate_run(run, start)
         if start >= config.steps or stopped:
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
-            return {}
+            return {}, start
     last: dict[str, float] = {}
+    step = start
+    for e in method.evaluations(0, False) if start == 0 else ():  # of the models as they start
+        if not is_made(run, e, 0):
+            run.keep_evaluation(e.name, e.play())
     if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
         state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
         checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
-        return last
+        return last, 0
     watch = Watch()
     trackers = open_trackers(config.trackers, run, config, resumed_at=start)
     with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:
@@ -87,6 +122,8 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
             metrics |= method.metrics()
             phases.add("collect", 0, tokens=int(metrics.get("written_tokens", 0)))
             trained = time.perf_counter() - began
+            for e in method.evaluations(step, False):
+                run.keep_evaluation(e.name, e.play())
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
@@ -121,7 +158,7 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
                 keep(run, config, best)
             if stop:
                 break
-    return last
+    return last, step
 
 
 def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:

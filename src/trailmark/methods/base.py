@@ -1,7 +1,7 @@
 """What a method is: a class with a `Config`, the updates of each step, and answers about its runs.
 
-`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a run that exists, so none
-of them knows a method by its name.
+`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a
+run that exists, so none of them knows a method by its name.
 """
 
 from __future__ import annotations
@@ -54,16 +54,12 @@ class Method(Training):
         """Refuse to go on with a run that this version cannot go on with. Default: it can."""
         return None
 
-    def begin(self) -> None:
-        """Called before the first step with the models as they start, also when a run goes on."""
-        return None
-
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
-        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the model that is
-        trained."""
+        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the
+        model that is trained."""
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
         check_seats(given)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
@@ -99,10 +95,7 @@ class Method(Training):
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)
-        method.begin()
-        last = train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
-        method.finish(method.config.steps)
-        return last
+        return train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:

@@ -22,11 +22,12 @@ from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
+from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
+from trailmark.steps import Split
 
 Head = Literal["listed", "alphabet", "vocabulary"]
 Shuffle = Literal["none", "permute", "alphabet"]
-Split = Literal["turn", "newline", "sentence", "auto"]
 
 # --- policy_gradient -------------------------------------------------------------------------------------------------
 
@@ -51,6 +52,12 @@ class PolicyGradientRecipe(RunConfig):
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
     old: Literal["learner", "sampler"] = Field("learner", description="whose log-probs the ratio starts from")
 
+    short = ("data", "reward")
+
+    @classmethod
+    def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        return with_prompts(raw)
+
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
         if self.n < 2 and self.credit != "returns":
@@ -69,6 +76,29 @@ class PolicyGradientRecipe(RunConfig):
             return get_objective(v).model_dump()
         except RecipeError as e:
             raise ValueError(str(e)) from e
+
+
+def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which `data: FILE` has become task `prompts` of that file, and `reward` the task's judge. A judge that reads
+    texts with a model, and names none, reads with the model that training starts from."""
+    raw = dict(raw)
+    data, reward = raw.pop("data", None), raw.pop("reward", None)
+    if data is None and reward is None:
+        return raw
+    task = dict(raw.get("task") or {})
+    options = dict(task.get("options") or {})
+    if data is not None:
+        if not isinstance(data, str) or task.get("name", "prompts") != "prompts":
+            raise RecipeError("key 'data': it is a file of prompts and stands for task prompts: leave out task.name, or data.")
+        task["name"], options["path"] = "prompts", data
+    if reward is not None:
+        judge_config(reward)
+        section: dict[str, Any] = {"kind": "function", "path": reward} if isinstance(reward, str) else dict(reward)
+        if section["kind"] in ("function", "likelihood") and not section.get("model"):
+            start = raw.get("model") or {}
+            section["model"] = {k: v for k, v in start.items() if k not in ("lora", "gradient_checkpointing")}
+        options["reward"] = section
+    return {**raw, "task": {**task, "options": options}}
 
 
 # --- sft --------------------------------------------------------------------------------------------------------

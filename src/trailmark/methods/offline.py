@@ -17,6 +17,7 @@ from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.rows import each
 from trailmark.learn.learner import Learner
+from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, trained_seat
@@ -98,11 +99,12 @@ class OfflineMethod(Method):
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
-    def finish(self, step: int) -> None:
-        """The evaluation of the policy as it started, if it is not there yet."""
-        c = self.config
-        if c.final.start and not (self.run.path / "evaluation" / "start.jsonl").exists():
-            self.run.keep_evaluation("start", self.play(local_engine(load_model(c.model), c.engine)))
+    def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
+        """At the end, the policy as it started."""
+        if not last or not self.config.final.start:
+            return ()
+        first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
+        return (Evaluation("start", first, moves=False),)
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:

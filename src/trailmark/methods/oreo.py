@@ -20,12 +20,14 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Evaluation
 from trailmark.methods import oreo_data
 from trailmark.methods.base import trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
@@ -37,8 +39,10 @@ from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
-from trailmark.runs.store import read_segment
+from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues
+from trailmark.steps import mark_steps
+from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode
 
 
@@ -48,7 +52,7 @@ class OreoMethod(OfflineMethod):
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
         """Trajectories, cut into steps where only steps have a value."""
         if states(config) == "step":
-            episodes = [oreo_data.mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
+            episodes = [mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
         return list(episodes), {}
 
     def make_reference(self) -> str:
@@ -97,27 +101,23 @@ class OreoMethod(OfflineMethod):
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
 
-    def finish(self, step: int) -> None:
-        """The evaluations at the end that are not there yet; searches also where the run has gone on since they were made."""
-        super().finish(step)
-        c, folder = self.config, self.run.path / "evaluation"
-        for text in c.final.search:
-            name = text.replace(":", "-")
-            path = folder / f"{name}.jsonl"
-            if not path.exists() or {e.players[c.seat].version for e in read_segment(path)} != {c.steps}:
-                self.run.keep_evaluation(name, self._searched(text))
+    def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
+        """At the end, also searches with the value that was learnt."""
+        searches = self.config.final.search if last else ()
+        return [
+            *super().evaluations(step, last),
+            *(Evaluation(text.replace(":", "-"), partial(self.searched, text, step)) for text in searches),
+        ]
 
-    def _searched(self, text: str) -> list[Episode]:
-        from trailmark.evaluate.searched import search_episodes
-
+    def searched(self, text: str, step: int) -> list[Episode]:
         c = self.config
         assert self.source is not None and self.engine is not None
-        self.engine.publish(c.steps, self.models["policy"])
+        self.engine.publish(step, self.models["policy"])
         seat = trained_seat(self.engine, c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
         plan = parse_plan(text, step_ends=tuple(getattr(self.source, "step_ends", ("\n",))))
-        how: dict[str, Any] = {"split": c.eval.split, "n": c.eval.n, "seed": c.seed}
         values = HeadValues(self.models["critic"], fixed=c.engine.fixed, amp=c.learner.amp == "bf16")
-        return search_episodes(self.source, seat, plan, values, **how)[0]
+        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
+        return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1)[0]
 
 
 def states(c: OreoRecipe) -> Literal["token", "step"]:

@@ -1,6 +1,5 @@
-"""The data of OREO: steps of a text, one sample per trajectory, and collecting trajectories.
+"""The data of OREO: one sample per trajectory, and collecting trajectories.
 
-steps        spans of tokens; a turn that has none is split by newline, or by sentence too
 samples      one sequence per trajectory, with the states and the actions as streams
 collection   n samples of each start, or a balanced number of right and wrong ones
 """
@@ -8,80 +7,20 @@ collection   n samples of each start, or a balanced number of right and wrong on
 from __future__ import annotations
 
 import random
-import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from trailmark.methods.configs import Split
 from trailmark.methods.offline import won
 from trailmark.rollout.play import Protocol, Seat, Start, play_all, start_all
 from trailmark.run_async import wait
 from trailmark.runs.collect import Collection
 from trailmark.samples import build_samples
 from trailmark.tasks.base import TaskSource
-from trailmark.texts import encode_with_places
-from trailmark.types import Episode, Sample, Scored, Task, Tokens
-
-# --- steps --------------------------------------------------------------------------------------------------------
-
-_CUTS = {"newline": re.compile(r"(?<=\n)"), "sentence": re.compile(r"(?<=\n)|(?<=\. )|(?<=\.\$ )")}
-
-
-def split_steps(text: str, split: Literal["newline", "sentence"]) -> list[str]:
-    """The steps of a text, each with the delimiter that ends it; together they are the text. `sentence` also cuts behind
-    ". " and ".$ ". What is blank belongs to the step before it, or at the top to the first."""
-    steps: list[str] = []
-    for piece in _CUTS[split].split(text):
-        if steps and (not piece.strip() or not steps[-1].strip()):
-            steps[-1] += piece
-        elif piece:
-            steps.append(piece)
-    return steps
-
-
-def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
-    """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence where the prompt asks for a
-    \\boxed{} answer, else by newline; `turn` leaves a whole turn as one step."""
-    if split == "turn":
-        return e
-    turns = list(e.turns)
-    for i, t in enumerate(turns):
-        if t.seat == seat and t.tokens and not t.steps:
-            rule: Literal["newline", "sentence"] = "newline" if split == "auto" else split
-            if split == "auto" and "\\boxed" in tokenizer.decode(e.context(i)):
-                rule = "sentence"
-            turns[i] = replace(t, steps=token_steps(tokenizer, t.tokens, t.text, rule))
-    return replace(e, turns=tuple(turns))
-
-
-def token_steps(
-    tokenizer: Any, tokens: Tokens, text: str, split: Literal["newline", "sentence"]
-) -> tuple[tuple[int, int], ...]:
-    """The steps as spans that cover `tokens`; a token belongs to the step in which it ends. The text is never encoded in
-    their place: its offsets are used only where it encodes to these very tokens."""
-    ends: Sequence[int] | None = None
-    if tokenizer.is_fast:
-        ids, places = encode_with_places(tokenizer, text)
-        if tuple(ids) == tokens[: len(ids)]:
-            ends = [*(b for _, b in places), *[len(text)] * (len(tokens) - len(ids))]
-    if ends is None:
-        text = tokenizer.decode(tokens)
-    at, borders = 0, [0]
-    for step in split_steps(text, split)[:-1]:
-        at += len(step)
-        if ends is not None:
-            borders.append(bisect_right(ends, at))
-        else:
-            borders.append(bisect_right(range(len(tokens)), at, key=lambda k: len(tokenizer.decode(tokens[: k + 1]))))
-    spans = pairwise(sorted({*borders, len(tokens)}))
-    return tuple((a, b) for a, b in spans)
-
+from trailmark.types import Episode, Sample, Scored, Task
 
 # --- samples ------------------------------------------------------------------------------------------------------
 

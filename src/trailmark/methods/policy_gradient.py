@@ -22,9 +22,9 @@ from trailmark.runs.store import Run, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import trained_seats
 from trailmark.seats.table import Table
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, Scored, Task
+from trailmark.types import Annotation, Episode, Scored, Task
 
 
 class PolicyGradientMethod(Method):
@@ -34,6 +34,7 @@ class PolicyGradientMethod(Method):
         super().__init__(config, run)
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
+        keep_judge(self.source, run.path)
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
@@ -51,16 +52,20 @@ class PolicyGradientMethod(Method):
         self.learner = Learner(models, config.learner, total=updates)
         self._metrics: dict[str, float] = {}
 
-    def play(self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int) -> list[Episode]:
-        """Episodes with the policy as it is now."""
+    def play(
+        self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
+    ) -> list[Episode]:
+        """Episodes with the policy as it is now; `notes` gets what a judge says about them."""
         self.table.publish(version)
         protocol = self.protocol(self.config, self.source)
-        return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix)
+        return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
         tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
-        episodes = self.play(tasks, c.n, c.seed, f"{step}:", step - 1)
+        notes: list[Annotation] = []
+        episodes = self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes)
+        self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **spread(good), **dropped}
@@ -103,9 +108,7 @@ def credit_name(credit: str, gamma: float) -> str:
     )
 
 
-def advantages(
-    episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy"
-) -> dict[str, list[float]]:
+def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
     """One number per turn of the trained seat: discounted return to go, or the episode's reward against its group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}

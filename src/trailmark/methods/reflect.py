@@ -35,6 +35,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ import numpy as np
 from trailmark.credit import turn_returns
 from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
@@ -125,9 +127,8 @@ class ReflectMethod(Players):
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
-            Players(
-                fix_names(config, run, write=False), run, imitates
-            )  # mistakes in what is played later are found before the first lesson
+            # Mistakes in what is played later are found before the first lesson.
+            Players(fix_names(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
 
     @classmethod
@@ -140,12 +141,6 @@ class ReflectMethod(Players):
                 f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
                 f"sft.policy=0 out=DIR."
             )
-
-    def begin(self) -> None:
-        """The evaluation after imitation."""
-        name = f"{self.kind}sft"
-        if imitated_steps(self.config) and not (self.run.path / "evaluation" / f"{name}.jsonl").exists():
-            self.mark(name, 0)
 
     # -- reinforcement --------------------------------------------------------------------------------------------
 
@@ -202,31 +197,31 @@ class ReflectMethod(Players):
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 
-    @property
-    def kind(self) -> str:
-        return "reflect-" if self.config.reflect else "plain-"
-
-    def finish(self, step: int) -> None:
-        """The evaluation at the end, and what it is compared with; again where the run has gone on since."""
-        path = self.run.path / "evaluation" / f"{self.kind}rl.jsonl"
-        if step and (not path.exists() or {e.players["policy"].version for e in read_segment(path)} != {step}):
-            self.mark(f"{self.kind}rl", step)
+    def evaluations(self, step: int, last: bool) -> list[Evaluation]:
+        """The numbers of the method's table: after imitation, and at the end (with players that nobody trained, if
+        `final.references`)."""
+        kind = "reflect-" if self.config.reflect else "plain-"
+        if not last:
+            due = step == 0 and imitated_steps(self.config)
+            return [Evaluation(f"{kind}sft", partial(self.final, f"{kind}sft", 0))] if due else []
+        out = [Evaluation(f"{kind}rl", partial(self.final, f"{kind}rl", step))] if step else []
         if self.config.final.references:
-            tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
             tasks = final_tasks(self.config, self.source, self.levels)
-            players = {"random": random_player} | ({"oracle": oracle_player} if has_oracle(self.source) else {})
-            for name, player in players.items():
-                if not (path.parent / f"{name}.jsonl").exists():
-                    self.run.keep_evaluation(name, player(self.source, seed, tokenizer, tasks))
+            tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
+            play = lambda player: lambda: player(self.source, seed, tokenizer, tasks)
+            out.append(Evaluation("random", play(random_player), moves=False))
+            if has_oracle(self.source):
+                out.append(Evaluation("oracle", play(oracle_player), moves=False))
+        return out
 
-    def mark(self, name: str, step: int) -> None:
-        """Play the final starts and keep the episodes: the numbers of the method's table."""
+    def final(self, name: str, step: int) -> list[Episode]:
+        """Play the final starts."""
         if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
         self.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        self.run.keep_evaluation(name, wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk))))
+        return wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------

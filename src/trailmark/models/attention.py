@@ -85,8 +85,8 @@ class Layout:
 
 
 def number_of(module: torch.nn.Module) -> int:
-    """Which layer an attention module belongs to. Compiled code must not read it: it would be a constant there, and every layer a
-    graph of its own."""
+    """Which layer an attention module belongs to. Compiled code must not read it: it would be a constant there, and
+    every layer a graph of its own."""
     return module.layer_idx  # type: ignore[return-value]
 
 
@@ -199,8 +199,8 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, s
 
 
 def flexed(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float | None, softcap: float | None) -> Tensor:
-    """FlexAttention with keys and values repeated to every query head: the backward pass of a few shared heads has too few blocks
-    to fill a card. Inside a layer that is compiled as a whole it is part of that graph."""
+    """FlexAttention with keys and values repeated to every query head: the backward pass of a few shared heads has too
+    few blocks to fill a card. Inside a layer that is compiled as a whole it is part of that graph."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -220,8 +220,8 @@ def _softcap(cap: float) -> Any:
 
 @functools.cache
 def _flex() -> tuple[Any, Any]:
-    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype, window,
-    # grad mode, number of heads) torch falls back to just that, with a warning only.
+    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype,
+    # window, grad mode, number of heads) torch falls back to just that, with a warning only.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 

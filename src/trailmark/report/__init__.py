@@ -1,11 +1,11 @@
-"""What happened in a run, to look at: one HTML page, plots, and episodes in the terminal.
+"""A run to look at: one HTML page, plots, and episodes in the terminal.
 
-read        what is on disk, as far as it is whole
+read        read what is complete on disk
 pieces      token ids as pieces of text
 episodes    episodes as the page shows them: who wrote what, what was trained, who earned what
 tables      metrics as curves, evaluation files as rows
 concerns    what a person should look at first
-page        all of it in one file (page.html is the template)
+page        everything in one file (page.html is the template)
 plots       the curves as PNG
 terminal    `trailmark inspect`
 """
@@ -26,8 +26,8 @@ def write_report(
     tokenizer: str | None = None,
     failed: FailedAs = "apart",
 ) -> Path:
-    """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page); where the page is. `failed` says
-    whether failed episodes of an evaluation count as lost."""
+    """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page). Returns the page's path.
+    `failed` says whether failed episodes of an evaluation count as lost."""
     from trailmark.report.page import build, render
     from trailmark.runs.store import atomic_write, cannot_write
 

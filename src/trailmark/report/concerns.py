@@ -1,5 +1,5 @@
-"""What a person should look at first, found by code: a list of {level, text}. `warn` may mean that a result is wrong or
-training is stuck; `info` is worth knowing."""
+"""Find what a person should look at first: a list of {level, text}. `warn`: a result may be wrong or training may be
+stuck. `info`: worth knowing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from trailmark.types import Episode, Scored
 
 Points = list[list[float]]
-LIMITS = ("thought", "collect.sampling.max_tokens", "sampling.max_tokens")  # what a recipe may call the limit of a turn
+LIMITS = ("thought", "collect.sampling.max_tokens", "sampling.max_tokens")  # keys of a recipe that limit a turn
 
 
 def concerns(
@@ -45,11 +45,11 @@ def _s(n: float, word: str) -> str:
 def _end(state: str, last: int, steps: Any) -> list[dict[str, str]]:
     of = f" of {steps}" if steps else ""
     if state == "running":
-        return [_info(f"The run is still going on: step {last}{of}.")]
+        return [_info(f"The run is still going: step {last}{of}.")]
     if state == "early":
         return [_info(f"The run stopped early at step {last}{of}: the evaluation got no better.")]
     if state == "stopped":
-        return [_warn(f"The run ended at step {last}{of} and no process works on it: go on with --resume.")]
+        return [_warn(f"The run ended at step {last}{of}, and no process works on it: continue it with --resume.")]
     return []
 
 
@@ -62,7 +62,8 @@ def _dropped(points: Mapping[str, Points], where: str = "") -> list[dict[str, st
         bad = [(int(s), v) for s, v in points.get(name, []) if v > 0]
         if bad:
             total = sum(v for _, v in bad)
-            text = f"{total:g} {where}{_s(total, 'episode')} {what}, in no average: {len(bad)} {_s(len(bad), 'step')}, the first {bad[0][0]}."
+            steps = f"{len(bad)} {_s(len(bad), 'step')}, the first {bad[0][0]}"
+            text = f"{total:g} {where}{_s(total, 'episode')} {what}, in no average: {steps}."
             out.append(_warn(text))
     return out
 
@@ -82,7 +83,7 @@ def _flat(train: Mapping[str, Points]) -> list[dict[str, str]]:
 
 
 def _spikes(train: Mapping[str, Points]) -> list[dict[str, str]]:
-    """A value ten times the median of the fifty before it. Tiny KLs may jump as they like."""
+    """A value ten times the median of the fifty before it. Tiny KLs are ignored."""
     out = []
     for name, points in train.items():
         last = name.split("/")[-1]
@@ -95,7 +96,11 @@ def _spikes(train: Mapping[str, Points]) -> list[dict[str, str]]:
         ]
         if hits:
             worst = max(hits, key=lambda i: values[i])
-            text = f"{name} spikes in {len(hits)} {_s(len(hits), 'step')}: {values[worst]:.3g} at step {int(points[worst][0])}, against a median of {median(values[max(0, worst - 50) : worst]):.3g} before."
+            before = median(values[max(0, worst - 50) : worst])
+            text = (
+                f"{name} spikes in {len(hits)} {_s(len(hits), 'step')}: {values[worst]:.3g} at step "
+                f"{int(points[worst][0])}, against a median of {before:.3g} before."
+            )
             out.append(_warn(text))
     return out
 
@@ -108,7 +113,7 @@ def _entropy(train: Mapping[str, Points]) -> list[dict[str, str]]:
 
 
 def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Of the episodes on this page."""
+    """Concerns about the episodes on this page."""
     out = []
     free = [t for e in episodes for t in e.turns if t.tokens and t.law.allowed is None and t.stop]
     cut = sum(t.stop == "length" for t in free)
@@ -135,8 +140,8 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
 
 
 def _limit(recipe: Mapping[str, Any]) -> str:
-    """The key that limits what is written in a turn of training: the first of LIMITS that the recipe has. In rounds of OREO
-    `sampling` is of evaluations, and `collect.sampling` comes before it."""
+    """The key that limits the length of a training turn: the first of LIMITS that the recipe has. In rounds of OREO
+    `sampling` belongs to evaluations, so `collect.sampling` comes first."""
     return next((key for key in LIMITS if _has(recipe, key)), "max_tokens")
 
 

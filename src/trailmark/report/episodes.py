@@ -11,12 +11,12 @@ from typing import Any
 from trailmark.report.pieces import Pieces
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
-LONGEST = 12_000  # characters of one prompt; the middle of a longer one is left out
+LONGEST = 12_000  # most characters of one prompt; a longer one loses its middle
 
 
 @dataclass
 class Texts:
-    """Prompts of a group are equal: each text is kept once, and a turn holds its number."""
+    """A table of texts. Prompts of a group are equal, so each text is stored once, and a turn holds its number."""
 
     all: list[str] = field(default_factory=list)
     size: int = 0
@@ -42,20 +42,20 @@ def outcome_view(outcome: Scored | Invalid | Failed) -> dict[str, Any]:
 
 
 def trained(episode: Episode, seat: str) -> bool:
-    """Whether the learner sees this seat's tokens. A file that does not say who sat there is taken as trained."""
+    """Whether the learner sees this seat's tokens. If a file does not say who sat there, the seat counts as trained."""
     player = episode.players.get(seat)
     return isinstance(episode.outcome, Scored) and (player is None or player.kind == "trained")
 
 
 def credit_source(episodes: Sequence[Episode], notes: Mapping[str, Mapping[str, Sequence[Annotation]]]) -> str | None:
-    """What the stored credit of some episodes is, in the words of the method that stored it; None where none was stored. Credit is
+    """The source of the stored credit, in the words of the method that stored it; None if none was stored. Credit is
     never computed here: only the method knows what it trained with."""
     found = {a.source or "annotated" for e in episodes for a in notes.get(e.id, {}).get("advantage", ())}
     return "; ".join(sorted(found)) or None
 
 
 def on_tokens(turn: Turn, number: int, notes: Sequence[Annotation]) -> list[float | None] | None:
-    """An annotation spread over the tokens of a turn; None where it says nothing about it."""
+    """An annotation spread over the tokens of a turn; None if it has nothing for this turn."""
     out: list[float | None] = [None] * len(turn.tokens)
     hit = False
     for a in notes:
@@ -78,9 +78,9 @@ def view(
     notes: Mapping[str, Sequence[Annotation]],
     learnt: bool = True,
 ) -> dict[str, Any]:
-    """One episode as JSON. Keys are short because there are many: a turn's `p` prompt, `f` forced (numbers of texts), `w`
-    written pieces, `lp` and `lq` log-probs, `a` stored advantage (a number, or one per token), `n` other annotations, `on` whether it was trained on (never in an
-    evaluation: `learnt` is False)."""
+    """One episode as JSON. Keys are short because there are many: a turn's `p` prompt, `f` forced (numbers of texts),
+    `w` written pieces, `lp` and `lq` log-probs, `a` stored advantage (a number, or one per token), `n` other
+    annotations, `on` whether it was trained on (never in an evaluation: `learnt` is False)."""
     turns = []
     for i, t in enumerate(episode.turns):
         right = pieces.fits(t)
@@ -109,7 +109,7 @@ def view(
         earned = [_short(x) for x in on_tokens(t, i, notes.get("advantage", ())) or (None,)]
         v["a"] = earned[0] if len(set(earned)) == 1 else earned if w is not None else None
         v |= {"on": learnt and trained(episode, t.seat), "reward": _short(t.reward), "v": t.version}
-        if t.law.allowed is None:  # a label is as long as it is
+        if t.law.allowed is None:  # the length of a label says nothing
             v["stop"] = t.stop
         if t.action is not None:
             v["action"] = t.action
@@ -147,8 +147,8 @@ def _short(x: float | None) -> float | None:
 
 
 def starts(episodes: Sequence[Episode]) -> dict[str, str]:
-    """Episode's task id -> the name of its start. Tasks of different names are one start when their data and the first
-    prompt are equal: a world drawn again in a later iteration often has another id."""
+    """Episode's task id -> the name of its start. Tasks with different names are one start if their data and the first
+    prompt are equal, because a world that is drawn again in a later iteration often has another id."""
     root: dict[str, str] = {}
     same: dict[str, str] = {}
 

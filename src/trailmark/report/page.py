@@ -1,4 +1,5 @@
-"""One HTML file: the template, with the run's data as JSON inside. Nothing is fetched, and no text of a model is markup."""
+"""One HTML file: the template with the run's data as JSON inside. It loads nothing, and no text of a model is
+markup."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from trailmark.report.tables import curves, evaluation_row
 from trailmark.runs.store import Run
 from trailmark.types import Annotation, Episode
 
-ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # at most on a page; SIZE in characters
+ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # limits of a page; SIZE in characters
 _VERSIONS = ("torch", "transformers", "tokenizers", "numpy", "peft", "safetensors")
 
 
 def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "apart") -> dict[str, Any]:
     """Everything the page shows, as JSON values."""
-    run, lines = Run.open(path), read.Lines()
+    run, lines = Run.open(path), read.LineReader()
     recipe = read.recipe_of(run)
     metrics, timings = lines.objects(run.metrics_file), lines.objects(run.timings_file)
     steps = recipe.get("steps") if isinstance(recipe.get("steps"), int) else None
@@ -57,7 +58,9 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     played = [e for f in chosen for e in read_in[f]]
     data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
     data["concerns"] += [
-        {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."} for r in data["evaluation"] if "warning" in r
+        {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."}
+        for r in data["evaluation"]
+        if "warning" in r
     ]
     return data
 
@@ -69,11 +72,9 @@ def _sources(
     notes: dict[str, dict[str, list[Annotation]]],
     tokenizer: str | None,
 ) -> dict[str, Any]:
-    """The episodes of the page by where they come from, those of starts that were played in several places first."""
+    """The episodes of the page by their source. Starts that were played in several sources come first."""
     pieces, texts, sources = run_pieces(run, tokenizer), Texts(), []
-    names = starts(
-        [e for f in (*tests, *files) for e in files[f]]
-    )  # an evaluation's name for a start is the better one
+    names = starts([e for f in (*tests, *files) for e in files[f]])  # an evaluation has the better name for a start
     often = Counter(n for rows in files.values() for n in {names[e.task.id] for e in rows})
     share = max(4, EPISODES // max(1, len(files)))
     size = 0
@@ -96,7 +97,7 @@ def _sources(
 
 
 def _versions(run: Run) -> dict[str, Any]:
-    """Those that the run wrote down (versions.json), or those of the machine that writes the page."""
+    """The versions that the run wrote down (versions.json), or those of the machine that writes the page."""
     try:
         said = json.loads((run.path / "versions.json").read_text("utf-8"))
         if isinstance(said, dict):
@@ -113,8 +114,8 @@ def _versions(run: Run) -> dict[str, Any]:
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page. `<` cannot stand in the data, so no text ends its script; the policy in the head allows one script, this
-    one, and no request."""
+    """The page. The data holds no `<`, so no text can end its script. The security policy in the head allows only this
+    one script, and no request."""
     template = resources.files("trailmark.report").joinpath("page.html").read_text("utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
     assert script is not None, "page.html has no script"

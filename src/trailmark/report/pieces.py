@@ -1,4 +1,4 @@
-"""Token ids as pieces of text, one per token, so that a number on a token can be shown on the letters it stands for."""
+"""Token ids as pieces of text, one per token, so that a number of a token can be shown on its letters."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from trailmark.report.read import checkpoints
 from trailmark.runs.store import Run
 from trailmark.types import Turn
 
-_WINDOW = 6  # tokens decoded together: enough for a character of several tokens, and for a space that a piece keeps
+_WINDOW = 6  # tokens decoded together: enough for a character of several tokens, and for the space before a piece
 
 
 class Pieces:
-    """Decodes with the tokenizer of each seat. Where there is none, or it is not the one that wrote, `of` is None."""
+    """Decodes with the tokenizer of each seat. If there is none, or it is not the one that wrote, `of` is None."""
 
     def __init__(self, tokenizers: dict[str, Any] | None = None, default: Any = None):
         self.tokenizers, self.default = tokenizers or {}, default
@@ -26,12 +26,12 @@ class Pieces:
             return None
         try:
             return words.decode(list(ids), skip_special_tokens=False)
-        except Exception:  # ids that the tokenizer does not know: every library has its own error for it
+        except Exception:  # unknown ids: every library raises its own error
             self._right[seat] = False
             return None
 
     def fits(self, turn: Turn) -> bool:
-        """Whether the tokenizer gives back what the turn says it wrote; found out at a seat's first words."""
+        """Whether the tokenizer decodes the turn's tokens to its text. This is checked at a seat's first turn."""
         known = self._right.get(turn.seat)
         if known is not None or not (turn.text and turn.tokens):
             return known is not False
@@ -64,7 +64,7 @@ class Pieces:
 
 
 def run_pieces(run: Run, tokenizer: str | None = None) -> Pieces:
-    """The tokenizers of a run: the one named, or those in its newest checkpoint that has one."""
+    """The tokenizers of a run: the named one, or those of its newest checkpoint that has any."""
     if tokenizer is not None:
         return Pieces(default=named(tokenizer))
     for folder in reversed(checkpoints(run)):

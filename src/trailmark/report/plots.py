@@ -13,7 +13,8 @@ TRAIN, EVAL = "#2f6fb3", "#c8501e"
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
-    """An exponential mean that starts at the first value without being bound to it: s_t = Σ w^(t-k) v_k / Σ w^(t-k)."""
+    """An exponential mean that starts at the first value, without a lasting weight on it:
+    s_t = Σ w^(t-k) v_k / Σ w^(t-k)."""
     out: list[float] = []
     total = count = 0.0
     for v in values:
@@ -23,7 +24,8 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 
 
 def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = "", weight: float = 0.8) -> list[Path]:
-    """One PNG per metric and one of all that ever changed (`all.png`); training pale with its smoothed line, evaluation as dots."""
+    """One PNG per metric, and one of all metrics that ever changed (`all.png`). Training is pale with a smoothed line,
+    evaluation is dots."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""A run as it lies on disk, read as far as it is whole: one that still runs, or died while it wrote, can be looked at."""
+"""Read a run as far as it is complete on disk: also one that is still running, or that died while writing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trailmark.types import Annotation
 
 
 @dataclass
-class Lines:
-    """What was left out of which file, for the page to say."""
+class LineReader:
+    """Counts the lines that were left out of each file, for the page."""
 
     broken: dict[str, int] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Lines:
             return []
         except OSError as e:
             raise DataError(f"cannot be read ({e.strerror}).", path) from None
-        out, bad = [], int(bool(tail))  # a last line without newline is still being written
+        out, bad = [], int(bool(tail))  # a last line without a newline is still being written
         for i, line in enumerate(lines, 1):
             try:
                 out.append(read(line, i))
@@ -47,7 +47,7 @@ class Lines:
 
 
 def recipe_of(run: Run) -> dict[str, Any]:
-    """The recipe as plain values; nothing when it cannot be parsed (the page shows its text in any case)."""
+    """The recipe as plain values; empty if it cannot be parsed (the page shows its text in any case)."""
     try:
         return read_recipe(run)
     except TrailmarkError:
@@ -60,7 +60,7 @@ def checkpoints(run: Run) -> list[Path]:
 
 
 def state(run: Run, last: int, steps: int | None) -> str:
-    """finished, running, early (stopped because nothing got better) or stopped (nobody works on it any more)."""
+    """finished, running, early (stopped because nothing improved) or stopped (no process works on it)."""
     if _held(run.path / ".lock"):
         return "running"
     if steps is not None and last >= steps:
@@ -75,13 +75,13 @@ def state(run: Run, last: int, steps: int | None) -> str:
 
 
 def _held(path: Path) -> bool:
-    """Whether a living process trains here. Its id is asked first, so that a run that starts is not disturbed."""
+    """Whether a living process trains here. The process id is checked first, so a run that starts is not disturbed."""
     import fcntl
 
     try:
         os.kill(int(path.read_text("ascii")), 0)
     except PermissionError:
-        pass  # somebody else's process is a process
+        pass  # a process of another user is a process too
     except (OSError, ValueError, OverflowError):
         return False
     try:
@@ -92,7 +92,7 @@ def _held(path: Path) -> bool:
     return False
 
 
-def annotations(run: Run, files: list[Path], lines: Lines) -> dict[str, dict[str, list[Annotation]]]:
+def annotations(run: Run, files: list[Path], lines: LineReader) -> dict[str, dict[str, list[Annotation]]]:
     """Annotations of the given segments: episode id -> name -> its annotations."""
     found: dict[str, dict[str, list[Annotation]]] = {}
     root = run.path / "annotations"
@@ -104,14 +104,14 @@ def annotations(run: Run, files: list[Path], lines: Lines) -> dict[str, dict[str
 
 
 def spread(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of them: the first, the last and evenly between."""
+    """At most `most` of the items: the first, the last and evenly between."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def evaluation_files(run: Run, most: int) -> dict[Path, str]:
-    """The named evaluations and at most `most` of the numbered ones (on the way, after that step), with their names."""
+    """The named evaluations and at most `most` of the numbered ones (during training, after that step), with names."""
     folder = run.path / "evaluation"
     if not folder.is_dir():
         return {}

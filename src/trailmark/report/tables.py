@@ -11,12 +11,12 @@ from trailmark.evaluate.stats import proportion
 from trailmark.samples import scored
 from trailmark.types import Episode, Scored
 
-POINTS = 2000  # of one curve; longer ones are averaged in equal pieces
+POINTS = 2000  # most points of a curve; longer ones are averaged in equal pieces
 FIRST = ("reward", "success", "nll", "loss", "kl", "entropy", "grad_norm")
 
 
 def curves(metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """One panel per metric: {name, train: [[step, value]], eval: [[step, value]]}. `eval/x` stands on the panel of x."""
+    """One panel per metric: {name, train: [[step, value]], eval: [[step, value]]}. `eval/x` is on the panel of x."""
     panels: dict[str, dict[str, Any]] = {}
     for prefix, rows in (("", metrics), ("time/", timings)):
         for row in rows:
@@ -46,7 +46,8 @@ def _thin(points: list[list[float]]) -> list[list[float]]:
 
 
 def evaluation_row(name: str, episodes: Sequence[Episode], failed: FailedAs = "apart") -> dict[str, Any]:
-    """What one file of episodes says: success with its 95 % interval, reward, length, and what could not be counted."""
+    """Summary of one file of episodes: success with its 95 % interval, reward, length, and what could not be
+    counted."""
     good, dropped = scored(episodes)
     outcomes = [e.outcome for e in good if isinstance(e.outcome, Scored)]
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), **dropped, "failed_as": failed}

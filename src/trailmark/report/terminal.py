@@ -1,4 +1,4 @@
-"""`trailmark inspect`: episodes in the terminal, a line for each, or one with every token and what it earned."""
+"""`trailmark inspect`: episodes in the terminal, one line each, or one episode with every token and its numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rich.text import Text
 from trailmark.errors import DataError, nearest
 from trailmark.report.episodes import credit_source, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
-from trailmark.report.read import Lines
+from trailmark.report.read import LineReader
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
-FEW = 80  # written tokens of a turn up to which every one has its line
-LONG = 2000  # characters of a prompt that are shown
+FEW = 80  # turns with at most this many written tokens show one line per token
+LONG = 2000  # most characters of a prompt that are shown
 SEATS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 COLD, HOT, SURPRISE, TRAINED = (44, 111, 209), (217, 96, 26), (194, 48, 138), (42, 157, 92)
-DEEP = 6.0  # nats, as surprising as the colours show
+DEEP = 6.0  # nats at which the colour of surprise is full
 STEPS = ((35, 96, 165), (138, 62, 168), (31, 122, 109), (163, 82, 0))
 
 
@@ -35,8 +35,8 @@ def inspect_file(
 ) -> None:  # fmt: skip
     console = _console(color)
     files, run = _files(path)
-    lines = Lines()
-    shown, held = 0, []  # held: lines that wait until the seat that was asked for has been seen once
+    lines = LineReader()
+    shown, held = 0, []  # held: lines that wait until the wanted seat has been seen once
     seats: set[str] = set()
     found: tuple[Episode, Path] | None = None
     ids: list[str] = []
@@ -89,7 +89,7 @@ def _console(color: bool | None) -> Console:
 
 
 def _files(path: Path) -> tuple[list[Path], Run | None]:
-    """The files to read, and the run they belong to, if they do."""
+    """The files to read, and the run they belong to, if any."""
     if path.is_file():
         folder = path.parent.parent
         return [path], Run(folder) if (folder / "recipe.yaml").is_file() else None
@@ -103,11 +103,11 @@ def _files(path: Path) -> tuple[list[Path], Run | None]:
 
 
 def _notes(file: Path, e: Episode) -> dict[str, list[Annotation]]:
-    """Annotations of the episode, from the file of the same name of each annotation beside `episodes/`."""
+    """Annotations of the episode, from the files of the same name beside `episodes/`."""
     found: dict[str, list[Annotation]] = {}
     root = file.parent.parent / "annotations"
     for folder in sorted(root.iterdir()) if root.is_dir() and file.parent.name == "episodes" else []:
-        for a in Lines().rows(folder / file.name, Annotation):
+        for a in LineReader().rows(folder / file.name, Annotation):
             if a.episode == e.id:
                 found.setdefault(a.name, []).append(a)
     return found
@@ -127,12 +127,12 @@ def _few(n: int, word: str) -> str:
 
 
 def _learnt(file: Path) -> bool:
-    """Whether the learner saw the episodes of this file: an evaluation trains nothing."""
+    """Whether the learner saw the episodes of this file. Evaluations train nothing."""
     return file.parent.name != "evaluation"
 
 
 def _line(e: Episode, seat: str | None, learnable: bool) -> Text:
-    """id, how it ended, turns, tokens by kind."""
+    """One line: id, outcome, turns, tokens by kind."""
     turns = [t for t in e.turns if seat in (None, t.seat)]
     learnt = sum(len(t.tokens) for t in turns if learnable and trained(e, t.seat))
     written = sum(len(t.tokens) for t in turns)
@@ -152,7 +152,7 @@ def _detail(
     console.rule(Text(f"episode {_plain(e.id)}", "bold"))
     console.print(Text.assemble(_plain(f"task {e.task.id}  group {e.group}  "), _outcome(e.outcome)), soft_wrap=True)
     console.print(_legend(by, credit, learnable), soft_wrap=True)
-    rows = []  # the turns that are shown, with the numbers of their tokens
+    rows = []  # the shown turns, with the numbers of their tokens
     for i, t in enumerate(e.turns):
         if only in (None, t.seat):
             values = on_tokens(t, i, notes.get("advantage", ())) or [None] * len(t.tokens)
@@ -203,7 +203,7 @@ def _legend(by: str, credit: str | None, learnable: bool) -> Text:
 
 
 def _bg(rgb: tuple[int, int, int], share: float) -> Style:
-    """A background that fades into black with a small share; letters stay white."""
+    """A background that fades into black for a small share; letters stay white."""
     r, g, b = (round(c * (0.15 + 0.85 * min(1.0, max(0.0, share)))) for c in rgb)
     return Style(bgcolor=f"rgb({r},{g},{b})", color="white")
 
@@ -215,7 +215,7 @@ def _signed(v: float | None, most: float) -> Style:
 def _block(name: str, text: str | None, style: str) -> Text:
     out = Text.assemble((f"  {name}\n", "dim"))
     if text is None:
-        return out.append("    (no tokenizer at hand: name one with --tokenizer)", "dim")
+        return out.append("    (there is no tokenizer: name one with --tokenizer)", "dim")
     cut = (
         text
         if len(text) <= LONG
@@ -225,7 +225,7 @@ def _block(name: str, text: str | None, style: str) -> Text:
 
 
 def _plain(text: str) -> str:
-    """Text of a model must not steer the terminal: control characters are shown as pictures."""
+    """Text that cannot control the terminal: control characters are shown as pictures."""
     return "".join(
         chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else "␡" if 127 <= ord(c) < 160 else c for c in text
     )

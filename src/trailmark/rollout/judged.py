@@ -24,7 +24,7 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 
 
 async def give_verdicts(
-    episodes: dict[int, Episode], prompts: Mapping[int, str], judge: Judge, side: str, notes: list[Annotation] | None = None
+    episodes: dict[int, Episode], prompts: Mapping[int, str], judge: Judge, notes: list[Annotation] | None = None
 ) -> None:
     """Ask the judge about the episodes whose numbers are in `prompts`, all at once, and put what it says into them."""
     plays = [as_play(episodes[k], prompt) for k, prompt in sorted(prompts.items())]
@@ -46,9 +46,8 @@ async def give_verdicts(
                 notes.append(Annotation(e.id, "reward", "episode", (outcome.reward,), None, judge.stamp))
         if notes is not None:
             notes.extend(verdict.notes)
-        episodes[k] = dataclasses.replace(
-            e, turns=tuple(turns), outcomes={side: outcome}, info={**e.info, "judge": about}
-        )
+        outcomes = dict.fromkeys(e.outcomes, outcome)
+        episodes[k] = dataclasses.replace(e, turns=tuple(turns), outcomes=outcomes, info={**e.info, "judge": about})
 
 
 def as_play(e: Episode, prompt: str) -> Play:

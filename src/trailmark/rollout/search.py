@@ -27,6 +27,7 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TrailmarkError
 from trailmark.run_async import wait
 from trailmark.score.values import Line, Scorer
+from trailmark.steps import LINES
 from trailmark.types import Tokens
 
 Kind = Literal["beam", "best_of", "actions"]
@@ -40,7 +41,7 @@ class Plan:
 
     kind: Kind
     width: int
-    step_ends: tuple[str, ...] = ("\n",)
+    step_ends: tuple[str, ...] = LINES
     rounds: int = 20
     budget: int | None = None
     tree: bool = False

@@ -1,8 +1,8 @@
 """Runs that go on from one another: one log, one curve, and no more checkpoints than wanted.
 
 A run that began from a checkpoint of another (`load.policy` of method reflect, `model.name` of the others) continues
-it: its step k is step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all
-runs before it. Steps that the earlier run took after that checkpoint belong to another branch and are left out.
+it: its step k is step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all runs
+before it. Steps that the earlier run took after that checkpoint belong to another branch and are left out.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def origin(run: Path) -> tuple[Path, int] | None:
 
 
 def read_models(run: Path) -> dict[str, dict[str, str]]:
-    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where
-    nothing had to be fixed."""
+    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where nothing
+    had to be fixed."""
     file = run / MODELS
     if not file.is_file():
         return {}

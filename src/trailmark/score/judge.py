@@ -8,8 +8,10 @@ another play is refused. Where there is no mark in the end, the play *failed*: i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,14 +147,12 @@ def shown(rubric: str, play: Play) -> str:
 
 def objects(text: str) -> list[dict[str, Any]]:
     """Every JSON object that stands in a text, in prose and code fences too; those inside another are part of it."""
-    found, at, decoder = [], text.find("{"), json.JSONDecoder()
-    while at >= 0:
-        try:
-            value, end = decoder.raw_decode(text, at)
-            found.append(value)
-        except (ValueError, RecursionError):
-            end = at + 1
-        at = text.find("{", end)
+    found, end, decoder = [], 0, json.JSONDecoder()
+    for start in re.finditer(r'\{\s*["}]', text):
+        if start.start() >= end:
+            with contextlib.suppress(ValueError, RecursionError):
+                value, end = decoder.raw_decode(text, start.start())
+                found.append(value)
     return found
 
 

@@ -1,13 +1,14 @@
 """The seats of a recipe, opened: an engine for each, and the weights that are trained published to theirs.
 
-    table = Table(seats, {"adviser": lm}, seed=config.seed)
-    table.bind(source)                      # a world that asks for a tokenizer gets one
-    table.publish(step)                     # the trained engines write with the weights as they are now
-    play(source, tasks, table.seats, protocol)
+table = Table(seats, {"adviser": lm}, seed=config.seed)
+table.bind(source)                      # a world that asks for a tokenizer gets one
+table.publish(step)                     # the trained engines write with the weights as they are now
+play(source, tasks, table.seats, protocol)
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from trailmark.engines.http import HttpEngine, http_engine
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.engines.wire import EngineRefused
+from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import RecipeError
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
@@ -32,12 +33,14 @@ from trailmark.types import SamplingLaw
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
+UNNAMED = "default"  # what a server is asked for where nobody named a model
 Terminal = tuple[Callable[[], str | None], Callable[[str], None]]  # how a person is asked for a line, and shown a text
 
 
 class Table:
-    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order of the recipe, the
-    trained one first: it is the one that acts where neither world nor protocol says who, and its side's outcome is the episode's."""
+    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order
+    of the recipe, the trained one first: it is the one that acts where neither world nor protocol says who, and its
+    side's outcome is the episode's."""
 
     def __init__(
         self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
@@ -50,7 +53,7 @@ class Table:
                 self.engines[name] = self._local(name, seat)
         for name, seat in self.configs.items():
             if isinstance(seat, HttpSeat):
-                self.engines[name] = open_server(seat, name, seed)
+                self.engines[name] = open_server(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
                 function = load_function(seat.function, f"seats.{name}.function")
                 self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
@@ -78,11 +81,12 @@ class Table:
         trained = isinstance(config, LocalSeat) and config.trained
         kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
-        return Seat(name, self.engines[name], sampling_law(s), s.max_tokens, tuple(s.stop), kind, speaks, config.side)  # type: ignore[arg-type]
+        law, stop = sampling_law(s), tuple(s.stop)
+        return Seat(name, self.engines[name], law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
 
     def bind(self, source: Any, seat: str | None = None) -> None:
-        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of `seat`, or of the
-        trained seat."""
+        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
+        `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
         bind(source, self.engines[name].tokenizer if name else self.tokenizer)
 
@@ -106,8 +110,8 @@ class Table:
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
-    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies there under the name
-    of its seat. `model` is the recipe's section."""
+    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
+    there under the name of its seat. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -123,16 +127,40 @@ def sampling_law(s: SamplingConfig) -> SamplingLaw:
     return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
 
 
-def open_server(seat: HttpSeat, name: str = "policy", seed: int = 0) -> HttpEngine:
-    """The engine of a seat behind a server, which must be there and serve the model that the seat names."""
-    key = f"seats.{name}"
+class NoServer(EngineError):
+    """Nobody answers at an address."""
+
+
+def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
+    """The engine of a seat behind a server. The server must be there, and must serve the model that the seat names:
+    else hundreds of episodes would fail one by one. A seat that names none (`UNNAMED`) takes the only one. `key` begins
+    an error; empty: the seat comes from a command line."""
     tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
-    engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key)
+    engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key or "server")
+    says = f"{key}: " if key else ""
+    wire = engine.wire
+    if "api-version" in wire.query:  # an address of Azure knows no other path than its own
+        return engine
+    engine.wire = dataclasses.replace(wire, retries=min(1, wire.retries), deadline=min(10.0, wire.deadline))
     try:
-        wait(engine.must_serve())
+        about = wait(engine.about())
+    except EngineTimeout as problem:
+        if "cannot be reached" in str(problem):
+            raise NoServer(f"{says}{problem}. Is the server running?") from None
+        return engine  # somebody is there, and is slow
     except EngineError as problem:
-        hint = " Is the server running?" if isinstance(problem, EngineRefused) else f" Set {key}.model, or another {key}.address."
-        raise EngineError(f"{key}: {problem}.{hint}") from None
+        hint = ". Is the server running?" if isinstance(problem, EngineRefused) else ""
+        raise NoServer(f"{says}{problem}{hint}") from None
+    finally:
+        engine.wire = wire
+    if seat.model == UNNAMED and len(about.models) == 1:
+        engine.name = about.models[0]
+    elif seat.model != UNNAMED:
+        try:
+            wait(engine.must_serve())
+        except EngineError as problem:
+            hint = f"Set {key}.model, or another {key}.address." if key else "Name one of them with --served."
+            raise EngineError(f"{says}{problem}. {hint}") from None
     return engine
 
 
@@ -155,4 +183,3 @@ def load_function(name: str, key: str) -> Callable[..., Any]:
         raise
     except Exception as problem:  # somebody's module may raise anything while it is imported
         raise RecipeError(f"{key}: '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
-

@@ -1,10 +1,10 @@
 """Replies: choices, chunks of a stream and log-probs, in the form of /v1/completions or of /v1/chat/completions.
 
-Every token that was drawn is reported, the one that ended the text included, so `token_ids` and log-probs are what a
-learner needs. Beside `token_ids` stand `law_logprobs`: log-probs under the sampling law (temperature, top-p, allowed ids),
-where `logprobs` are the model's own.
+Every drawn token is reported, also the one that ended the text, so `token_ids` and log-probs are what a learner needs.
+`logprobs` are the model's own; `law_logprobs`, beside `token_ids`, are those under the sampling law (temperature,
+top-p, allowed ids).
 
-An answer that is sent whole is written by a thread of its own; what a token is called is looked up once.
+A thread of its own writes answers that are sent whole. The name of each token is looked up once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trailmark.types import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A token with its log-prob; the first of a prompt has none."""
+    """A token with its log-prob; the first token of a prompt has none."""
 
     token: int
     logp: float | None
@@ -35,18 +35,18 @@ class Mark:
 
 @dataclass(eq=False)
 class Choice:
-    """One sample on its way out: what was not sent yet, and where its text has got to."""
+    """One sample while it is sent: what was not sent yet, and how far its text is."""
 
     index: int
     growing: Growing
     prompt: Tokens
     text: str = ""  # not sent yet
     marks: list[Mark] = field(default_factory=list)  # not sent yet
-    offset: int = 0  # of the next token in the text, as its log-probs count it
+    offset: int = 0  # position of the next token in the text, for its log-probs
     finish: str | None = None
 
     def hear(self, w: Written, grow: bool = True) -> None:
-        """A token that was drawn. Unless the text is to `grow` with it, all of it comes with the last one."""
+        """Add a drawn token. Unless the text should `grow` with it, the whole text comes with the last token."""
         self.marks.append(Mark(w.token, w.logp, w.logq, w.top))
         if w.done is not None:
             self.text += self.growing.finish(w.done.text)
@@ -109,7 +109,7 @@ class Reply:
         return None
 
     def chunk(self, choice: Choice) -> dict[str, Any] | None:
-        """What has settled since the last chunk; None while that is nothing."""
+        """What has settled since the last chunk; None if nothing has."""
         if not choice.text and choice.finish is None:
             return None
         return self._chunk(self._choice(choice, chunk=True))
@@ -148,7 +148,8 @@ class Reply:
             offsets.append(choice.offset)
             choice.offset += len(self.names.text(m.token))
         tops = [
-            None if m.logp is None else {**{name(t): p for t, p in m.top}, word: m.logp} for m, word in zip(marks, words)
+            None if m.logp is None else {**{name(t): p for t, p in m.top}, word: m.logp}
+            for m, word in zip(marks, words)
         ]
         return {
             "tokens": words,
@@ -168,7 +169,7 @@ class Reply:
 
 
 def prompt_logprobs(names: Names, marks: Sequence[Mark], top: int) -> list[dict[str, Any] | None]:
-    """One entry a token, by id; the token that stands there is always among them."""
+    """One entry per token, by id. The token itself is always among them."""
     out: list[dict[str, Any] | None] = []
     for m in marks:
         ranked = {t: (p, rank) for rank, (t, p) in enumerate(m.top[:top], 1)}
@@ -181,7 +182,7 @@ def prompt_logprobs(names: Names, marks: Sequence[Mark], top: int) -> list[dict[
 
 
 class Names:
-    """What the tokens of a tokenizer say, each looked up once."""
+    """The texts of a tokenizer's tokens, each looked up once."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
@@ -207,14 +208,14 @@ class Names:
 
 
 def token_name(tokenizer: Any, token: int) -> str:
-    """The text of a token, or its bytes in hexadecimal: halves of characters would all have one name."""
+    """The text of a token, or its bytes in hexadecimal: partial characters would all have the same text."""
     text = tokenizer.decode([token])
     raw = token_bytes(tokenizer, token) if BROKEN in text else None
     return text if raw is None else "bytes:" + "".join(f"\\x{b:02x}" for b in raw)
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes of a token, which may be part of a character; None where the tokenizer does not say."""
+    """The bytes of a token, which may be part of a character; None if the tokenizer does not say."""
     text = tokenizer.decode([token])
     if BROKEN not in text:
         return text.encode()
@@ -226,8 +227,8 @@ def token_bytes(tokenizer: Any, token: int) -> bytes | None:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters with which byte-level vocabularies write bytes: printable ones stand for themselves, the rest in order
-    from 256 on."""
+    """The letters with which byte-level vocabularies write bytes: printable bytes are their own letters, the others
+    follow in order from 256 on."""
     plain = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     rest = [b for b in range(256) if b not in plain]
     return {**{chr(b): b for b in plain}, **{chr(256 + k): b for k, b in enumerate(rest)}}

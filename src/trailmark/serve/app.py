@@ -1,6 +1,6 @@
-"""The application: routes, the key, and errors in one shape.
+"""The application: routes, the key, and errors in one form.
 
-The engine runs in an event loop of its own (`aside`), so requests that arrive together are decoded together, and /health is
+The engine runs in its own event loop (`threads`). So requests that arrive together are decoded together, and /health is
 answered whatever the model computes.
 """
 
@@ -18,10 +18,10 @@ from trailmark.engines.local import LocalEngine
 from trailmark.errors import TrailmarkError
 from trailmark.score.values import HeadValues
 from trailmark.serve.errors import ApiError, api_error
+from trailmark.serve.prompt_format import PromptFormat
 from trailmark.serve.service import Service
-from trailmark.serve.speech import Speech
 
-OWNER = "trailmark"  # in /v1/models: how our own http engine knows us
+OWNER = "trailmark"  # the owner in /v1/models, by which our own http engine recognises us
 
 
 def build_app(
@@ -30,11 +30,12 @@ def build_app(
     api_key: str | None = None,
     queue: int = 512,
     values: HeadValues | None = None,
-    speech: Speech | None = None,
+    prompt_format: PromptFormat | None = None,
     stop: Sequence[str] = (),
 ) -> FastAPI:
-    """`speech` is how conversations become prompts, `stop` the texts that end an answer unless a request names its own."""
-    service = Service(engine, name or engine.name, queue, values, speech, stop)
+    """`prompt_format` says how conversations become prompts. The texts `stop` end an answer unless a request names its
+    own."""
+    service = Service(engine, name or engine.name, queue, values, prompt_format, stop)
     app = FastAPI(title="trailmark", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
 
@@ -48,15 +49,15 @@ def build_app(
         return route
 
     def the_model() -> dict[str, Any]:
-        spoken = {"prompts": service.speech.kind, "prompts_end": service.speech.ending}
+        prompts = {"prompts": service.prompt_format.kind, "prompts_end": service.prompt_format.ending}
         one = {"id": service.name, "object": "model", "created": service.started, "owned_by": OWNER}
-        return {**one, "max_model_len": engine.max_len, **spoken}
+        return {**one, "max_model_len": engine.max_len, **prompts}
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [the_model()]})
 
     async def one_model(request: Request) -> Response:
-        service.known(request.path_params["name"])
+        service.check_model_name(request.path_params["name"])
         return JSONResponse(the_model())
 
     async def values_of(request: Request) -> Response:
@@ -64,15 +65,15 @@ def build_app(
         return answered(found, {"object": "values", "model": service.name, "values": found})
 
     async def bare_values(request: Request) -> Response:
-        """The same as a bare list, which is what clients of the published value server read."""
+        """The values as a bare list, which clients of the published value server read."""
         found = await service.value(request)
         return answered(found, found)
 
     def answered(found: list[float] | None, content: Any) -> Response:
-        return Response(status_code=499) if found is None else JSONResponse(content)  # nobody will read it
+        return Response(status_code=499) if found is None else JSONResponse(content)  # 499: the client has left
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "sequences": service.room.taken, "limit": service.room.limit})
+        return JSONResponse({"status": "ok", "sequences": service.capacity.taken, "limit": service.capacity.limit})
 
     async def failed(request: Request, problem: Exception) -> Response:
         error = api_error(problem)

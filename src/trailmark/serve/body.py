@@ -1,10 +1,10 @@
-"""Request bodies: checked field by field, then turned into what the engine is asked.
+"""Request bodies: check them field by field, then turn them into engine requests.
 
-The fields are OpenAI's, and vLLM's where those have no name for a thing (`min_tokens`, `stop_token_ids`, `ignore_eos`,
-`allowed_token_ids`, `prompt_logprobs`, `return_token_ids`). `key` is our own: together with `seed` it names a draw, as in
-`engines.base.Request`; so is `search`. A field we do not know is refused unless it asks for nothing.
+The fields are OpenAI's, and vLLM's where OpenAI has no name (`min_tokens`, `stop_token_ids`, `ignore_eos`,
+`allowed_token_ids`, `prompt_logprobs`, `return_token_ids`). `key` and `search` are our own: `key` and `seed` together
+name a draw, as in `engines.base.Request`. An unknown field is refused unless its value asks for nothing.
 
-Everything has a limit: how much a body may hold before it is looked at field by field (`bounded`), and each field by itself.
+Everything has a limit: the whole body before its fields are checked (`bounded`), and each field.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from trailmark.engines.base import Request
 from trailmark.errors import nearest
 from trailmark.rollout.bos import prompt_ids
 from trailmark.serve.errors import ApiError, refused
+from trailmark.steps import LINES
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
-DEPTH, KEYS, KEY, PARTS = 32, 256, 256, 1 << 16  # of a body: nesting, keys of an object, letters of a key, lists and objects
-ROWS, IDS, MESSAGES = 4096, 1 << 20, 2048  # texts or states of a request, ids of a list, messages of a conversation
-STOPS, STOP_IDS, STOP, NAME = 32, 1024, 1024, 4096  # stop texts and ids, letters of a stop text, letters of a name
+# Limits of a body: nesting, keys of an object, letters of a key, lists and objects in all.
+DEPTH, KEYS, KEY, PARTS = 32, 256, 256, 1 << 16
+ROWS, IDS, MESSAGES = 4096, 1 << 20, 2048  # most texts or states of a request, ids of a list, messages
+STOPS, STOP_IDS, STOP, NAME = 32, 1024, 1024, 4096  # most stop texts and ids, letters of a stop text, letters of a name
 MOST = 2**31
 
 Id = Annotated[int, Field(ge=0, lt=MOST)]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=IDS, fail_fast=True)]
 Name = Annotated[str, Field(max_length=NAME)]
 StopText = Annotated[str, Field(min_length=1, max_length=STOP)]
-COLD = 1e-5  # temperatures below would overflow; they are arg max to every purpose
+COLD = 1e-5  # lower temperatures would overflow; they are treated as 0 (arg max)
 
-# Fields that change nothing about an answer, and values with which others ask for nothing.
+# Fields that do not change an answer, and values with which other fields ask for nothing.
 HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id", "priority",
     "spaces_between_special_tokens", "skip_special_tokens", "return_tokens_as_token_ids", "continuous_usage_stats",
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
-    "best_of": 1, "repetition_penalty": 1, "length_penalty": 1, "response_format": {"type": "text"}, "tool_choice": "none",
+    "best_of": 1, "repetition_penalty": 1, "length_penalty": 1, "response_format": {"type": "text"},
+    "tool_choice": "none",
     "modalities": ["text"], "parallel_tool_calls": True,
 }  # fmt: skip
 
@@ -48,7 +51,7 @@ B = TypeVar("B", bound="Body")
 
 
 def form(given: Any) -> str:
-    """Which form a field of several has: only this one is then checked, or a long list would be wrong in every other."""
+    """Which of several forms a field has. Only this form is then checked; a long list would fail in all the others."""
     if not isinstance(given, list):
         return "text"
     first = given[0] if given else None
@@ -79,7 +82,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     model: Name | None = None
-    add_special_tokens: bool = True  # one BOS in front of a text prompt, where the tokenizer puts one; false: none is added
+    add_special_tokens: bool = True  # true: a text prompt gets one BOS if the tokenizer adds one; false: it gets none
 
     @model_validator(mode="after")
     def _known(self) -> Body:
@@ -101,11 +104,11 @@ class Message(BaseModel):
     ]
 
     def plain(self) -> dict[str, Any]:
-        """The message with its content as one text: what templates read."""
+        """The message with its content as one text, as templates need it."""
         text = self.content
         if not isinstance(text, str):
             if any(p.get("type") != "text" or not isinstance(p.get("text"), str) for p in text):
-                raise ApiError(400, "a message may hold text only: parts of type 'text'.", "messages")
+                raise ApiError(400, "a message may hold only text: parts of type 'text'.", "messages")
             text = "".join(p["text"] for p in text)
         return {**(self.model_extra or {}), "role": self.role, "content": text}
 
@@ -127,7 +130,8 @@ class StreamOptions(BaseModel):
 
 
 class SearchBody(BaseModel):
-    """How to search for an answer: see `rollout/search.py`. `by` the server's value model, or by the policy's own log-probs."""
+    """How to search for an answer: see `rollout/search.py`. `by`: the server's value model, or the policy's
+    log-probs."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -135,7 +139,7 @@ class SearchBody(BaseModel):
     best_of: int | None = Field(None, ge=1, le=128)
     rounds: int = Field(20, ge=1, le=1000)
     budget: int | None = Field(None, ge=1, lt=MOST)
-    step_ends: Annotated[list[StopText], Field(min_length=1, max_length=STOPS, fail_fast=True)] = ["\n"]
+    step_ends: Annotated[list[StopText], Field(min_length=1, max_length=STOPS, fail_fast=True)] = list(LINES)
     by: Literal["value", "logp"] = "value"
     tree: bool = False
 
@@ -147,7 +151,7 @@ class SearchBody(BaseModel):
 
 
 class Sampling(Body):
-    """What both ways of asking for samples share."""
+    """The fields that completions and chat share."""
 
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0, le=100)
@@ -156,7 +160,8 @@ class Sampling(Body):
     min_tokens: int = Field(0, ge=0, lt=MOST)
     max_tokens: int | None = Field(None, ge=0, lt=MOST)
     stop: Annotated[
-        Annotated[StopText, Tag("text")] | Annotated[list[StopText], Field(max_length=STOPS, fail_fast=True), Tag("texts")],
+        Annotated[StopText, Tag("text")]
+        | Annotated[list[StopText], Field(max_length=STOPS, fail_fast=True), Tag("texts")],
         Discriminator(lambda given: "texts" if isinstance(given, list) else "text"),
     ] = []
     stop_token_ids: Annotated[list[Id], Field(max_length=STOP_IDS, fail_fast=True)] = []
@@ -176,13 +181,13 @@ class Sampling(Body):
 
     @property
     def top(self) -> int:
-        """How many alternatives to each token are told."""
+        """The number of alternatives to report for each token."""
         return 0
 
     def requests(
         self, prompts: Sequence[Tokens], ends: Tokens, budget: int, stops: Sequence[str] = ()
     ) -> list[Request]:
-        """`ends` and `stops` are what ends a text here, unless the request says otherwise."""
+        """`ends` and `stops` end a text here, unless the request says otherwise."""
         ends = () if self.ignore_eos else ends
         ends = tuple(dict.fromkeys((*ends, *self.stop_token_ids)))
         allowed = None if self.allowed_token_ids is None else tuple(dict.fromkeys(self.allowed_token_ids))
@@ -242,15 +247,16 @@ class ChatBody(Sampling):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _options(cls, v: dict[str, Any]) -> dict[str, Any]:
-        # How messages become text is the server's business; what a template does with them may be asked.
+        # The server decides how messages become text. A request may only set options of the template.
         taken = {"chat_template", "tokenize", "add_generation_prompt", "conversation", "continue_final_message", "self"}
         if bad := [k for k in v if k in taken or k.startswith("return_") or not k.isidentifier()]:
-            raise ValueError(f"'{bad[0]}' cannot be set from here")
+            raise ValueError(f"'{bad[0]}' cannot be set by a request")
         return v
 
 
 class ScoreBody(Body):
-    """Sequences as `tokens` (from `start` on, the first has no probability), or completions behind a prompt or messages."""
+    """Sequences as `tokens` (from `start` on; the first token has no probability), or completions after a prompt or
+    messages."""
 
     tokens: Sequences | None = None
     start: int = Field(1, ge=1, lt=MOST)
@@ -267,7 +273,7 @@ class ScoreBody(Body):
 
 
 class ValuesBody(Body):
-    """What is to be valued: texts, token ids, or conversations."""
+    """The states to value: texts, token ids, or conversations."""
 
     states: Annotated[list[State], Field(min_length=1, max_length=ROWS, fail_fast=True)]
 
@@ -278,25 +284,27 @@ def listed(given: str | Sequence[Any]) -> list[Any]:
 
 
 def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) -> Tokens:
-    """A text is content: a control token in it is encoded as its characters. Who wants one gives token ids."""
+    """A text is content: a control token in it is encoded as characters. To send control tokens, give token ids."""
     if isinstance(given, str):
         given = prompt_ids(tokenizer, given) if specials else encode(tokenizer, given)
     return tuple(given)
 
 
 def bounded(raw: Any) -> None:
-    """Refuse what is nested too deep, has too many parts, or has objects with too many or too long keys: the checks behind this one
-    look at one thing at a time."""
+    """Refuse a body that is nested too deep, has too many parts, or has objects with too many or too long keys. The
+    later checks look only at single fields."""
     parts, level, depth = 0, [raw], 0
     while level:
         parts, depth = parts + len(level), depth + 1
         if depth > DEPTH or parts > PARTS:
-            raise ApiError(400, f"the body is nested deeper than {DEPTH}, or has more than {PARTS} parts.", code="too_large")
+            message = f"the body is nested deeper than {DEPTH}, or has more than {PARTS} parts."
+            raise ApiError(400, message, code="too_large")
         below: list[Any] = []
         for part in level:
             inside = part.values() if isinstance(part, dict) else part
             if isinstance(part, dict) and (len(part) > KEYS or max(map(len, part), default=0) > KEY):
-                raise ApiError(400, f"an object has more than {KEYS} keys, or one of more than {KEY} letters.", code="too_large")
+                message = f"an object has more than {KEYS} keys, or one of more than {KEY} letters."
+                raise ApiError(400, message, code="too_large")
             below += [x for x in inside if type(x) in (dict, list)]
             if parts + len(below) > PARTS:
                 raise ApiError(400, f"the body has more than {PARTS} parts.", code="too_large")
@@ -304,7 +312,7 @@ def bounded(raw: Any) -> None:
 
 
 def read(kind: type[B], data: bytes) -> B:
-    """Bytes -> a checked body; a field that is null is as good as left out."""
+    """Bytes -> a checked body. A field that is null counts as left out."""
     try:
         raw: Any = from_json(data, allow_inf_nan=False)
     except ValueError as problem:

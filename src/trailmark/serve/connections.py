@@ -1,9 +1,10 @@
-"""Connections: how many there may be, how long one may take its time, and how much is said about it.
+"""Connections: how many there may be, how long each may wait, and how much is logged about them.
 
-A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It gets `HEADER_S` seconds for the
-headers and may be idle for `IDLE_S` after an answer (the time for a body is in `service`). When the house is full, the one that has waited longest makes room for a
-new one, so that somebody who really asks (for /health, say) gets in; only where all are at work is a new one told 503. A client that
-reads nothing of its answer for `STALL_S` is cut off.
+A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It has `HEADER_S`
+seconds for the headers and may be idle for `IDLE_S` after an answer (`service` limits the time for a body). If the
+limit is reached, the connection that has waited longest is closed for a new one, so that a real request (for example to
+/health) gets in. Only if all connections are working, a new one gets a 503. A client that reads nothing of its answer
+for `STALL_S` is cut off.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trailmark.serve.errors import ApiError
 
-HEADER_S = 10.0  # from connecting, or from the first byte of a further request, to the last byte of its headers
-IDLE_S = 30  # without a request; longer than clients keep a connection (httpx: 5 s), or they would meet a closed one
-STALL_S = 60.0  # in which nothing of an answer is read
-MOST = 1024  # connections, where files allow that many
-SPARE_FILES = 64  # left to everything else
+HEADER_S = 10.0  # seconds from connecting, or from the first byte of a further request, to the end of its headers
+IDLE_S = 30  # seconds without a request; clients keep a connection for less (httpx: 5 s), so they see no closed one
+STALL_S = 60.0  # seconds in which nothing of an answer is read
+MOST = 1024  # most connections, if the limit on open files allows that many
+SPARE_FILES = 64  # open files left to everything else
 ACCEPTED = 16  # connections taken from the backlog at once: fewer than SPARE_FILES
-QUIET_S = 60.0  # between two lines about the same trouble
+QUIET_S = 60.0  # seconds between two log lines about the same problem
 
 
 def most_connections() -> int:
-    """As many as the limit on open files allows."""
+    """The number of connections that the limit on open files allows."""
     try:
         import resource
 
@@ -41,8 +42,8 @@ def most_connections() -> int:
     return MOST if soft < 0 else max(8, min(MOST, soft - open_now - SPARE_FILES))
 
 
-class Once(logging.Filter):
-    """One line about a kind of trouble in a while; the next one says how many were left out."""
+class RepeatFilter(logging.Filter):
+    """A log filter: one line about a kind of problem in a while; the next one says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,54 +63,54 @@ class Once(logging.Filter):
         return True
 
 
-ONCE = Once()
+REPEATS = RepeatFilter()
 log = logging.getLogger("uvicorn.error")
 
 
-def quiet() -> None:
-    """Whatever goes wrong a thousand times is told once in a while."""
+def limit_repeated_logs() -> None:
+    """Log a problem that occurs thousands of times only once in a while."""
     for name in ("uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
-        if ONCE not in logger.filters:
-            logger.addFilter(ONCE)
+        if REPEATS not in logger.filters:
+            logger.addFilter(REPEATS)
 
 
-class Door:
-    """What the connections of one server share."""
+class ConnectionLimits:
+    """The state that all connections of one server share."""
 
     def __init__(self, most: int | None = None):
         self.most = most or most_connections()
-        self.waiting: dict[Connection, None] = {}  # the longest first
+        self.waiting: dict[Connection, None] = {}  # the one that waited longest is first
 
     def protocol(self) -> type[Connection]:
-        door = self
+        limits = self
 
         class Here(Connection):
             def __init__(self, *given: Any, **named: Any):
                 super().__init__(*given, **named)
-                self.door = door
+                self.limits = limits
 
         return Here
 
 
 class Connection(H11Protocol):
-    door: Door
+    limits: ConnectionLimits
 
     def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
-        self.late: asyncio.TimerHandle | None = None  # waits for headers
-        self.stalled: asyncio.TimerHandle | None = None  # waits for a reader
+        self.late: asyncio.TimerHandle | None = None  # the deadline for headers
+        self.stalled: asyncio.TimerHandle | None = None  # the deadline for a client that does not read
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.door.most:
-            if not self.door.waiting:
-                log.warning("all %d connections are at work: new ones are told 503", self.door.most)
+        if len(self.connections) > self.limits.most:
+            if not self.limits.waiting:
+                log.warning("all %d connections are working: new ones get a 503", self.limits.most)
                 self.turn_away()
                 return
-            log.warning("more than %d connections: those that send no request are closed", self.door.most)
-            oldest = next(iter(self.door.waiting))
-            self.door.waiting.pop(oldest)
+            log.warning("more than %d connections: those that send no request are closed", self.limits.most)
+            oldest = next(iter(self.limits.waiting))
+            self.limits.waiting.pop(oldest)
             oldest.transport.abort()
         self.look(HEADER_S)
 
@@ -121,14 +122,14 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def look(self, seconds: float | None) -> None:
-        """Where it stands now; while its headers are awaited, it has `seconds` for them (None: as long as it is kept alive)."""
+        """Update whether the connection is waiting. Its headers have `seconds` (None: as long as it is kept alive)."""
         if self.working and self.late is not None:
             self.late.cancel()
             self.late = None
         if self.working and not self.cycle.more_body:
-            self.door.waiting.pop(self, None)
+            self.limits.waiting.pop(self, None)
         elif not self.transport.is_closing():
-            self.door.waiting.setdefault(self)
+            self.limits.waiting.setdefault(self)
             if not self.working and self.late is None and seconds is not None:
                 self.late = self.loop.call_later(seconds, self.too_late)
 
@@ -138,7 +139,7 @@ class Connection(H11Protocol):
 
     @property
     def working(self) -> bool:
-        """The headers of a request are here, and its answer is not over."""
+        """Whether the headers of a request are here and its answer is not finished."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
@@ -149,18 +150,19 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        begun = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]  # of a body that nobody wants, or a next request
+        # True if a body that is not wanted, or a next request, has already begun.
+        begun = self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]
         self.look(HEADER_S if begun else None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.door.waiting.pop(self, None)
+        self.limits.waiting.pop(self, None)
         if self.late is not None:
             self.late.cancel()
         self.resume_writing()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        if self.working and self.cycle.more_body:  # whoever is still sending will not be answered
+        if self.working and self.cycle.more_body:  # a client that is still sending gets no answer
             self.transport.abort()
         else:
             super().shutdown()

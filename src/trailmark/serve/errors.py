@@ -1,4 +1,4 @@
-"""What a client did wrong, in the shape that OpenAI's clients read."""
+"""Errors of a request, in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from trailmark.engines.base import EngineError
 from trailmark.errors import TrailmarkError
 
-LONGEST = 500  # characters of an error message: it may quote the request
+LONGEST = 500  # most characters of an error message: it may quote the request
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -35,7 +35,7 @@ class ApiError(Exception):
 
 
 def refused(problem: ValidationError) -> ApiError:
-    """The first thing wrong with a request's fields, as one sentence."""
+    """The first problem with a request's fields, as one sentence."""
     errors = problem.errors(include_url=False, include_context=False, include_input=False)
     first = errors[0]
     if not first["loc"]:
@@ -46,7 +46,7 @@ def refused(problem: ValidationError) -> ApiError:
         return ApiError(400, f"'{name}' is missing.", name, "missing_required_parameter")
     said = dict.fromkeys(
         e["msg"].removeprefix("Value error, ") for e in same
-    )  # several where several forms are allowed
+    )  # several, if the field allows several forms
     return ApiError(400, f"'{name}': {'; or: '.join(list(said)[:4])}.", name, "invalid_type")
 
 
@@ -56,5 +56,5 @@ def api_error(problem: Exception) -> ApiError:
     if isinstance(problem, HTTPException):
         return ApiError(problem.status_code, f"{problem.detail}.", headers=problem.headers)
     if isinstance(problem, TrailmarkError) and not isinstance(problem, EngineError):
-        return ApiError(400, str(problem))  # a conversation that the chat template refuses, say
+        return ApiError(400, str(problem))  # for example, the chat template refuses a conversation
     return ApiError(500, f"{type(problem).__name__}: {problem}")

@@ -1,4 +1,4 @@
-"""The text of a sample while it grows: only what no later token can change is given out."""
+"""The text of a sample while it grows: only text that no later token can change is returned."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["BROKEN", "Growing"]
 
 
 class Growing:
-    """Fed token by token, `add` returns text that is settled: it ends in no half character, it holds no stop text, and its end is
-    not the beginning of one. All pieces and the rest from `finish` are together the text of the completion."""
+    """`add` takes one token and returns settled text. Settled text ends in no half character, holds no stop text, and
+    does not end in the beginning of one. All pieces and the rest from `finish` make the text of the completion."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = (), least: int = 0):
         self.watch = Watch(tokenizer, stops, least)
-        self.held = ""  # may still become a stop text
-        self.sent = 0  # letters given out
+        self.held = ""  # text that may still become a stop text
+        self.sent = 0  # letters returned so far
         self.over = False
 
     def add(self, token: int) -> str:
@@ -31,7 +31,7 @@ class Growing:
         return self._give(len(self.held) - self.watch.stops.open)
 
     def finish(self, text: str) -> str:
-        """What is left of the whole text, known when the sample has ended."""
+        """The rest of the whole text, which is known when the sample has ended."""
         piece, self.over = text[self.sent :], True
         self.sent += len(piece)
         return piece

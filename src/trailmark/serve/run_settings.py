@@ -1,4 +1,4 @@
-"""What a served model takes over from its run's recipe (dtype, quantisation), and how long its sequences may be."""
+"""What a served model takes from its run's recipe (dtype, quantisation), and how long its sequences may be."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
     from trailmark.seats.locate import Located
 
-SHARE = 0.5  # of the free memory that keys and values may take where nobody said how long sequences are
+SHARE = 0.5  # share of the free memory for keys and values, if no length is given
 
 
-def served_model(found: Located, device: str, dtype: str | None, revision: str | None, tokenizer: str | None) -> ModelConfig:
-    """The `model:` section to load, in the dtype of the run; quantised as there, where the device can. A mistake in it is one in
-    an option of the command line."""
+def served_model(
+    found: Located, device: str, dtype: str | None, revision: str | None, tokenizer: str | None
+) -> ModelConfig:
+    """The `model:` section to load: in the dtype of the run, and quantised as in the run if the device can. An error in
+    it names an option of the command line."""
     from pydantic import ValidationError
 
     from trailmark.models.load import is_adapter, pick_device
@@ -38,7 +40,7 @@ def served_model(found: Located, device: str, dtype: str | None, revision: str |
 
 
 def longest(lm: LM, slots: int) -> int:
-    """The model's context, or as much of it as `slots` sequences can have in half of the memory that is free."""
+    """The model's context, or the part of it that `slots` sequences can have in half of the free memory."""
     config: Any = lm.base.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -57,4 +59,4 @@ def free_memory(device: Any) -> float:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError, IndexError):
-        return 8e9  # a machine that does not say
+        return 8e9  # if the machine does not say

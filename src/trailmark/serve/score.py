@@ -6,11 +6,11 @@ from typing import Any
 
 from trailmark.serve.body import ScoreBody, encoded, listed
 from trailmark.serve.errors import ApiError
-from trailmark.serve.speech import Speech
+from trailmark.serve.prompt_format import PromptFormat
 from trailmark.types import Tokens
 
 
-def score_rows(body: ScoreBody, tokenizer: Any, speech: Speech) -> list[tuple[Tokens, int]]:
+def score_rows(body: ScoreBody, tokenizer: Any, prompt_format: PromptFormat) -> list[tuple[Tokens, int]]:
     """(tokens, first scored) of every row. Lists pair up; one prompt may have many completions."""
     if body.tokens is not None:
         return [(tuple(row), body.start) for row in listed(body.tokens)]
@@ -18,7 +18,7 @@ def score_rows(body: ScoreBody, tokenizer: Any, speech: Speech) -> list[tuple[To
     completions = listed(body.completion)
     if body.messages is not None:
         told = [m.plain() for m in body.messages]
-        return [speech.spoken(tokenizer, told, c) for c in completions]
+        return [prompt_format.with_answer(tokenizer, told, c) for c in completions]
     prompts = listed(body.prompt or "")
     if len(prompts) == 1:
         prompts = prompts * len(completions)

@@ -1,7 +1,8 @@
-"""Search behind the routes: `search: {"beam": 3}` in a request (the `extra_body` of OpenAI's client) answers with the best.
+"""Search on the server: with `search: {"beam": 3}` in a request (the `extra_body` of OpenAI's client) it returns the
+best answer.
 
-Each choice then has a `search` of its own: score, how many answers were finished, tokens drawn, rounds, why it ended and, on request,
-the tree of all candidates. /v1/values tells values without writing anything.
+Each choice then has a field `search`: score, number of finished answers, tokens drawn, rounds, why it ended and, on
+request, the tree of all candidates. /v1/values returns values without writing anything.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from trailmark.score.values import HeadValues, LogProb
 from trailmark.serve.answers import Reply
 from trailmark.serve.body import Message, Sampling, ValuesBody, encoded
 from trailmark.serve.errors import ApiError
-from trailmark.serve.speech import Speech
+from trailmark.serve.prompt_format import PromptFormat
 from trailmark.types import Tokens
 
 
 def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
-    """The search that a request asks for; refused where it cannot be had."""
+    """The search that a request asks for, or an error if it is not possible."""
     asked = body.search
     if asked is None:
         return None
@@ -35,16 +36,16 @@ def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
         ("prompt_logprobs", body.prompt_logprobs is not None),
     ):
         if wrong:
-            raise ApiError(400, f"a search gives one whole answer: it cannot be had with '{name}'.", name)
+            raise ApiError(400, f"a search gives one whole answer: '{name}' cannot be combined with it.", name)
     if body.top:
         raise ApiError(
-            400, "a search tells no alternatives to its tokens: ask for log-probs without top ones.", "logprobs"
+            400, "a search reports no alternatives to its tokens: ask for log-probs without top ones.", "logprobs"
         )
     if body.max_tokens == 0:
         raise ApiError(400, "a search needs max_tokens of at least 1.", "max_tokens")
     width = asked.beam or asked.best_of or 1
     if width > 1 and body.temperature < 1e-5:
-        raise ApiError(400, "a search needs a temperature above 0: at 0 all candidates are one.", "temperature")
+        raise ApiError(400, "a search needs a temperature above 0: at 0 all candidates are equal.", "temperature")
     return Plan(
         "beam" if asked.beam else "best_of", width, tuple(asked.step_ends), asked.rounds, asked.budget, tree=asked.tree
     )
@@ -58,15 +59,15 @@ async def search_all(
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:  # whoever went away frees the slots
+        for task in tasks:  # a client that leaves frees its slots
             task.cancel()
 
 
 def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
-    """The answer with the best of each search in it."""
+    """The reply with the best answer of each search."""
     for i, f in enumerate(found):
         if f.best is None:
-            reply.choices[i].finish = "length"  # nothing was finished
+            reply.choices[i].finish = "length"  # no answer was finished
             continue
         done = f.best.completion()
         last = len(done.tokens) - 1
@@ -78,21 +79,21 @@ def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
     return out
 
 
-def value_rows(body: ValuesBody, tokenizer: Any, speech: Speech) -> list[Tokens]:
-    """The tokens of every state. A conversation that ends with the assistant is valued where its turn could end, one that ends with
-    someone else where the assistant is to begin."""
-    return [_row(state, tokenizer, body.add_special_tokens, speech) for state in body.states]
+def value_rows(body: ValuesBody, tokenizer: Any, prompt_format: PromptFormat) -> list[Tokens]:
+    """The tokens of every state. A conversation that ends with the assistant is valued where its turn could end; any
+    other where the assistant would begin."""
+    return [_row(state, tokenizer, body.add_special_tokens, prompt_format) for state in body.states]
 
 
-def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool, speech: Speech) -> Tokens:
+def _row(state: str | Sequence[Any], tokenizer: Any, specials: bool, prompt_format: PromptFormat) -> Tokens:
     if isinstance(state, str) or not isinstance(state[0], Message):
         row = encoded(state, tokenizer, specials)
     else:
         told = [m.plain() for m in state]
         if told[-1]["role"] == "assistant" and len(told) > 1:
-            row = speech.spoken(tokenizer, told[:-1], told[-1]["content"])[0]
+            row = prompt_format.with_answer(tokenizer, told[:-1], told[-1]["content"])[0]
         else:
-            row = speech.prompt(tokenizer, told)
+            row = prompt_format.prompt(tokenizer, told)
     if not row:
-        raise ApiError(400, "an empty state has no value: give at least one token (a BOS, say).", "states")
+        raise ApiError(400, "an empty state has no value: give at least one token (for example a BOS).", "states")
     return row

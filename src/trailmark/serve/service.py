@@ -1,4 +1,4 @@
-"""Between the routes and the engine: who may wait, tokens as they are drawn, and what happens when a client goes away."""
+"""Between the routes and the engine: the queue, tokens as they are drawn, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ from trailmark.serve.body import (
     read,
 )
 from trailmark.serve.errors import ApiError, api_error
+from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, search_all, told, value_rows
-from trailmark.serve.speech import Speech, plain_speech
-from trailmark.serve.threads import Aside
+from trailmark.serve.threads import WorkerThreads
 from trailmark.types import Tokens
 
-MOST_BYTES = 8 << 20  # of a body; more is read away, so that the client hears why, up to
+MOST_BYTES = 8 << 20  # largest body; a larger one is read and dropped, so that the client gets the error, up to
 PATIENCE_BYTES = 64 << 20
-PATIENCE_S = 30  # for a body to arrive
-IN_HAND = 256 << 20  # bytes of bodies that are being read or waited for, of all requests together
-ALTERNATIVES = 1 << 19  # tokens told beside those that were written (top_logprobs), of one request; four times that of all
-RENDERED = 1 << 18  # messages that templates are shown for one request: a score shows each turn its past
+PATIENCE_S = 30  # seconds for a body to arrive
+IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
+ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
+RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
 CLOSE = {"Connection": "close"}
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 
-class Room:
-    """How many sequences are in the house (those beyond the engine's slots wait), or how much else that takes memory."""
+class Capacity:
+    """A limit on the sequences in work (those beyond the engine's slots wait), or on something else that takes
+    memory."""
 
     def __init__(self, limit: int, what: str = "sequences"):
         self.limit, self.taken, self.what = limit, 0, what
 
-    def could(self, k: int) -> None:
+    def check_possible(self, k: int) -> None:
         if k > self.limit:
-            raise ApiError(400, f"this asks for {k} {self.what} at once, and {self.limit} are the most.", "n")
+            raise ApiError(400, f"this asks for {k} {self.what} at once; the limit is {self.limit}.", "n")
 
     def enter(self, k: int) -> None:
-        self.could(k)
+        self.check_possible(k)
         if self.taken + k > self.limit:
             raise ApiError(429, "the queue is full: try again later.", code="queue_full", headers={"Retry-After": "1"})
         self.taken += k
@@ -76,7 +77,8 @@ class Room:
 
 
 class Stream(StreamingResponse):
-    """Events of one request. However it ends, its generator is closed, which frees the slots, and its room is given back."""
+    """The events of one request. However it ends, its generator is closed (which frees the slots) and its share of the
+    limits is returned."""
 
     def __init__(self, events: AsyncGenerator[str, None], service: Service, held: contextlib.ExitStack):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -84,8 +86,8 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            await self.service.unless_gone(receive, self.stream_response(send))
-        except ApiError as problem:  # the server is being stopped
+            await self.service.unless_disconnected(receive, self.stream_response(send))
+        except ApiError as problem:  # the server is stopping
             await send({"type": "http.response.body", "body": event(problem.body()).encode()})
         finally:
             self.held.close()
@@ -101,45 +103,45 @@ class Service:
         name: str,
         queue: int = 512,
         values: HeadValues | None = None,
-        speech: Speech | None = None,
+        prompt_format: PromptFormat | None = None,
         stop: Sequence[str] = (),
     ):
         self.values, self.stop_texts = values, tuple(stop)
         self.engine, self.name, self.names = engine, name, Names(engine.tokenizer)
-        self.tokenizer = copy.deepcopy(engine.tokenizer)  # of the thread that reads: others decode meanwhile
-        self.speech = speech or plain_speech(self.tokenizer)
-        self.room, self.started = Room(engine.slots + queue), int(time.time())
-        self.tops, self.bytes = Room(4 * ALTERNATIVES, "alternatives"), Room(IN_HAND, "bytes")
-        self.aside = Aside()
+        self.tokenizer = copy.deepcopy(engine.tokenizer)  # for the reading thread: other threads decode meanwhile
+        self.prompt_format = prompt_format or plain_format(self.tokenizer)
+        self.capacity, self.started = Capacity(engine.slots + queue), int(time.time())
+        self.tops, self.bytes = Capacity(4 * ALTERNATIVES, "alternatives"), Capacity(IN_HAND, "bytes")
+        self.threads = WorkerThreads()
         self.working: set[asyncio.Task] = set()
         self.most_letters = engine.max_len * max(map(len, self.tokenizer.get_vocab()))
 
     @contextlib.asynccontextmanager
     async def asked(self, kind: type[B], request: Request) -> AsyncIterator[B]:
-        """A request's body, read beside the loop; its bytes count as long as it is worked on."""
+        """A request's body, parsed outside the event loop. Its bytes count against the limit while it is in work."""
         with contextlib.ExitStack() as held:
             data = await received(request, lambda n: held.enter_context(self.bytes.holding(n)))
-            body = await self.aside.read(read, kind, data)
-            self.known(body.model)
+            body = await self.threads.read(read, kind, data)
+            self.check_model_name(body.model)
             yield body
 
     async def complete(self, request: Request) -> Response:
         async with self.asked(CompletionBody, request) as body:
             texts = listed(body.prompt)
-            self.room.could(len(texts) * body.n)
-            self.readable(texts)
-            prompts = await self.aside.read(body.prompts, self.tokenizer)
+            self.capacity.check_possible(len(texts) * body.n)
+            self.check_length(texts)
+            prompts = await self.threads.read(body.prompts, self.tokenizer)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
-                raise ApiError(400, "max_tokens 0 has a meaning only with 'echo'.", "max_tokens")
+                raise ApiError(400, "max_tokens 0 is allowed only with 'echo'.", "max_tokens")
             return await self.answer(request, body, prompts, budget)
 
     async def chat(self, request: Request) -> Response:
         async with self.asked(ChatBody, request) as body:
             if body.top_logprobs and not body.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
-            self.presentable(body.messages)
-            prompt = await self.aside.read(self.prompt, body)
+            self.check_conversation(body.messages)
+            prompt = await self.threads.read(self.prompt, body)
             budget = body.max_completion_tokens or body.max_tokens
             if budget == 0:
                 raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
@@ -148,25 +150,26 @@ class Service:
     def prompt(self, body: ChatBody) -> Tokens:
         told = [m.plain() for m in body.messages]
         begun = told.pop()["content"] if body.continue_final_message else ""
-        return self.speech.prompt(self.tokenizer, told, **body.chat_template_kwargs) + tuple(encode(self.tokenizer, begun))
+        prompt = self.prompt_format.prompt(self.tokenizer, told, **body.chat_template_kwargs)
+        return prompt + tuple(encode(self.tokenizer, begun))
 
     async def score(self, request: Request) -> Response:
-        """Log-probs of tokens that are given: whole sequences, or completions behind a prompt or a conversation."""
+        """Log-probs of given tokens: whole sequences, or completions after a prompt or a conversation."""
         async with self.asked(ScoreBody, request) as body:
             texts = [] if body.completion is None else listed(body.completion)
             if body.messages is not None:
-                self.presentable(body.messages, len(texts))
+                self.check_conversation(body.messages, len(texts))
             given = listed(body.tokens if body.tokens is not None else body.prompt or "")
-            self.room.could(max(len(given), len(texts)))
-            self.readable([*given, *texts])
-            rows = await self.aside.read(score_rows, body, self.tokenizer, self.speech)
+            self.capacity.check_possible(max(len(given), len(texts)))
+            self.check_length([*given, *texts])
+            rows = await self.threads.read(score_rows, body, self.tokenizer, self.prompt_format)
             for tokens, _ in rows:
                 self.check(tokens, "tokens")
-            with self.room.holding(len(rows)):
-                scored = await self.unless_gone(request.receive, self.aside.engine(self.scored(rows)))
+            with self.capacity.holding(len(rows)):
+                scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
             if scored is None:
                 return Response(status_code=499)
-            return await self.aside.write(self.scores, rows, scored)
+            return await self.threads.write(self.scores, rows, scored)
 
     def scores(self, rows: Sequence[tuple[Tokens, int]], scored: Sequence[Sequence[float]]) -> Response:
         data = [
@@ -178,7 +181,8 @@ class Service:
         return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
 
     async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
-        """With fixed shapes each row alone, so that its numbers do not depend on the others; else rows share their prefixes."""
+        """With fixed shapes each row is scored alone, so its numbers do not depend on the others. Otherwise rows share
+        their prefixes."""
         out, each = [], 1 if self.engine.fixed else 16
         for k in range(0, len(rows), each):
             out += self.engine.score_rows(*zip(*rows[k : k + each]))
@@ -186,73 +190,77 @@ class Service:
         return out
 
     async def value(self, request: Request) -> list[float] | None:
-        """Values of texts, tokens or conversations, each at its last token. None: nobody waits for them any more."""
+        """Values of texts, tokens or conversations, each at its last token. None if the client has left."""
         async with self.asked(ValuesBody, request) as body:
             if self.values is None:
                 raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
-            self.room.could(len(body.states))
-            self.readable([s for s in body.states if isinstance(s, str)])
+            self.capacity.check_possible(len(body.states))
+            self.check_length([s for s in body.states if isinstance(s, str)])
             talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
             for talk in talks:
-                self.presentable(talk, len(talks))
-            rows = await self.aside.read(value_rows, body, self.tokenizer, self.speech)
+                self.check_conversation(talk, len(talks))
+            rows = await self.threads.read(value_rows, body, self.tokenizer, self.prompt_format)
             for tokens in rows:
                 self.check(tokens, "states")
-            with self.room.holding(len(rows)):
-                return await self.unless_gone(request.receive, self.aside.engine(self.values.values(rows)))
+            with self.capacity.holding(len(rows)):
+                return await self.unless_disconnected(request.receive, self.threads.engine(self.values.values(rows)))
 
     async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
-        spoken = isinstance(body, ChatBody)
-        ends = self.speech.stops(self.tokenizer) if spoken else stop_ids(self.tokenizer)
+        is_chat = isinstance(body, ChatBody)
+        ends = self.prompt_format.stops(self.tokenizer) if is_chat else stop_ids(self.tokenizer)
         asks = body.requests(prompts, ends, max(budget, 1), self.stop_texts)
         for ask in asks:
-            self.check(ask.prompt, "messages" if spoken else "prompt", ask)
+            self.check(ask.prompt, "messages" if is_chat else "prompt", ask)
         echo = None
         if isinstance(body, CompletionBody) and body.echo:
             given = listed(body.prompt)
-            echo = await self.aside.read(lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given])
+            echo = await self.threads.read(
+                lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
+            )
         reply = Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
         plan = allow_search(body, self.values is not None, echo is not None)
         size = len(prompts) * (body.n if plan is None else plan.width)
         with contextlib.ExitStack() as held:
-            held.enter_context(self.room.holding(size))
+            held.enter_context(self.capacity.holding(size))
             held.enter_context(self.tops.holding(self.alternatives(reply, prompts, budget, echo is not None)))
             if body.stream:
                 return Stream(self.events(reply, asks if budget else [], echo), self, held.pop_all())
             if plan is not None:
                 by = self.values if body.search and body.search.by == "value" else None
-                work = self.aside.engine(search_all(self.engine, by, plan, asks))
-                found = await self.unless_gone(request.receive, work)
+                work = self.threads.engine(search_all(self.engine, by, plan, asks))
+                found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    return await self.aside.write(lambda: JSONResponse(told(reply, found)))
-            elif done := await self.unless_gone(request.receive, self.whole(reply, asks if budget else [], echo)):
+                    return await self.threads.write(lambda: JSONResponse(told(reply, found)))
+            elif done := await self.unless_disconnected(
+                request.receive, self.whole(reply, asks if budget else [], echo)
+            ):
                 return done
-            return Response(status_code=499)  # nobody will read it
+            return Response(status_code=499)  # the client has left
 
     def alternatives(self, reply: Reply, prompts: Sequence[Tokens], budget: int, echo: bool) -> int:
-        """How many tokens are told beside those that are written, at most."""
+        """The largest number of alternative tokens that the answer can hold."""
         n, given = reply.body.n, sum(map(len, prompts))
         room = sum(min(budget, self.engine.max_len - len(p)) for p in prompts)
         told = reply.top * n * room + given * (reply.top * n * echo + (reply.body.prompt_logprobs or 0))
         if told > ALTERNATIVES:
             raise ApiError(
                 400,
-                f"this asks for {told} alternatives to tokens, and {ALTERNATIVES} are the most: ask for fewer top log-probs, samples or "
-                "tokens (max_tokens).",
+                f"this asks for {told} alternatives to tokens; the limit is {ALTERNATIVES}: ask for fewer top "
+                "log-probs, samples or tokens (max_tokens).",
                 "top_logprobs" if reply.chat else "logprobs",
             )
         return told
 
     async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> Response:
-        marks = await self.aside.engine(self.prompt_marks(reply, echo is not None))
+        marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
         self.echo(reply, marks, echo, bool(asks))
-        await self.aside.engine(self.drawn(reply, asks))
-        return await self.aside.write(lambda: JSONResponse(reply.whole(marks)))
+        await self.threads.engine(self.drawn(reply, asks))
+        return await self.threads.write(lambda: JSONResponse(reply.whole(marks)))
 
     async def drawn(self, reply: Reply, asks: Sequence[Ask]) -> None:
-        """Where the engine is: all samples, heard as they come."""
+        """In the engine's loop: draw all samples and pass on their tokens as they come."""
 
         def ear(first: int) -> Listener:
             def listen(w: Written) -> None:
@@ -264,15 +272,15 @@ class Service:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # one has failed, or the client is gone
+            for task in tasks:  # one has failed, or the client has left
                 task.cancel()
 
     async def events(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> AsyncGenerator[str, None]:
         try:
-            marks = await self.aside.engine(self.prompt_marks(reply, echo is not None))
+            marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
             self.echo(reply, marks, echo, bool(asks))
             for choice in reply.choices:
-                if first := await self.aside.write(reply.opening, choice):
+                if first := await self.threads.write(reply.opening, choice):
                     yield event(first)
             async with contextlib.aclosing(self.write(asks, reply.top)) as heard:
                 async for index, written in heard:
@@ -280,7 +288,7 @@ class Service:
                         yield event(chunk)
             if reply.body.stream_options.include_usage:
                 yield event(reply.closing())
-        except Exception as problem:  # the status is long sent: an error is one more event
+        except Exception as problem:  # the status was already sent, so an error is one more event
             yield event(api_error(problem).body())
         yield "data: [DONE]\n\n"
 
@@ -295,14 +303,14 @@ class Service:
                 with contextlib.suppress(RuntimeError):  # the server has ended
                     here.call_soon_threadsafe(heard.put_nowait, (first + w.sample, w))
 
-            tasks.append(asyncio.create_task(self.aside.engine(self.engine.sample(ask, listen, top))))
+            tasks.append(asyncio.create_task(self.threads.engine(self.engine.sample(ask, listen, top))))
             tasks[-1].add_done_callback(heard.put_nowait)
         left = sum(ask.n for ask in asks)
         try:
             while left:
                 item = await heard.get()
                 if isinstance(item, asyncio.Task):
-                    item.result()  # an engine that failed
+                    item.result()  # raises if the engine failed
                 else:
                     yield item
                     left -= item[1].done is not None
@@ -312,7 +320,7 @@ class Service:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def prompt_marks(self, reply: Reply, echo: bool) -> list[list[Mark]]:
-        """Log-probs of the prompts, where they are wanted."""
+        """Log-probs of the prompts, if they are wanted."""
         asked = reply.body.prompt_logprobs
         if asked is None and not (echo and reply.wants_logprobs):
             return []
@@ -327,16 +335,18 @@ class Service:
         return out
 
     def echo(self, reply: Reply, marks: Sequence[Sequence[Mark]], texts: Sequence[str] | None, more: bool) -> None:
-        """Put the prompt in front of what will be written, if anything will."""
+        """Put the prompt before the text that will be written, if any will."""
         for choice in reply.choices if texts is not None else ():
             at = choice.index // reply.body.n
             choice.text, choice.finish = (texts or [])[at], None if more else "length"
             if reply.wants_logprobs:
                 choice.marks = [Mark(m.token, m.logp, None, m.top[: reply.top]) for m in marks[at]]
 
-    async def unless_gone(self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]) -> T | None:
-        """Do the work; if the client hangs up before it is done, drop it. (The framework's own way waits for a moment in
-        which no token has arrived, and such a moment may never come.)"""
+    async def unless_disconnected(
+        self, receive: Callable[[], Awaitable[Any]], work: Coroutine[Any, Any, T]
+    ) -> T | None:
+        """Do the work; drop it if the client disconnects first. (The framework's own way waits for a moment in which no
+        token has arrived, and such a moment may never come.)"""
 
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
@@ -348,7 +358,7 @@ class Service:
         try:
             await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
             if task.cancelled():
-                raise ApiError(503, "the server is being stopped.")
+                raise ApiError(503, "the server is stopping.")
             return task.result() if task.done() else None
         finally:
             task.cancel()
@@ -356,37 +366,37 @@ class Service:
             await asyncio.gather(task, left, return_exceptions=True)
 
     def stop(self) -> None:
-        """Whoever is still waiting hears that the server is being stopped."""
+        """Tell all waiting clients that the server is stopping."""
         for task in self.working:
             task.cancel()
 
     def close(self) -> bool:
-        """End the threads. Whether they have: one may be deep in a computation."""
-        return self.aside.close()
+        """End the threads. Returns whether they have ended: one may be in a long computation."""
+        return self.threads.close()
 
-    def known(self, model: str | None) -> None:
+    def check_model_name(self, model: str | None) -> None:
         if model is not None and model != self.name:
             raise ApiError(404, f"there is no model '{model}' here, only '{self.name}'.", "model", "model_not_found")
 
-    def readable(self, texts: Sequence[Any]) -> None:
-        """Refuse a text that cannot fit whatever its tokens are: to encode megabytes would hold up everyone."""
+    def check_length(self, texts: Sequence[Any]) -> None:
+        """Refuse a text that is too long for any tokenizer: encoding megabytes would delay everyone."""
         for text in texts:
             if isinstance(text, str) and len(text) > self.most_letters:
                 raise ApiError(400, f"{len(text)} characters are too many.", code="context_length_exceeded")
 
-    def presentable(self, messages: Sequence[Message], times: int = 1) -> None:
-        """Refuse a conversation that cannot fit, or that templates would have to be shown too often (`times`: completions)."""
+    def check_conversation(self, messages: Sequence[Message], times: int = 1) -> None:
+        """Refuse a conversation that is too long, or that must be rendered too often (`times`: completions)."""
         if sum(m.letters for m in messages) > self.most_letters:
             raise ApiError(400, "the messages have too many characters.", "messages", "context_length_exceeded")
         turns = 1 + sum(m.role == "assistant" for m in messages)
         if times > 1 and turns * len(messages) * times > RENDERED:
-            raise ApiError(400, "the conversation is too long to be scored so often: ask for fewer at once.", "messages")
+            raise ApiError(400, "the conversation is too long for so many completions: ask for fewer.", "messages")
 
     def check(self, tokens: Tokens, param: str, ask: Ask | None = None) -> None:
         if len(tokens) > self.engine.max_len - (ask is not None):
             raise ApiError(
                 400,
-                f"this is {len(tokens)} tokens long; '{self.name}' holds {self.engine.max_len}, what it writes included.",
+                f"this is {len(tokens)} tokens long; '{self.name}' holds {self.engine.max_len}, its answer included.",
                 param,
                 "context_length_exceeded",
             )
@@ -403,7 +413,7 @@ def event(data: dict[str, Any]) -> str:
 
 
 async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
-    """The body, if it is not too large and arrives in time. `hold` is told of its parts, and may refuse one."""
+    """The body, if it is not too large and arrives in time. `hold` gets the size of each part, and may refuse it."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -416,10 +426,11 @@ async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
                 elif size > PATIENCE_BYTES:
                     break
     except ClientDisconnect:
-        raise ApiError(400, "the client left before its request was whole.") from None
+        raise ApiError(400, "the client disconnected before its request was complete.") from None
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {PATIENCE_S} s.", headers=CLOSE) from None
     if size > MOST_BYTES:
         headers = CLOSE if size > PATIENCE_BYTES else {}
-        raise ApiError(413, f"the body is larger than {MOST_BYTES >> 20} MB.", code="request_too_large", headers=headers)
+        message = f"the body is larger than {MOST_BYTES >> 20} MB."
+        raise ApiError(413, message, code="request_too_large", headers=headers)
     return b"".join(parts)

@@ -1,8 +1,8 @@
-"""Work that would hold up the server's event loop, done beside it.
+"""Threads for work that would block the server's event loop.
 
-The engine has a thread with an event loop of its own: a step of the model blocks that one, and never an answer to /health. Texts
-are read (templates, tokens) and answers written (log-probs, JSON) by one more thread each, so that a large one of either kind waits
-for its like and for nobody else. All of them end with the server.
+The engine has a thread with its own event loop. A step of the model blocks that loop, never an answer to /health. One
+more thread reads texts (templates, tokens), and another writes answers (log-probs, JSON). So a large text waits only
+for other texts, and a large answer only for other answers. All threads end with the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Aside:
+class WorkerThreads:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -25,7 +25,7 @@ class Aside:
         self._writing = ThreadPoolExecutor(1, "writing")
 
     async def engine(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns that runs where the engine does. Whoever stops waiting cancels it."""
+        """Run a coroutine in the engine's loop and return its result. If the caller stops waiting, it is cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
@@ -39,7 +39,7 @@ class Aside:
         return await asyncio.get_running_loop().run_in_executor(self._writing, function, *given)
 
     def close(self, patience: float = 2.0) -> bool:
-        """Nothing new is begun; what is being computed gets a moment. Whether all has ended."""
+        """Start nothing new, and give running work a moment. Returns whether all threads have ended."""
         for pool in (self._reading, self._writing):
             pool.shutdown(wait=False, cancel_futures=True)
         mine = [t for t in threading.enumerate() if t in self._threads()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
@@ -29,15 +30,16 @@ def task_names() -> tuple[str, ...]:
 
 
 def get_task(name: str, **options: Any) -> TaskSource:
-    """A task by its name, or a user's own by `module:callable`, made with `options`. Imports only what it needs. The option
-    `reward` of a task that cannot judge itself says who does (`score/config.py`): the source's `judge`."""
+    """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
+    If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's
+    `judge`."""
     if ":" not in name and name not in _TASKS:
-        hint = " Your own is written 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
+        hint = " Write your own task as 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
         raise TaskError(f"There is no task '{name}'.{hint}")
     factory = load_object(_TASKS.get(name, name), f"task '{name}'")
     try:
         signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # not callable, or one in C that does not say
+    except (TypeError, ValueError):  # not callable, or a C function without a signature
         signature = None
     reward = None if signature is not None and "reward" in signature.parameters else options.pop("reward", None)
     if signature is not None:
@@ -47,7 +49,7 @@ def get_task(name: str, **options: Any) -> TaskSource:
     except (TypeError, ValueError, KeyError, ImportError) as e:
         raise TaskError(f"task '{name}' could not be made: {type(e).__name__}: {e}") from e
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
-        raise TaskError(f"task '{name}' is no TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
+        raise TaskError(f"task '{name}' is not a TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
     return source if reward is None else with_judge(source, open_judge(reward))
 
 
@@ -59,12 +61,18 @@ def with_judge(source: Any, judge: Judge) -> Any:
     return source
 
 
+def keep_judge(source: Any, run: str | Path) -> None:
+    """Bind the source's judge to this run, where it stores its answers. A run keeps the judge that it began with."""
+    if (judge := getattr(source, "judge", None)) is not None:
+        judge.keep(Path(run) / "judge")
+
+
 def load_object(path: str, what: str) -> Callable[..., Any]:
-    """The callable at `module:attribute`; a TaskError that names `what` wanted it when there is none."""
+    """The callable at `module:attribute`. If there is none, the TaskError says that `what` needed it."""
     module_name, _, attribute = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as e:  # any error of the user's module at import
+    except Exception as e:  # the user's module may raise anything at import
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
             raise TaskError(f"{what}: there is no module '{e.name}' to import; is its folder on PYTHONPATH?") from e
         raise TaskError(f"{what}: importing '{module_name}' failed with {type(e).__name__}: {e}") from e
@@ -90,7 +98,7 @@ def _check_options(name: str, signature: inspect.Signature, options: dict[str, A
 
 
 def task_options(words: Sequence[str]) -> dict[str, Any]:
-    """key=value words of a command line as the keywords of a task."""
+    """The key=value words of a command line as keyword arguments of a task."""
     from trailmark.marked_yaml import parse
 
     options: dict[str, Any] = {}

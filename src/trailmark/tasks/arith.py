@@ -5,7 +5,7 @@
     12-3=9                     a line is a step of reasoning,
     #### 9                     and the last line is the answer
 
-All numbers, between steps too, are natural ones. Levels (operations, digits of the numbers):
+All numbers, also those between steps, are natural numbers. Levels (operations, digits of the numbers):
 
     1  one + or -, one digit            4  four operations with brackets, two digits
     2  two of + and -, one digit        5  five variables, each from the one before, two digits
@@ -33,8 +33,9 @@ ANSWER = re.compile(r"#### ([+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9}))[ 
 def parse_answer(text: str) -> int | None:
     """The number of the last line that begins with `####`, or None.
 
-    That line must be `#### `, an optional sign, and digits, with commas only between groups of three; nothing else but
-    blanks at its end. A malformed last one is not replaced by an earlier good one; lines after it do not matter.
+    That line must be `#### `, an optional sign, and digits, with commas only between groups of three; only blanks may
+    follow. If the last such line is malformed there is no answer, even if an earlier one is good. Lines after it do not
+    matter.
     """
     lines = [line for line in text.split("\n") if line.startswith("####")]
     match = ANSWER.fullmatch(lines[-1]) if lines else None
@@ -42,8 +43,8 @@ def parse_answer(text: str) -> int | None:
 
 
 def step_spans(text: str) -> list[tuple[int, int]]:
-    """The steps of a solution as [start, end) spans of characters that tile `text`: a line with its newline is a step,
-    and blank lines belong to the step before them (or, at the very top, to the first)."""
+    """The steps of a solution as [start, end) spans of characters that cover `text` without gaps. A step is a line with
+    its newline. Blank lines belong to the step before them, or at the very top to the first step."""
     spans: list[tuple[int, int]] = []
     at = 0
     for line in re.findall(r"[^\n]*\n|[^\n]+", text):
@@ -70,7 +71,7 @@ def _value(e: Expr) -> int:
 
 
 def _show(e: Expr, brackets: bool, inner: bool = False) -> str:
-    """With brackets around every inner operation, or none (which is right for a chain)."""
+    """Write an expression with brackets around every inner operation, or with none (which is right for a chain)."""
     if isinstance(e, int):
         return str(e)
     text = _show(e[1], brackets, True) + e[0] + _show(e[2], brackets, True)
@@ -87,8 +88,8 @@ def _work(e: Expr, lines: list[str]) -> int:
 
 
 def careless_lines(e: Expr, rng: random.Random, share: float) -> tuple[list[str], int]:
-    """The work of someone who forgets the carry of a sum (7+8=5) with this chance, and goes on from there. Where that would lead
-    below zero, the work is careful."""
+    """A worked solution that forgets the carry of a sum (7+8=5) with probability `share` and goes on from there. A
+    mistake that would lead below zero is not made."""
     lines: list[str] = []
 
     def work(x: Expr) -> int:
@@ -171,7 +172,7 @@ def make_expr(rng: random.Random, level: int, digits: int | None = None) -> Expr
 
 
 def make_question(rng: random.Random, level: int, digits: int | None = None) -> tuple[str, list[str], int]:
-    """(question, worked lines, answer) of one problem."""
+    """One problem: question, worked lines, answer."""
     if level == 5:
         return _variables(rng, 5, digits or DIGITS[level])
     e = make_expr(rng, level, digits)
@@ -181,7 +182,7 @@ def make_question(rng: random.Random, level: int, digits: int | None = None) -> 
 
 
 class ArithWorld:
-    """One turn: the action is the whole text of the answer."""
+    """A world of one turn: the action is the whole text of the answer."""
 
     def __init__(self, invalid_unparsed: bool = False):
         self.invalid_unparsed = invalid_unparsed
@@ -210,13 +211,13 @@ class Arith:
     """The task source.
 
     level             1 to 5, or several of them to mix evenly
-    digits            of the numbers, instead of the level's own
+    digits            digits of the numbers, instead of the level's own
     invalid_unparsed  an answer that cannot be read is Invalid (left out of averages) instead of a zero
-    careless          the chance that a worked solution forgets a carry and goes on with the wrong number: lessons of a teacher
-                      with a bad habit (not at level 5). Rewards stay what they are: only the right answer earns 1
+    careless          the probability that a worked solution forgets a carry and goes on with the wrong number: a
+                      teacher with a bad habit (not at level 5). Rewards do not change: only the right answer earns 1
 
-    `tasks` has no end; `n=None` gives 1000. Questions of one call differ where there are enough (one-digit level 1 has
-    155 in all). The answer's steps are in meta["gold"], its last line `#### N`.
+    `tasks` can draw any number; `n=None` gives 1000. The questions of one call differ if there are enough (one-digit
+    level 1 has 155 in all). The worked solution is in meta["gold"], with the last line `#### N`.
     """
 
     name = "arith"
@@ -235,7 +236,7 @@ class Arith:
         if digits is not None and not 1 <= digits <= 9:
             raise TaskError(f"arith makes numbers of 1 to 9 digits, not {digits}.")
         if not 0 <= careless <= 1 or (careless and 5 in self.levels):
-            raise TaskError(f"arith needs careless between 0 and 1, and 0 at level 5, not {careless}.")
+            raise TaskError(f"arith needs careless between 0 and 1 (0 at level 5), not {careless}.")
         self.digits, self.invalid_unparsed, self.careless = digits, invalid_unparsed, careless
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:

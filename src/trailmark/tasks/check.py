@@ -1,4 +1,4 @@
-"""What any task must pass: a checker that plays a few episodes and writes one sentence per broken promise.
+"""A checker for any task: it plays a few episodes and writes one sentence for each broken rule.
 
 report = check_task(get_task("my_package.my_task:Make"))
 assert report.ok, report
@@ -19,13 +19,13 @@ from trailmark.errors import TaskError
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Failed, Invalid, Scored, Task
 
-STRANGE = "\x00 no such action"  # an unlisted action, which a model may well write
+STRANGE = "\x00 no such action"  # an action that is not listed, as a model may write one
 SOME_TEXT = ("", "0", "a", "yes", "#### 1", "look around\nthen stop")
 
 
 @dataclass
 class Report:
-    """`problems`: one sentence each, empty when all is well. `counts`: what was looked at."""
+    """`problems`: one sentence each, empty if there are none. `counts`: how much was checked."""
 
     problems: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"tasks": 0, "episodes": 0, "steps": 0, "ended": 0})
@@ -40,24 +40,24 @@ class Report:
 
 
 class _Crash(Exception):
-    """A world raised what it must not; already reported."""
+    """A world raised an exception that it must not raise; it is already reported."""
 
 
 @dataclass(frozen=True)
 class _Play:
     actions: list[str]
-    seen: list[Any]  # the first observation, then every step
+    seen: list[Any]  # the first observation, then all steps
     over: bool
 
 
 def check_task(
     source: TaskSource, episodes: int = 5, seed: int = 0, split: str = "train", max_steps: int = 200
 ) -> Report:
-    """Play `episodes` starts of `split` with random legal actions and check what `tasks/base.py` promises.
+    """Play `episodes` starts of `split` with random legal actions and check the rules of `tasks/base.py`.
 
-    Actions are the listed labels; without labels, what `source.example_actions(task)` (or the world's own
-    `example_actions()`) offers; else a few strings. Each kind of problem is reported once, for the first task that
-    shows it. A play longer than `max_steps` is left unfinished, which is no problem.
+    Actions are the listed labels. Without labels they come from `source.example_actions(task)` or the world's own
+    `example_actions()`, else they are a few strings. Each kind of problem is reported once, for the first task that
+    shows it. A play longer than `max_steps` is stopped; that is not a problem.
     """
     return _Checker(source, seed, max_steps).run(episodes, split)
 
@@ -74,9 +74,10 @@ class _Checker:
             self.report.problems.append(sentence)
 
     def guard(self, what: str, call: Callable[[], Any], allowed: type[Exception] | tuple[()] = ()) -> Any:
-        """The call's result, or the exception it raised when that is `allowed`. Watches the global random states.
+        """The call's result, or the exception that it raised if that is `allowed`. Watches the global random states.
 
-        Both generators are put into a state nobody seeds them with, so that seeding counts as use, and then put back.
+        Both generators are first set to a state that nobody would seed them with, so that seeding is noticed too.
+        Afterwards their old states are restored.
         """
         kept = random.getstate(), np.random.get_state()
         random.seed("a state that no task asks for")
@@ -158,7 +159,7 @@ class _Checker:
             self.step(answer, of)
 
     def play(self, world: World, task: Task, actions: list[str] | None = None) -> _Play:
-        """Play `actions` again, or new random ones."""
+        """Play `actions` again, or new random actions."""
         of, rng = f"of task '{task.id}'", random.Random(f"{self.seed} {task.id}")
         observation = self.guard(f"reset {of}", lambda: world.reset(task))
         self.see(observation, of)
@@ -220,9 +221,13 @@ class _Checker:
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
-        left_open = s.outcome is None and getattr(self.source, "judged", False)  # a judge says it
+        left_open = s.outcome is None and getattr(self.source, "judged", False)  # the judge gives the outcome
         outcomes = list(s.outcome.values()) if isinstance(s.outcome, Mapping) else [s.outcome]
-        if s.over and not left_open and not (outcomes and all(isinstance(o, (Scored, Invalid, Failed)) for o in outcomes)):
+        if (
+            s.over
+            and not left_open
+            and not (outcomes and all(isinstance(o, (Scored, Invalid, Failed)) for o in outcomes))
+        ):
             self.problem("outcome", f"The last step {of} has no outcome: it needs Scored, Invalid or Failed.")
         if not s.over and s.outcome is not None:
             self.problem("early outcome", f"A step {of} has an outcome although the episode is not over.")

@@ -1,8 +1,8 @@
 """Any Gymnasium environment as a task: `get_task("gym", id="FrozenLake-v1", kwargs={"is_slippery": False})`.
 
-Observations must be text, or numbers (shown as they are written), or be turned into text by `render`. Discrete actions
-become the labels "0", "1", ...; a Text action space takes what the model writes. The environment is seeded at every
-reset with the task's seed, so a play can be replayed as long as the environment draws only from its own generator.
+Observations must be text or numbers, or `render` must turn them into text. Discrete actions become the labels "0", "1",
+...; a Text action space accepts any text. Every reset seeds the environment with the task's seed. So a play can be
+replayed as long as the environment draws only from its own generator.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ class Gym:
     """The task source.
 
     id         the registered environment; "my_module:Env-v0" imports the module first
-    render     a function from the environment's observation to text, or where it is: "my_module:show"
-    names      what each action means, listed in the menu; without them the menu has only the labels
-    success    the return from which a play counts as a success (None: not said)
+    render     a function from the environment's observation to text, or its name: "my_module:show"
+    names      the meaning of each action, listed in the menu; without them the menu has only the labels
+    success    the return from which a play counts as a success (None: success is unknown)
     max_steps  cut a play off after so many steps, besides the environment's own TimeLimit
     kwargs     passed to `gymnasium.make`
-    markov     does one observation say all there is to know? Otherwise the play is one growing conversation
+    markov     whether one observation holds the whole state; otherwise the play is one growing conversation
 
-    Terminated and truncated are the environment's, and may both be true when it ends on its last allowed step. Tasks
-    have no end (`n=None`: 100); each split and seed gives its own environment seeds. An unknown label raises TaskError,
-    since no environment says what one would do.
+    Terminated and truncated come from the environment. Both may be true if it ends on its last allowed step. There are
+    unlimited tasks (`n=None`: 100); each split and seed has its own environment seeds. An unknown label raises
+    TaskError, because no environment defines what it would do.
     """
 
     name = "gym"
@@ -88,7 +88,7 @@ class Gym:
         if isinstance(space, spaces.Discrete):
             self.first, self.labels = int(space.start), tuple(str(i) for i in range(int(space.n)))
         elif not isinstance(space, spaces.Text):
-            raise TaskError(f"'{id}' has actions {space}; only Discrete and Text ones can be written by a model.")
+            raise TaskError(f"'{id}' has actions {space}; a model can write only Discrete and Text actions.")
         if render is None and not isinstance(env.observation_space, (spaces.Text, spaces.Discrete)):
             raise TaskError(f"'{id}' shows {env.observation_space}, which is not text; give render='my_module:show'.")
         if names is not None and len(names) != len(self.labels):
@@ -124,6 +124,6 @@ class Gym:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an environment's info is plain: text, numbers, yes or no."""
+    """The entries of an environment's info that are text, numbers or booleans."""
     plain = {str(k): v.item() if isinstance(v, np.generic) else v for k, v in info.items()}
     return {k: v for k, v in plain.items() if v is None or isinstance(v, (str, int, float, bool))}

@@ -1,14 +1,15 @@
 """Labels: the one-token names that a menu gives to its actions.
 
-A policy that answers with a label makes one decision with one token, so every label has to be a single token of its model.
-How many there are is up to the tokenizer: of the 252 `CHOICES`, GPT-2 has all, SmolLM2 (whose digits stand alone) has 62.
+A policy that answers with a label makes one decision with one token, so every label must be a single token of its
+model. The tokenizer decides how many there are. GPT-2 has all of the 252 `CHOICES`; SmolLM2, which splits numbers into
+digits, has 62.
 
     alphabet(tokenizer)     the choices that are one token where they are written, right after a newline
-    add_labels(lm)          the missing ones become new tokens of tokenizer and model
-    pages(actions, labels)  a list of actions that is longer than the alphabet, cut into pages that lead to one another
+    add_labels(lm)          make the missing ones new tokens of tokenizer and model
+    pages(actions, labels)  split a list of actions that is longer than the alphabet into linked pages
 
-A tokenizer that learns the label "17" writes every free-standing "17" as that token from then on, in files and maps too;
-"2017" stays as it was.
+A tokenizer with the new label "17" writes every separate "17" as that token from then on, also in files and maps.
+"2017" keeps its tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
 
 CHOICES: tuple[str, ...] = (*map(str, range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
 NEXT_PAGE, PREVIOUS_PAGE = "next page", "previous page"
-FEWEST = 3  # one action, the way on and the way back
+FEWEST = 3  # one action, "next page" and "previous page"
 
 
 def check_labels(labels: Sequence[str], fewest: int = FEWEST) -> tuple[str, ...]:
-    """The labels as a tuple, or a TaskError that says why they cannot be used."""
+    """The labels as a tuple. Raises a TaskError if they cannot be used."""
     made = tuple(labels)
     for label in made:
         if not isinstance(label, str) or not label or label.strip(".") != label or label.split() != [label]:
-            raise TaskError(f"label {label!r} cannot be used: a label is a word, without spaces and outer dots.")
+            raise TaskError(f"label {label!r} cannot be used: a label is a word without spaces and outer dots.")
     if len(set(made)) < len(made):
         twice = next(x for x in made if made.count(x) > 1)
         raise TaskError(f"label '{twice}' is listed twice: each label names one action.")
@@ -50,8 +51,8 @@ def check_labels(labels: Sequence[str], fewest: int = FEWEST) -> tuple[str, ...]
 def alphabet(tokenizer: Any, choices: Sequence[str] = CHOICES, fewest: int = FEWEST) -> tuple[str, ...]:
     """The `choices` that `tokenizer` writes as one token of their own right after a newline, in their order.
 
-    The token must be the same with and without the newline and must decode to the label, so that a tokenizer that has
-    one token for everything unknown offers nothing by it.
+    The token must be the same with and without the newline and must decode to the label. So a tokenizer with one token
+    for everything unknown does not count that token.
     """
     before, found = _encode(tokenizer, "\n"), []
     for label in check_labels(choices, 0):
@@ -67,11 +68,13 @@ def alphabet(tokenizer: Any, choices: Sequence[str] = CHOICES, fewest: int = FEW
 
 
 def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple[str, ...]:
-    """Make those of `choices` that are not single tokens of `lm` new ones, and say which. Twice is as good as once.
+    """Add those of `choices` that are not single tokens of `lm` as new tokens, and return them. Calling it twice
+    changes nothing.
 
-    A new token starts as the mean of the pieces it was written with before, plus a little noise of its own: "12" and "21"
-    have the same pieces and must not be the same action. Under a LoRA the new rows stay as they start, since only adapters
-    are trained; the base, which is no longer the published one, is then kept with the checkpoints.
+    A new token starts as the mean of the pieces it was written with before, plus a little noise. Without the noise,
+    "12" and "21" would be the same action, because they have the same pieces. With LoRA the new rows keep their first
+    values, since only adapters are trained. The base then differs from the published one, so it is kept with the
+    checkpoints.
     """
     import torch
     from tokenizers import AddedToken
@@ -86,7 +89,7 @@ def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple
     lm.tokenizer.add_tokens([AddedToken(w, single_word=True, normalized=False) for w in new])
     still = set(new) - set(alphabet(lm.tokenizer, choices, 0))
     if still:
-        raise ModelError(f"label '{min(still)}' does not become a token of this tokenizer's: choose other labels.")
+        raise ModelError(f"label '{min(still)}' cannot become a token of this tokenizer: choose other labels.")
     if len(lm.tokenizer) > lm.vocab:
         with torch.random.fork_rng():
             lm.base.resize_token_embeddings(len(lm.tokenizer), mean_resizing=False)
@@ -104,10 +107,10 @@ def add_labels(lm: LM, choices: Sequence[str] = CHOICES, seed: int = 0) -> tuple
 
 
 def _vocabulary_layers(lm: LM) -> list[Any]:
-    """The weights with a row per token: that of the input and, where it is another one, that of the output."""
+    """The weights with a row per token: the input embedding and, if it is not tied to it, the output layer."""
     into, out = lm.base.get_input_embeddings(), lm.base.get_output_embeddings()
     if hasattr(into, "base_layer") or hasattr(out, "base_layer"):
-        raise ModelError("labels cannot be added under a LoRA of the embeddings or the output layer: take these out of "
+        raise ModelError("labels cannot be added under a LoRA of the embeddings or the output layer: remove them from "
                          "model.lora.targets.")  # fmt: skip
     return [into.weight] if into.weight is out.weight else [into.weight, out.weight]
 
@@ -118,23 +121,23 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A label for each action; `actions` may end in NEXT_PAGE or PREVIOUS_PAGE."""
+    """A label for each action. `actions` may end in NEXT_PAGE or PREVIOUS_PAGE."""
 
     labels: tuple[str, ...]
     actions: tuple[str, ...]
 
 
 def pages(actions: Sequence[str], labels: Sequence[str]) -> tuple[Page, ...]:
-    """The actions in order under the first labels; where there are more than labels, cut into pages.
+    """The actions in order under the first labels. If there are more actions than labels, they are split into pages.
 
-    Every page but the last ends with "next page" under the last label, every page but the first has "previous page"
-    under the one before it, and there are `len(labels) - 2` places for actions on each. An empty list is one empty page.
+    Every page but the last ends with "next page" under the last label. Every page but the first has "previous page"
+    under the label before that. Each page has `len(labels) - 2` places for actions. An empty list is one empty page.
     """
     actions, labels = tuple(actions), tuple(labels)
     if len(actions) <= len(labels):
         return (Page(labels[: len(actions)], actions),)
     if len(labels) < FEWEST:
-        raise TaskError(f"{len(actions)} actions do not fit {len(labels)} labels: pages need {FEWEST} labels at least.")
+        raise TaskError(f"{len(actions)} actions do not fit {len(labels)} labels: pages need at least {FEWEST} labels.")
     room, made = len(labels) - 2, []
     for start in range(0, len(actions), room):
         here = actions[start : start + room]
@@ -145,7 +148,7 @@ def pages(actions: Sequence[str], labels: Sequence[str]) -> tuple[Page, ...]:
 
 
 def shuffled(labels: Sequence[str], count: int, draw: random.Random) -> tuple[str, ...]:
-    """`count` distinct labels drawn from all of them; all of them in a new order where `count` is more than there are."""
+    """`count` distinct labels in random order; all labels in random order if `count` is larger."""
     return tuple(draw.sample(labels, min(count, len(labels))))
 
 

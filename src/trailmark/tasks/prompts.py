@@ -1,10 +1,10 @@
-"""A file of prompts: one decision each, and a judge of your own. One line of JSON is one row:
+"""A file of prompts with one decision each, and a judge of your own. One line of JSON is one row:
 
     {"prompt": "What is 2 + 3?", "gold": "5"}
     {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "id": "why"}
 
-A prompt is a text, given to the model as it stands, or the messages of a conversation. Whatever else a row holds travels along
-and reaches the judge as `row`.
+A prompt is a text, given to the model unchanged, or the messages of a conversation. The judge gets the whole row as
+`row`, with all its other keys.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from trailmark.types import Task
 
 class Prompts:
     """path   a file of JSON lines
-    test   share of the prompts that are kept for split "test", at least one; chosen by the prompts themselves, so the order of the
-           lines does not matter. Where rows say their `split`, they are taken at their word.
-    chat   a prompt that is a text becomes a message of the user
+    test   share of the prompts in split "test", at least one. The prompts themselves decide, so the order of the lines
+           does not matter. If rows have a `split`, it is used instead.
+    chat   whether a prompt that is a text becomes a message of the user
+    and, as for every task that cannot judge itself, `reward`: the judge, for example `my_file.py:score`
 
-    Splits are "train", "test" and "all". `n=None` gives a split in the order of the file; otherwise `n` rows of it are drawn by
-    seed, each once (all of them, where there are fewer)."""
+    Splits are "train", "test" and "all". `n=None` gives a split in the order of the file. Otherwise `n` rows of it are
+    drawn by seed, each once (all of them, if there are fewer)."""
 
     name = "prompts"
     markov = True
@@ -61,15 +62,17 @@ class Prompts:
             if wrong := next((i for i, s in said.items() if s not in ("train", "test")), None):
                 raise DataError(f"row '{wrong}' has split {said[wrong]!r}: it must be 'train' or 'test'.", self.path)
             return said
-        keys = {t.id: hashlib.sha256(json.dumps(t.data["prompt"], sort_keys=True).encode()).hexdigest() for t in self.rows}
+        keys = {
+            t.id: hashlib.sha256(json.dumps(t.data["prompt"], sort_keys=True).encode()).hexdigest() for t in self.rows
+        }
         distinct = sorted(set(keys.values()))
         held = max(1, round(self.test * len(distinct))) if self.test and len(distinct) > 1 else 0
-        apart = set(distinct[:held])  # rows of one prompt stay together
+        apart = set(distinct[:held])  # rows with the same prompt stay together
         return {i: "test" if key in apart else "train" for i, key in keys.items()}
 
 
 class PromptWorld:
-    """Shows the prompt, hears the answer, and leaves the rest to the judge."""
+    """Shows the prompt and takes the answer; the judge gives the outcome."""
 
     def __init__(self, chat: bool = False):
         self.chat, self.over = chat, True
@@ -103,9 +106,9 @@ def read_prompts(path: Path) -> list[Task]:
         try:
             row = json.loads(line)
         except ValueError as e:
-            raise DataError(f"is no JSON ({e}).", path, i) from None
+            raise DataError(f"is not JSON ({e}).", path, i) from None
         if not isinstance(row, dict) or "prompt" not in row:
-            raise DataError("a row is a JSON object with a key 'prompt'.", path, i)
+            raise DataError("must be a JSON object with a key 'prompt'.", path, i)
         _check(row["prompt"], path, i)
         name = str(row.get("id", i))
         if name in out:
@@ -125,4 +128,4 @@ def _check(prompt: Any, path: Path, line: int) -> None:
     if not ok:
         raise DataError("must be a text, or a list of messages with role and content.", path, line, "prompt")
     if prompt[-1]["role"] == "assistant":
-        raise DataError("ends with the assistant's message: nothing would be left to say.", path, line, "prompt")
+        raise DataError("ends with a message of the assistant, so there is nothing to answer.", path, line, "prompt")

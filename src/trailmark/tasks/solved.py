@@ -1,11 +1,11 @@
-"""Small text problems whose every value is known exactly.
+"""Small text problems whose values are all known exactly.
 
-A problem is a table: state s, action a -> next state `next[s, a]` (END: the play is over) and `reward[s, a]`. States
-are numbered so that every action leads to a higher number; so one sweep from the last state to the first solves it.
-There is no discount. The text of a state is the letters played so far, one letter ("a", "b", ...) per action.
+A problem is a table: state s, action a -> next state `next[s, a]` (END: the play is over) and `reward[s, a]`. Every
+action leads to a state with a higher number, so one sweep from the last state to the first solves the problem. There is
+no discount. The text of a state is the letters played so far, one letter ("a", "b", ...) per action.
 
     tree    all letter strings up to a depth; the last letter pays 0 or 1
-    chain   many letters, of which exactly one decides whether the end pays 1
+    chain   many letters; exactly one of them decides whether the end pays 1
     bandit  one letter, each arm its own reward
 """
 
@@ -30,7 +30,7 @@ Form = Literal["turns", "answer"]
 
 @dataclass(frozen=True)
 class Path:
-    """One whole play: its letters' numbers, its probability under the policy asked for, and its return."""
+    """One whole play: the numbers of its letters, its probability under the given policy, and its return."""
 
     actions: tuple[int, ...]
     probability: float
@@ -75,7 +75,7 @@ def solve_soft(
     v, q, pi = np.zeros(states), np.zeros(next.shape), np.zeros(next.shape)
     for s in range(states - 1, -1, -1):
         q[s] = reward[s] + _after(v, next[s])
-        top = q[s][ref[s] > 0].max()  # subtracted before exp, so that a small beta does not overflow
+        top = q[s][ref[s] > 0].max()  # subtracted before exp, so a small beta does not overflow
         mass = ref[s] * np.exp(np.minimum(q[s] - top, 0.0) / beta)
         v[s] = top + beta * np.log(mass.sum())
         pi[s] = mass / mass.sum()
@@ -93,7 +93,7 @@ def evaluate(
     cost = np.zeros(next.shape)
     if ref is not None and beta:
         used = pi > 0
-        with np.errstate(divide="ignore"):  # an action the reference never takes costs infinitely much
+        with np.errstate(divide="ignore"):  # an action that the reference never takes costs infinity
             cost[used] = beta * (np.log(pi[used]) - np.log(ref[used]))
     v, q = np.zeros(states), np.zeros(next.shape)
     for s in range(states - 1, -1, -1):
@@ -103,7 +103,8 @@ def evaluate(
 
 
 def visits(next: np.ndarray, pi: np.ndarray) -> np.ndarray:
-    """d(s) [S]: how likely a play of pi comes by s.  d(0) = 1,  d(s') = sum over (s, a) -> s' of d(s) pi(a|s)."""
+    """d(s) [S]: the probability that a play of pi visits s.  d(0) = 1,  d(s') = sum over (s, a) -> s' of d(s)
+    pi(a|s)."""
     states, actions = _shapes(next, np.zeros(next.shape), pi)
     d = np.zeros(states)
     d[0] = 1.0
@@ -146,7 +147,7 @@ class Problem:
         return np.full(self.next.shape, 1 / self.next.shape[1])
 
     def walk(self, text: str, state: int = 0) -> tuple[int, float] | None:
-        """The state after the letters of `text` and what they paid; None if one of them cannot be played."""
+        """The state after the letters of `text` and the sum of their rewards; None if a letter cannot be played."""
         s, total = state, 0.0
         for x in text:
             a = self.letters.find(x)
@@ -181,8 +182,8 @@ def tree(depth: int = 3, actions: int = 2, seed: int = 0, inner: bool = False, e
 
 
 def chain(length: int = 6, actions: int = 2, seed: int = 0) -> Problem:
-    """`length` letters, of which one, at a place drawn by seed, must be the right one; the end then pays 1, else 0.
-    States 2t (all is well) and 2t + 1 (lost) stand before letter t; nobody is lost before the deciding letter."""
+    """`length` letters. One of them, at a place drawn by seed, must be the right one; then the end pays 1, else 0.
+    States 2t (still winning) and 2t + 1 (lost) come before letter t. No play is lost before the deciding letter."""
     rng = random.Random(f"chain {seed}")
     place, right = rng.randrange(length), rng.randrange(actions)
     nxt, reward = np.full((2 * length, actions), END), np.zeros((2 * length, actions))
@@ -209,7 +210,7 @@ KINDS = {"tree": tree, "chain": chain, "bandit": bandit}
 
 
 class SolvedWorld:
-    """Plays one problem. A letter that does not exist ends the play with nothing more earned."""
+    """Plays one problem. A letter that does not exist ends the play without further reward."""
 
     def __init__(self, source: Solved):
         self.source, self.problem, self.over = source, source.problems[0], True
@@ -254,12 +255,12 @@ class Solved:
     """The task source.
 
     kind      "tree", "chain" or "bandit"
-    form      "turns": one letter a turn, shown the letters so far. "answer": one turn, the action is the whole string;
-              one that is not exactly a whole play earns 0
-    problems  how many different ones, made with seeds `seed`, `seed` + 1, ...
+    form      "turns": one letter a turn; the letters so far are shown. "answer": one turn; the action is the whole
+              string, and a string that is not exactly a whole play earns 0
+    problems  the number of different problems, made with seeds `seed`, `seed` + 1, ...
     shape     the other arguments of `tree`, `chain` or `bandit`
 
-    Success is a play whose return is the best possible. Every split is the same: task i plays problem i modulo
+    A play is a success if its return is the best possible. All splits are the same: task i plays problem i modulo
     `problems`; `n=None` plays each once. `source.problems[k]` is the table.
     """
 
@@ -293,7 +294,7 @@ class Solved:
         return SolvedWorld(self)
 
     def example_actions(self, task: Task) -> list[str]:
-        """Some whole answers (form "answer"): each play of a small problem, and two that are none."""
+        """Some whole answers (form "answer"): each play of a small problem, and two that are not plays."""
         problem = self.problems[task.data["problem"]]
         plays = paths(problem.next, problem.reward, problem.uniform)[:100]
         return ["".join(problem.letters[a] for a in p.actions) for p in plays] + ["", "zz"]

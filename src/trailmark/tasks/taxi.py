@@ -1,18 +1,17 @@
 """DangerousTaxi: fetch a passenger on a 5x5 map where a move that changes nothing is fatal.
 
-The dynamics are those of the classic Taxi problem, kept here as an exact table of 500 states x 6 actions. On top of it:
+The dynamics are those of the classic Taxi problem, an exact table of 500 states x 6 actions. This world adds:
 
     every reward is divided by 20: a move -0.05, delivering +1, a fatal no-op -0.5;
     a no-op (into a wall, a pick-up or drop-off that does nothing, a label that does not exist) ends the play;
     mode "pickup"  ends when the passenger is first aboard, which pays +1;
-    mode "dropoff" starts with the passenger aboard, where the shortest way to them ends, and ends at the delivery;
+    mode "dropoff" starts with the passenger aboard, where a shortest pick-up ends, and ends at the delivery;
     mode "full"    pays +1 for the first pick-up only and ends at the delivery; its best return is 2 - 0.05 (n - 2).
 
-Setting the passenger down at a wrong corner is legal. Success is reaching the mode's goal; for horizons up to 20 that
-is the same as return > 0, > 0 and > 1. `first_bump_fatal=False` reproduces a published implementation, which
-overlooks a no-op on the very first action (the play goes on, at the classic price) and reads success off those
-thresholds.
-A fatal no-op is `terminated`, the horizon is `truncated`; never both.
+Setting the passenger down at a wrong corner is legal. Success is reaching the mode's goal. For horizons up to 20 that
+is the same as return > 0, > 0 and > 1. `first_bump_fatal=False` reproduces a published implementation. It overlooks a
+no-op on the very first action (the play goes on, at the classic price) and derives success from those thresholds. A
+fatal no-op is `terminated`, the horizon is `truncated`; never both.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ def _classic(state: int, action: int) -> tuple[int, int, bool]:
 
 @cache
 def lengths(mode: Mode) -> tuple[int, ...]:
-    """Fewest actions from each state to the goal of `mode`: aboard ("pickup") or delivered, by searching backwards from
-    it. 0 where the goal is met: with passenger aboard, or lying at the destination."""
+    """The fewest actions from each state to the goal of `mode`: aboard ("pickup") or delivered, by a search backwards
+    from the goal. 0 if the goal is reached: the passenger is aboard, or is at the destination."""
     table = dynamics()
     met = [decode(s)[2] == (ABOARD if mode == "pickup" else decode(s)[3]) for s in range(500)]
     before: list[list[int]] = [[] for _ in range(500)]
@@ -104,7 +103,7 @@ def lengths(mode: Mode) -> tuple[int, ...]:
                 before[t].append(s)
     far = [0 if m else -1 for m in met]
     queue = [s for s in range(500) if met[s]]
-    for t in queue:  # grows while it is walked: breadth first
+    for t in queue:  # breadth first: the queue grows during the loop
         for s in before[t]:
             if far[s] < 0:
                 far[s] = far[t] + 1
@@ -118,26 +117,27 @@ def optimal_length(state: int, mode: Mode = "full") -> int:
 
 
 def optimal_actions(state: int, mode: Mode = "full") -> tuple[int, ...]:
-    """Every action that begins a shortest way to the goal, smallest number first; none where the goal is met."""
+    """Every action that begins a shortest path to the goal, smallest number first; none if the goal is reached."""
     far = lengths(mode)
     return tuple(a for a, (t, _, _) in enumerate(dynamics()[state]) if t != state and far[t] == far[state] - 1)
 
 
 def optimal_action(state: int, mode: Mode = "full") -> int | None:
-    """The first of `optimal_actions`, so that following it gives the alphabetically first shortest way. None (and not
-    0, which is "south") where the goal is met."""
+    """The first of `optimal_actions`. Following it gives the alphabetically first shortest path. None if the goal is
+    reached (not 0, which is "south")."""
     return next(iter(optimal_actions(state, mode)), None)
 
 
 def start_of(state: int, mode: Mode) -> int:
-    """Where a play of `mode` begins: for "dropoff", in the state in which a shortest pick-up ends."""
+    """The first state of a play of `mode`. For "dropoff" it is the state in which a shortest pick-up ends."""
     _, _, passenger, destination = decode(state)
     return encode(*CORNERS[passenger], ABOARD, destination) if mode == "dropoff" and passenger < ABOARD else state
 
 
 @cache
 def draw(state: int, walls: bool = True) -> str:
-    """The map in 7 lines, or its 25 cells in 5 where the walls are left to be learned. Marks in the order D, P, then the taxi (T, O or X); a later one hides an earlier one."""
+    """The map in 7 lines. Without `walls`, its 25 cells in 5 lines. Marks are drawn in the order D, P, then the taxi
+    (T, O or X); a later mark hides an earlier one."""
     row, col, passenger, destination = decode(state)
     grid: list[list[str]] = [list(line) for line in WALLS] if walls else [["."] * 5 for _ in range(5)]
     marks = [(CORNERS[destination], "D")]
@@ -164,12 +164,12 @@ class TaxiWorld:
         except (KeyError, TypeError, ValueError):
             raise TaskError(f"task '{task.id}' needs data 'state', the number of a start.") from None
         if mode not in BONUS or not 0 <= state < 500 or decode(state)[2] == decode(state)[3]:
-            raise TaskError(f"task '{task.id}' has state {state} and mode '{mode}', from which nothing can be played.")
+            raise TaskError(f"task '{task.id}' has state {state} and mode '{mode}', which cannot be played.")
         if mode == "pickup" and decode(state)[2] == ABOARD:
-            raise TaskError(f"task '{task.id}' starts with the passenger aboard, so nothing is left of mode 'pickup'.")
+            raise TaskError(f"task '{task.id}' starts with the passenger aboard: mode 'pickup' is already over.")
         self.mode: Mode = mode
         self.state = start_of(state, mode)
-        self.steps, self.total, self.over = 0, 0, False  # `total` in twentieths, so that it is exact
+        self.steps, self.total, self.over = 0, 0, False  # `total` counts twentieths, so it is exact
         self.paid = mode == "dropoff" or decode(state)[2] == ABOARD
         self.names: list[str] = []
         self.maps = [draw(self.state, self.source.walls)]
@@ -218,16 +218,16 @@ class TaxiWorld:
 class Taxi:
     """The task source.
 
-    mode      "pickup", "dropoff" or "full"; a task's own data["mode"] goes before it
-    horizon   a play is cut off after so many actions; 15 leaves 242 of the 300 full starts solvable, 18 all
+    mode      "pickup", "dropoff" or "full"; a task's own data["mode"] overrides it
+    horizon   a play is cut off after so many actions; with 15, 242 of the 300 full starts are solvable, with 18 all
     rules     begin each observation with the rules (they say that a no-op is fatal)
     history   "none": only the map; "actions": names of the actions so far; "maps": the first map, then each action
               and the map after it
-    walls     draw them; without them the map is five lines of five letters, and where walls stand is found out by playing
+    walls     draw them; without them the map is five lines of five letters, and a player finds the walls by playing
     menu      list the six actions; without it prompts are shorter, and the labels stay "0".."5"
 
-    Splits: "all" is the 300 starts in order. "train" and "test" draw uniformly from those same 300 with replacement, by
-    seed and split (`n=None`: 300 draws); a start may occur in both, as there are only 300.
+    Splits: "all" is the 300 starts in order. "train" and "test" draw uniformly from the same 300 with replacement, by
+    seed and split (`n=None`: 300 draws). A start may occur in both, because there are only 300.
     """
 
     name = "taxi"
@@ -273,7 +273,7 @@ class Taxi:
         return RULES.format(horizon=self.horizon, bonus=BONUS[mode], fatal=fatal) if self.rules else ""
 
     def look(self, state: int, mode: Mode) -> Observation:
-        """The observation without history: one object per state, made once."""
+        """The observation without history. There is one object per state, made once."""
         seen = self._seen.get((state, mode))
         if seen is None:
             seen = Observation(self.header(mode) + draw(state, self.walls), MENU if self.menu else "", LABELS, ACTIONS)

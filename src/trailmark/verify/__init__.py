@@ -1,6 +1,6 @@
-"""A certificate of a run on its own data: `verify(run)` looks for what goes wrong in silence, and says what it found.
+"""Check a run on its own data: `verify(run)` looks for silent mistakes and reports what it found.
 
-Nothing here changes a run but `verify.json`, which the command writes beside its recipe. Importing this is light.
+It changes nothing in a run. The command writes only `verify.json` beside the recipe. Importing this module is fast.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["verify"]
 
 
 def verify(run: str | Path, build: Callable[..., Any] | None = None, limit: int = 64) -> Report:
-    """Check the run in a directory. `build` makes samples of episodes (default: `build_samples`) and is itself under
-    test; `limit` bounds how many episodes, turns or rows each check looks at."""
+    """Check the run in a directory. `build` makes samples from episodes (default: `build_samples`) and is tested
+    itself. `limit` is the largest number of episodes, turns or rows that each check reads."""
     from trailmark.verify.checks import certify
 
     return certify(run, build, limit)

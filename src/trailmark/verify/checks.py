@@ -1,4 +1,4 @@
-"""All checks in order, each guarded: one that raises has failed, and the others still run."""
+"""All checks in order. A check that raises has failed, and the others still run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def certify(path: str | Path, build: Build | None = None, limit: int = 64) -> Re
             checks.append(Check(name, "skip", str(reason)))
         except TrailmarkError as problem:
             checks.append(Check(name, "fail", str(problem)))
-        except Exception as problem:  # the run's data made a check stumble: that is a finding, not a crash
-            checks.append(Check(name, "fail", f"the check stumbled over the run: {type(problem).__name__}: {problem}"))
+        except Exception as problem:  # the run's data broke a check: that is a finding, not a crash
+            checks.append(Check(name, "fail", f"the check broke on this run: {type(problem).__name__}: {problem}"))
     try:
         method = str(evidence.config.method)
     except Missing:

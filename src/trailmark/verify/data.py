@@ -1,4 +1,4 @@
-"""What the episodes say about each other: groups that are groups, rewards that can teach something."""
+"""Checks across episodes: groups share a start, and rewards can teach something."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trailmark.types import Episode, Failed, Invalid, Scored
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
 
-SATURATED = 0.99  # share of the last episodes that get the best reward
-LONG = 0.5  # a rank correlation with length that is worth a look
+SATURATED = 0.99  # share of the last episodes with the best reward
+LONG = 0.5  # a rank correlation with length that is reported
 
 
 def check_groups(ev: Evidence) -> Check:
@@ -25,7 +25,7 @@ def check_groups(ev: Evidence) -> Check:
         ids[e.id] = ids.get(e.id, 0) + 1
     for name, n in ids.items():
         if n > 1:
-            found.defect("two episodes have one id", f"'{name}'")
+            found.defect("two episodes have the same id", f"'{name}'")
     per_task = getattr(ev.config, "n", None)
     for name, members in groups.items():
         first = members[0]
@@ -33,14 +33,14 @@ def check_groups(ev: Evidence) -> Check:
         if any(m.task.id != first.task.id for m in members):
             found.defect("wrong group: members play different tasks", where)
         elif any(m.task != first.task for m in members):
-            found.defect("wrong group: members have one task id but different starts", where)
+            found.defect("wrong group: members have the same task id but different starts", where)
         opened = [_opening(m) for m in members if m.turns]
         if any(o != opened[0] for o in opened[1:]):
             found.defect("wrong group: members were shown different first prompts", where)
         if any(m.parent != first.parent for m in members):
             found.defect("wrong group: members branched from different places", where)
         if isinstance(per_task, int) and len(members) % per_task and first.parent is None:
-            found.defect(f"wrong group: its size is no multiple of n={per_task}", f"{where} has {len(members)}")
+            found.defect(f"wrong group: its size is not a multiple of n={per_task}", f"{where} has {len(members)}")
     sizes = [len(m) for m in groups.values()]
     found.numbers = {"episodes": sum(sizes), "groups": len(groups), "smallest": min(sizes), "largest": max(sizes)}
     return found.result(f"{len(groups)} groups of {min(sizes)} to {max(sizes)}: one task and one first prompt each")
@@ -51,7 +51,7 @@ def _opening(e: Episode) -> Any:
 
 
 def check_rewards(ev: Evidence) -> Check:
-    """Rewards are finite, vary, are not explained by length, and are sums of what the world answered where they should be."""
+    """Rewards are finite, vary, do not follow from length, and are sums of turn rewards where they should be."""
     found = Findings("rewards")
     episodes = ev.episodes
     good: list[tuple[Episode, float]] = []
@@ -84,7 +84,7 @@ def check_rewards(ev: Evidence) -> Check:
     last = rewards[-max(1, len(rewards) // 4) :]
     found.numbers["at_most_lately"] = float((last >= rewards.max() - 1e-9).mean())
     if found.numbers["at_most_lately"] >= SATURATED and np.ptp(rewards) > 0:
-        found.notes.append("the reward is saturated: lately nearly all plays get the most there is")
+        found.notes.append("the reward is saturated: lately nearly all plays get the largest reward")
     found.numbers["equal_groups"] = _equal_groups(good)
     _length(found, good, rewards)
     _sums(ev, found, good)
@@ -92,7 +92,7 @@ def check_rewards(ev: Evidence) -> Check:
 
 
 def _equal_groups(good: list[tuple[Episode, float]]) -> float:
-    """Share of groups of several in which all got the same, so that a group-relative advantage is 0."""
+    """The share of groups in which all members have the same reward, so a group-relative advantage is 0."""
     groups: dict[str, list[float]] = {}
     for e, r in good:
         groups.setdefault(e.group, []).append(r)
@@ -108,13 +108,12 @@ def _length(found: Findings, good: list[tuple[Episode, float]], rewards: np.ndar
     found.numbers["length_correlation"] = [r, low, high]
     if low > LONG or high < -LONG:
         found.notes.append(
-            f"the reward goes with length: rank correlation {r:+.2f} [{low:+.2f}, {high:+.2f}]; is that meant?"
+            f"the reward correlates with length: rank correlation {r:+.2f} [{low:+.2f}, {high:+.2f}]; is that intended?"
         )
 
 
 def _sums(ev: Evidence, found: Findings, good: list[tuple[Episode, float]]) -> None:
-    """A task says by `additive` whether an outcome is the sum of its rewards; one that says nothing is taken at the word
-    of nine plays in ten."""
+    """A task's `additive` says whether an outcome is the sum of its rewards. Without it, nine plays in ten decide."""
     try:
         says = getattr(ev.source, "additive", None)
     except Missing:
@@ -130,7 +129,8 @@ def _sums(ev: Evidence, found: Findings, good: list[tuple[Episode, float]]) -> N
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
-    """Spearman's rho with a 95 % interval (Fisher's z, with the variance (1 + rho^2 / 2) / (n - 3) of Bonett and Wright)."""
+    """Spearman's rho with a 95 % interval (Fisher's z, with the variance (1 + rho^2 / 2) / (n - 3) of Bonett and
+    Wright)."""
     a, b = _ranks(x), _ranks(y)
     rho = float(np.corrcoef(a, b)[0, 1])
     z, half = math.atanh(min(max(rho, -0.9999999), 0.9999999)), 1.96 * math.sqrt((1 + rho**2 / 2) / max(len(x) - 3, 1))

@@ -1,4 +1,4 @@
-"""What of a run is at hand: its recipe, method and task, episodes, samples, and the weights of the versions kept."""
+"""What is available of a run: its recipe, method and task, episodes, samples, and the weights of the kept versions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Build = Callable[..., list[Sample]]
 
 
 class Missing(Exception):
-    """What a check needs is not at hand; the check is skipped with this reason."""
+    """Something that a check needs is not available; the check is skipped with this reason."""
 
 
 def spread(things: Sequence[Any], n: int) -> list[Any]:
-    """At most `n` of them, evenly spaced, the first and the last among them."""
+    """At most `n` of the things, evenly spaced, including the first and the last."""
     if len(things) <= n:
         return list(things)
     return [things[i] for i in np.unique(np.linspace(0, len(things) - 1, max(n, 1)).round().astype(int))]
@@ -75,7 +75,7 @@ class Evidence:
 
     @cached_property
     def source(self) -> Any:
-        """The task, made from the recipe. One that takes its labels from the policy's tokenizer gets that of the run."""
+        """The task, made from the recipe. If it takes its labels from the policy's tokenizer, it gets the run's."""
         from trailmark.tasks import get_task
         from trailmark.tasks.base import bind
 
@@ -111,12 +111,12 @@ class Evidence:
             raise Missing("the run has no episodes" if not self.unreadable else "no episodes can be read")
         return [e for index in sorted(self.read) for e in self.read[index]]
 
-    def some(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
-        """At most `limit` episodes from all along the run."""
+    def sample_episodes(self, wanted: Callable[[Episode], bool] = lambda e: True) -> list[Episode]:
+        """At most `limit` episodes, spread over the run."""
         return spread([e for e in self.episodes if wanted(e)], self.limit)
 
     def seats(self, e: Episode) -> list[str]:
-        """Whose tokens of an episode were trained."""
+        """The seats of an episode whose tokens were trained."""
         named = [name for name, p in e.players.items() if p.kind == "trained"]
         return named or (["policy"] if any(t.seat == "policy" for t in e.turns) else [])
 
@@ -131,7 +131,7 @@ class Evidence:
 
     @property
     def mean(self) -> tuple[Any, int]:
-        """How the recipe averages tokens, and the constant length where that is what it divides by."""
+        """How the recipe averages tokens, and the constant length if it divides by one."""
         sampling = getattr(self.config, "sampling", None)
         return getattr(self.config, "mean", "token"), getattr(sampling, "max_tokens", 1)
 
@@ -143,12 +143,12 @@ class Evidence:
     def rows(self) -> list[list[Sample]]:
         """The samples of each row of the data of an imitation run."""
         if not Path(self.config.data).is_file():
-            raise Missing(f"the data '{self.config.data}' is not here")
+            raise Missing(f"the data file '{self.config.data}' is not here")
         lm = self.weights.any()
         return self.method.imitated(self.config, lm.tokenizer, lm.context)
 
     def batch(self) -> list[Sample]:
-        """A batch as the newest step would train on it; advantages are made up, so that no token's is 0."""
+        """A batch as the newest step would train on it. Its advantages are invented, so that none is 0."""
         if self.conversations:
             return [s for row in spread(self.rows(), self.limit) for s in row]
         for index in sorted(self.read, reverse=True):
@@ -163,19 +163,19 @@ class Evidence:
                 out += self.build(mine, seat, {"advantage": made_up}, mean, length)
             if out:
                 return out
-        self.episodes  # noqa: B018  (says why where there are none)
+        self.episodes  # noqa: B018  (raises Missing if there are none)
         raise Missing("no scored episode has tokens of a trained seat that were drawn at a temperature above 0")
 
 
 class Weights:
-    """One model that takes on the weights of any version at hand. It is made from the newest checkpoint that loads; version
-    0 is what a stage of that name left (RUN/stages/policy), else the model as the recipe loads it, where that has the same shape (a
-    method may add words of its own)."""
+    """One model that can take the weights of any available version. It is made from the newest checkpoint that loads.
+    Version 0 is what a stage of that name left (RUN/stages/policy), else the model as the recipe loads it, if that has
+    the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
         self.broken: dict[int, str] = {}
-        self.problem = ""  # with the recipe's own model
+        self.problem = ""  # why the recipe's own model cannot be loaded
         self._lm: LM | None = None
         self._first: dict[str, Any] | None = None
         config = evidence.config.model
@@ -211,10 +211,10 @@ class Weights:
         for version in dict.fromkeys([*reversed(self.evidence.checkpoints), 0]):
             if (lm := self.at(version)) is not None:
                 return lm
-        raise Missing(f"no weights are at hand: {next(iter(self.broken.values()), self.problem)}")
+        raise Missing(f"no weights are available: {next(iter(self.broken.values()), self.problem)}")
 
     def folder(self, version: int, seat: str = "policy") -> Path | None:
-        """Where the trained model of a seat lies in a checkpoint."""
+        """The folder of a seat's trained model in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
         if root is None and version == 0:
             root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
@@ -224,7 +224,7 @@ class Weights:
         return held.get(seat) or held.get("policy") or next(iter(held.values()), None)
 
     def at(self, version: int, seat: str = "policy") -> LM | None:
-        """The model of version `version`, or None where its weights are not at hand."""
+        """The model of version `version`, or None if its weights are not available."""
         from trailmark.learn.checkpoint import load_weights
 
         if self._lm is None or version in self.broken:
@@ -245,5 +245,5 @@ class Weights:
 
     @property
     def versions(self) -> list[int]:
-        """Whose weights can be had, oldest first."""
+        """The versions whose weights are available, oldest first."""
         return [v for v in dict.fromkeys((0, *self.evidence.checkpoints)) if self.at(v) is not None]

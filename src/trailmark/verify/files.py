@@ -1,4 +1,4 @@
-"""Files of a run: the recipe resolves, metrics have no holes, episodes can be read, checkpoints load and agree."""
+"""Files of a run: the recipe resolves, metrics have no gaps, episodes can be read, checkpoints load and agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_recipe(ev: Evidence) -> Check:
 
 
 def check_records(ev: Evidence) -> Check:
-    """Steps of the metrics are 1, 2, 3, …; every line of every segment that was looked at is an episode."""
+    """The steps of the metrics are 1, 2, 3, …, and every line of every segment that was read is an episode."""
     found = Findings("records")
     for problem in ev.unreadable:
         found.defect("episodes cannot be read", problem)
@@ -37,7 +37,7 @@ def check_records(ev: Evidence) -> Check:
     steps = [r.get("step") for r in rows]
     if steps != list(range(1, len(steps) + 1)):
         at = next((i for i, s in enumerate(steps, 1) if s != i), 0)
-        found.defect("the metrics have a hole or a step twice", f"line {at} is of step {steps[at - 1]}")
+        found.defect("the metrics have a gap or a step twice", f"line {at} is of step {steps[at - 1]}")
     for r in rows:
         for name, value in r.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -53,12 +53,12 @@ def check_records(ev: Evidence) -> Check:
     numbers = [int(p.stem) for p in ev.files]
     found.numbers = {"steps": len(steps), "segments": len(numbers), "segments_read": len(ev.read),
                      "episodes": sum(map(len, ev.read.values()))}  # fmt: skip
-    return found.result(f"{len(steps)} steps without a hole, {len(ev.read)} of {len(numbers)} segments read")
+    return found.result(f"{len(steps)} steps without a gap, {len(ev.read)} of {len(numbers)} segments read")
 
 
 def check_checkpoint(ev: Evidence) -> Check:
-    """The newest checkpoint loads in transformers and computes what our own model with its weights computes; all others
-    are whole."""
+    """The newest checkpoint loads in transformers and gives the logits of our own model with its weights. All other
+    checkpoints are complete."""
     found = Findings("checkpoint")
     if not ev.checkpoints:
         return found.skip("the run has no checkpoint yet")
@@ -87,7 +87,8 @@ def check_checkpoint(ev: Evidence) -> Check:
     allowed = {"float64": 1e-5, "float32": 1e-3}.get(str(lm.dtype).removeprefix("torch."), 0.1) * scale
     if not gap <= allowed:
         found.defect(
-            f"transformers computes other logits from the checkpoint than we do: off by {gap:.2g}, allowed {allowed:.2g}"
+            f"transformers computes other logits from the checkpoint than we do: off by {gap:.2g}, "
+            f"allowed {allowed:.2g}"
         )
     found.numbers["logits_off"] = gap
     return found.result(f"checkpoint {step} loads in transformers and gives our logits to {gap:.1g}")
@@ -102,7 +103,7 @@ def _state(found: Findings, root: Path) -> dict[str, Any] | None:
 
 
 def _whole(found: Findings, root: Path) -> None:
-    """Every tensor file can be opened, has all its bytes, and holds numbers."""
+    """Every tensor file can be opened, is complete, and holds finite numbers."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

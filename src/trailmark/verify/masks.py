@@ -1,8 +1,8 @@
-"""The mask audit: what is trained is what the trained seat wrote, all of it, and nothing else.
+"""The mask audit: exactly the tokens that the trained seat wrote are trained.
 
-Two questions. Do the stored turns say truly who wrote which token (`check_turns`)? And do the samples made of them put
-weight on exactly those tokens (`check_masks`)? The second derives every position from the fields of `Turn` again, so a
-builder of samples is checked against the data and not against itself.
+There are two questions. Do the stored turns say correctly who wrote which token (`check_turns`)? Do the samples made
+from them put weight on exactly those tokens (`check_masks`)? The second check derives every position again from the
+fields of `Turn`. So a builder of samples is checked against the data and not against itself.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from trailmark.verify.report import Check, Findings
 
 
 def check_turns(ev: Evidence) -> Check:
-    """Every written token has its log-probs, is allowed by its law, says what the turn's text says, and a turn that
-    stopped holds the token (or text) it stopped at."""
+    """Every written token has its log-probs, is allowed by its law, and matches the turn's text. A turn that stopped
+    holds the token (or text) it stopped at."""
     found = Findings("turns")
-    episodes, tokenizer = ev.some(), ev.weights.any().tokenizer
+    episodes, tokenizer = ev.sample_episodes(), ev.weights.any().tokenizer
     ends, turns = set(stop_ids(tokenizer, chat=True)), 0
     for e in episodes:
         for i, turn in enumerate(e.turns):
-            if turn.stop:  # an engine wrote it
+            if turn.stop:  # an engine wrote the turn
                 turns += 1
                 for defect in turn_defects(turn, tokenizer, ends):
                     found.defect(defect, f"episode '{e.id}', turn {i}")
@@ -68,7 +68,7 @@ def check_masks(ev: Evidence) -> Check:
     if ev.conversations:
         return _conversations(ev, found)
     mean, length = ev.mean
-    episodes, samples, tokens, trained = ev.some(), 0, 0, 0
+    episodes, samples, tokens, trained = ev.sample_episodes(), 0, 0, 0
     for seat, mine in ev.trained(episodes):
         made = ev.build(mine, seat, None, mean, length)
         by_episode: dict[str, list[Sample]] = {}
@@ -89,7 +89,7 @@ def check_masks(ev: Evidence) -> Check:
 
 
 def sample_defects(e: Episode, seat: str, samples: list[Sample], mean: str, length: int) -> list[str]:
-    """What is wrong with the samples of one seat of one episode, told in kinds."""
+    """The kinds of defects in the samples of one seat of one episode."""
     out: list[str] = []
     turns = [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
     seen: Counter[int] = Counter()
@@ -115,7 +115,7 @@ def sample_defects(e: Episode, seat: str, samples: list[Sample], mean: str, leng
         if mean != "constant" and abs(spent - mass) > 1e-9 * max(1.0, abs(mass)):
             out.append(f"the weights of a sample do not add up to its mass, as mean '{mean}' says")
     if [seen[k] for k in range(len(turns))] != [1] * len(turns):
-        out.append("a turn is trained not once: missing, or in two samples")
+        out.append("a turn is not trained exactly once: it is missing, or in two samples")
     total = sum(s.mass.get("weight", 0.0) for s in samples)
     sizes = [len(e.turns[i].tokens) for i in turns]
     wanted = {"token": float(sum(sizes)), "decision": float(len(sizes))}.get(mean, 1.0)
@@ -132,7 +132,8 @@ def sample_defects(e: Episode, seat: str, samples: list[Sample], mean: str, leng
 
 
 def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
-    """Turn `i` stands at places `at` of a sample: behind exactly what it saw, with its own tokens, law and log-probs."""
+    """Turn `i` stands at positions `at` of a sample: right after what it saw, with its own tokens, law and
+    log-probs."""
     turn = e.turns[i]
     before, parent = [*turn.prompt, *turn.forced], turn.continues
     while parent is not None:
@@ -142,7 +143,7 @@ def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
     if at.tolist() != list(range(start, stop)):
         off = int(at[0]) - start
         how = f" (it begins {abs(off)} token{'s' * (abs(off) > 1)} {'late' if off > 0 else 'early'})" if off else ""
-        return [f"the mask does not lie on the written tokens{how}"]
+        return [f"the mask is not on the written tokens{how}"]
     out = []
     if s.tokens[:stop].tolist() != [*before, *turn.tokens]:
         out.append("the tokens of a sample are not those of the episode")
@@ -156,29 +157,29 @@ def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
 
 
 def _conversations(ev: Evidence, found: Findings) -> Check:
-    """Imitation: the trained stretches of a row are what its assistant says, each with its end of turn."""
+    """Imitation: the trained spans of a row are what its assistant says, each with its end of turn."""
     rows = spread(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
     tokenizer = ev.weights.any().tokenizer
     ends = set(stop_ids(tokenizer, chat=ev.config.chat))
     texts = read_texts(ev.config.data)
-    endless = texts is not None and not texts[0][3]  # a label is one token, and no end follows
+    endless = texts is not None and not texts[0][3]  # a label is one token without an end
     tokens = trained = 0
     for k, (messages, samples) in enumerate(rows):
         wanted = sorted("".join(m["content"].split()) for m in messages if m["role"] == "assistant")
-        said, where = [], f"row {k + 1} looked at of {ev.config.data}"
+        said, where = [], f"row {k + 1} of the rows read from {ev.config.data}"
         for s in samples:
             weight = s.streams["weight"]
             tokens, trained = tokens + len(weight), trained + int((weight != 0).sum())
             if abs(float(weight.sum()) - s.mass["weight"]) > 1e-9:
                 found.defect("the weights of a sample do not add up to its mass", where)
             if weight[0] != 0:
-                found.defect("a first token is trained: nothing comes before it", where)
+                found.defect("a first token is trained, but nothing comes before it", where)
             edges = np.nonzero(np.diff(np.r_[0, weight != 0, 0]))[0].reshape(-1, 2)
             for a, b in edges.tolist():
                 if endless:
                     b += 1
                 elif int(s.tokens[b - 1]) not in ends:
-                    found.defect("a trained stretch does not end with the end of the turn", where)
+                    found.defect("a trained span does not end with the end of the turn", where)
                     b += 1
                 said.append("".join(tokenizer.decode(s.tokens[a : b - 1]).split()))
         said.sort()
@@ -190,7 +191,7 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
 
 
 def _data(ev: Evidence) -> str:
-    ev.rows()  # says so where the file is gone
+    ev.rows()  # raises Missing if the file is gone
     if not ev.config.data:
         raise Missing("the recipe names no data")
     return ev.config.data

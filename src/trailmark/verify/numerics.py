@@ -1,4 +1,4 @@
-"""What the model computes on the run's own data: step-one identities, sampler against learner, one gradient."""
+"""What the model computes on the run's own data: identities at step one, sampler against learner, one gradient."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trailmark.types import Episode, Sample
 from trailmark.verify.evidence import Evidence, Missing, spread
 from trailmark.verify.report import Check, Findings
 
-# By the coarser of the two dtypes that are compared: the largest and the mean difference of a log-prob, and the relative
-# difference of a gradient. Some norms compute in float32 whatever the weights are.
+# By the coarser of the two compared dtypes: the largest and the mean difference of a log-prob, and the relative
+# difference of a gradient. Some norms compute in float32 whatever the dtype of the weights.
 LARGEST = {"float64": 1e-5, "float32": 1e-3}
 MEAN = {"float64": 1e-6, "float32": 1e-4}
 GRADIENT = {"float64": 1e-5, "float32": 1e-4}
 COARSE = {"largest": 1.0, "mean": 0.05, "gradient": 0.2}
-CLEARLY = 4.0  # so many times better must other weights explain the stored numbers
+CLEARLY = 4.0  # other weights must explain the stored numbers so many times better
 
 
 def _learner(lm: LM, ev: Evidence, amp: bool = False, **more: Any) -> Learner:
@@ -38,7 +38,7 @@ def _dtype(lm: LM) -> str:
 
 
 def check_step_one(ev: Evidence) -> Check:
-    """With old log-probs scored by the learner itself, in the same packing, every ratio is exactly 1 and every KL 0."""
+    """If the learner itself scores the old log-probs, in the same packing, every ratio is exactly 1 and every KL 0."""
     found = Findings("step one")
     if ev.conversations:
         return found.skip("imitation has no ratio and no KL")
@@ -46,7 +46,7 @@ def check_step_one(ev: Evidence) -> Check:
     learner = _learner(lm, ev, amp=True)
     filled = learner.fill(samples, old=Readout(""), ref=Readout(""))
     again = learner.fill(filled, now=Readout(""))
-    with np.errstate(invalid="ignore"):  # a token that its law excludes has log-prob -inf twice
+    with np.errstate(invalid="ignore"):  # a token that its law excludes has log-prob -inf on both sides
         off = [float(np.abs(s.streams["now"] - s.streams["old"]).max(initial=0.0)) for s in again]
     terms = learner.gradient(filled, Clipped(beta=0.1, kl="k3"))
     learner.optimisers["policy"].adam.zero_grad(set_to_none=True)
@@ -63,7 +63,7 @@ def check_step_one(ev: Evidence) -> Check:
 
 
 def check_sampler(ev: Evidence) -> Check:
-    """The log-probs stored with the episodes are those of the weights that their version names."""
+    """The log-probs stored with the episodes come from the weights of the version that they name."""
     found = Findings("sampler")
     by_version: dict[int, list[tuple[Episode, int]]] = {}
     seat_of: dict[int, str] = {}
@@ -79,7 +79,7 @@ def check_sampler(ev: Evidence) -> Check:
     both = [v for v in versions if v in by_version]
     if not both:
         held = ", ".join(map(str, versions)) or "none"
-        return found.skip(f"of no version that wrote episodes are the weights at hand (at hand: {held}); "
+        return found.skip(f"the weights of no version that wrote episodes are available (available: {held}); "
                           "keep more with checkpoint.every and checkpoint.keep_last")  # fmt: skip
     engine = getattr(getattr(ev.config, "engine", None), "dtype", None)
     dtypes = {engine or ev.config.model.dtype, ev.config.model.dtype}
@@ -97,35 +97,41 @@ def check_sampler(ev: Evidence) -> Check:
         wrong = worst > largest or average > mean
         if best != v and average > mean / 50 and others[best] * CLEARLY < average:
             age = "older" if best < v else "newer"
-            found.defect(f"the sampler's weights are not those of its version (stale?): version {best}, which is {age}, explains "
-                         f"the log-probs of version {v} to {others[best]:.2g}, its own weights to {average:.2g}")  # fmt: skip
+            found.defect(
+                f"the sampler's weights are not those of its version (stale?): version {best}, which is {age}, "
+                f"explains the log-probs of version {v} to {others[best]:.2g}, its own weights to {average:.2g}"
+            )
         elif wrong:
-            found.defect(f"the sampler and the learner disagree: log-probs of version {v} differ by up to {worst:.2g} (mean {average:.2g}; "
-                         f"allowed in {kind}: {largest:g}, mean {mean:g}): stale or other weights, or tokens that were not drawn so")  # fmt: skip
+            found.defect(
+                f"the sampler and the learner disagree: log-probs of version {v} differ by up to {worst:.2g} "
+                f"(mean {average:.2g}; allowed in {kind}: {largest:g}, mean {mean:g}): stale or other weights, or "
+                "tokens that were not drawn this way"
+            )
     found.numbers = {"dtype": kind, "versions": gaps, "versions_at_hand": versions}
     if both == [0]:
         found.notes.append(
-            "only the first weights are at hand, so staleness could not show: keep more with checkpoint.every and checkpoint.keep_last"
+            "only the first weights are available, so stale weights could not be noticed: keep more with "
+            "checkpoint.every and checkpoint.keep_last"
         )
     worst = max(g["largest"] for g in gaps.values())
     return found.result(f"versions {', '.join(gaps)}: stored and recomputed log-probs differ by at most {worst:.2g}")
 
 
 def _turn_sample(e: Episode, i: int) -> Sample:
-    """One turn as a sequence of its own, straight from its fields."""
+    """One turn as its own sequence, made directly from its fields."""
     turn, tokens = e.turns[i], e.sequence(i)
     span = slice(len(tokens) - len(turn.tokens), len(tokens))
     streams = {n: np.zeros(len(tokens)) for n in ("weight", "uncut", "logp", "logq")}
     law, written = np.full(len(tokens), -1), np.zeros(len(tokens), np.int64)
     streams["weight"][span], streams["logp"][span], streams["logq"][span] = 1.0, turn.logp, turn.logq
-    # A learner's nucleus may differ by a token at its rim, and arg max has no density: those are compared without law.
+    # A learner's nucleus may differ by a token at its edge, and arg max has no density. These are compared without law.
     streams["uncut"][span] = float(turn.law.temperature > 0 and turn.law.top_p == 1.0 and turn.law.top_k == 0)
     law[span], written[span] = 0, np.arange(len(turn.tokens))
     return Sample(np.array(tokens), {**streams, "law": law, "written": written}, {"weight": 1.0}, (turn.law,), e.id)
 
 
 def _gaps(ev: Evidence, version: int, seat: str, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Largest and mean difference of stored log-probs and those under the weights of a version."""
+    """The largest and the mean difference between stored log-probs and those under the weights of a version."""
     lm = ev.weights.at(version, seat)
     if lm is None:
         return float("inf"), float("inf")
@@ -139,7 +145,7 @@ def _gaps(ev: Evidence, version: int, seat: str, samples: Sequence[Sample]) -> t
 
 
 def check_gradient(ev: Evidence) -> Check:
-    """One gradient for every packing and every split: each sample alone is what the others are compared with."""
+    """All packings and splits give the same gradient. The reference is each sample alone."""
     found = Findings("one gradient")
     samples, lm = ev.batch(), ev.weights.any()
     objective: Objective = Sft() if ev.conversations else WeightedLogp()
@@ -161,7 +167,8 @@ def check_gradient(ev: Evidence) -> Check:
     for name, value in off.items():
         if not value <= tolerance:
             found.defect(
-                f"packing '{name}' (layout/tokens) changes the gradient by {value:.2g} of its size, allowed {tolerance:g}"
+                f"packing '{name}' (layout/tokens) changes the gradient by {value:.2g} of its size, "
+                f"allowed {tolerance:g}"
             )
     found.numbers = {
         "samples": len(samples),

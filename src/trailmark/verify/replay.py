@@ -1,4 +1,4 @@
-"""Stored actions, played again: the world must answer as it did, and show what it showed."""
+"""Replay stored actions: the world must give the same answers and show the same prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trailmark.verify.report import Check, Findings
 
 
 class _Silent:
-    """An engine that is only asked for its tokenizer."""
+    """An engine of which only the tokenizer is used."""
 
     name, version = "stored", 0
 
@@ -27,14 +27,14 @@ class _Silent:
         self.tokenizer = tokenizer
 
     async def sample(self, request: Request) -> list[Completion]:
-        raise EngineError("the play goes on where the stored one was over")
+        raise EngineError("the replay goes on after the stored play was over")
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
-        raise EngineError("nothing is scored here")
+        raise EngineError("this engine scores nothing")
 
 
 class _AsStored(Judge):
-    """A judge that repeats what is stored, so that a replay asks nobody."""
+    """A judge that repeats the stored verdict, so that a replay asks no real judge."""
 
     def __init__(self, episode: Episode):
         self.episode = episode
@@ -46,7 +46,7 @@ class _AsStored(Judge):
 def check_replay(ev: Evidence) -> Check:
     found = Findings("replay")
     source = ev.source
-    episodes = ev.some(lambda e: isinstance(e.outcome, Scored))
+    episodes = ev.sample_episodes(lambda e: isinstance(e.outcome, Scored))
     if not episodes:
         return found.skip("no play was scored")
     steps = 0
@@ -61,7 +61,7 @@ def check_replay(ev: Evidence) -> Check:
 
 
 def _rewards(found: Findings, source: Any, e: Episode) -> int:
-    """Tell a fresh world the stored actions; returns how many it was told."""
+    """Replay the stored actions in a new world; returns their number."""
     where, told, step = f"episode '{e.id}'", 0, None
     try:
         world = source.make()
@@ -96,31 +96,29 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
 
 
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
-    """Play the stored turns at a desk with the run's protocol: each prompt must be the stored one, token by token. A method
-    says its protocol by `protocol(config, source)`; where one seat plays alone it is the usual one."""
+    """Replay the stored turns with the run's protocol: each prompt must equal the stored one, token by token. A method
+    gives its protocol by `protocol(config, source)`; a seat that plays alone has the default protocol."""
     tokenizer = ev.weights.any().tokenizer
     alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1]
     own = ev.method.protocol(ev.config, ev.source)
     if own is None and len(alone) < len(episodes):
-        found.notes.append(
-            "prompts of plays with several seats were not compared: the method does not say its protocol"
-        )
+        found.notes.append("prompts of plays with several seats were not compared: the method names no protocol")
     chosen = list(episodes) if own is not None else alone
     engine = _Silent(tokenizer)
     for e in chosen:
         names = list(dict.fromkeys(t.seat for t in e.turns))
-        served = {t.seat for t in e.turns if not t.prompt}  # a chat server's turns do not know what it was shown
+        served = {t.seat for t in e.turns if not t.prompt}  # turns of a chat server do not store their prompt
         seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, as_played(e), players=e.players)
         (again,) = wait(play_all(ev.source, [start], seats, own, judge=_AsStored(e)))
         if isinstance(again.outcome, Failed):
-            found.defect("the desk cannot repeat a stored play: another prompt or reward", again.outcome.error)
+            found.defect("a stored play cannot be repeated: another prompt or reward", again.outcome.error)
     return len(chosen)
 
 
 def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
-    """What judges said: the annotation beside an episode must be its reward, and the turn that acted last must carry it. A
-    judge that can be asked again at no cost must say the same. Returns how many it was asked about."""
+    """Check the judges' rewards. The annotation beside an episode must equal its reward, and the turn that acted last
+    must carry it. A judge that costs nothing must give the same verdict again. Returns how many plays it judged."""
     noted = _noted(ev, found)
     for e in episodes:
         where, reward = f"episode '{e.id}'", e.outcome.reward if isinstance(e.outcome, Scored) else None
@@ -128,16 +126,20 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
         if e.id not in noted and noted:
             found.defect("a judged episode has no annotation 'reward'", where)
         elif noted and noted[e.id] != reward:
-            found.defect("the annotation 'reward' differs from the outcome (edited?)", f"{where}: {noted[e.id]}, {reward}")
+            found.defect(
+                "the annotation 'reward' differs from the outcome (edited?)", f"{where}: {noted[e.id]}, {reward}"
+            )
         if acted is not None and reward is not None and as_played(e)[acted].reward + reward != e.turns[acted].reward:
             found.defect("the last act does not carry the judge's reward (edited?)", where)
     judge = getattr(ev.source, "judge", None)
     if judge is None or not judge.repeatable:
-        found.notes.append("the judge was not asked again: its answers may cost something, or differ")
+        found.notes.append("the judge was not asked again: its answers may cost money, or differ")
         return 0
     same = [e for e in episodes if e.info["judge"].get("fingerprint") == judge.fingerprint]
     if len(same) < len(episodes):
-        found.notes.append(f"{judge.name} has changed since {len(episodes) - len(same)} of the plays: not asked about these")
+        found.notes.append(
+            f"{judge.name} has changed since {len(episodes) - len(same)} of the plays: not asked about these"
+        )
     plays = [as_play(e, ev.source.make().reset(e.task).text) for e in same]
     try:
         verdicts = wait(judge.judge(plays))

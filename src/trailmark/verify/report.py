@@ -1,4 +1,4 @@
-"""What a check found, and the report of all of them."""
+"""The findings of a check, and the report of all checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Status = Literal["pass", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`what` says what failed, or why it was skipped, or what was looked at. `notes` are worth a look and fail nothing."""
+    """`what` says what failed, why it was skipped, or what was checked. `notes` are worth reading but not failures."""
 
     name: str
     status: Status
@@ -31,7 +31,7 @@ class Findings:
         self._defects: dict[str, list[str]] = {}
 
     def defect(self, kind: str, where: str = "") -> None:
-        """One more case of a defect; those of one kind are counted and the first is told."""
+        """Add a case of a defect. Cases of one kind are counted, and the first is quoted."""
         self._defects.setdefault(kind, []).append(where)
 
     def result(self, looked_at: str) -> Check:
@@ -70,7 +70,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; a number that is none becomes its name."""
+    """A value as JSON; NaN and infinities become their names."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A home of eight places and six things, small enough to know by heart, as the texts of a game.
+"""A home of eight places and six things, as the texts of a game. It is small enough to solve by hand.
 
 loc 1 fridge 1 (shut): apple 1          loc 5 shelf 1: nothing; shelf 2: book 1
 loc 2 microwave 1 (shut): nothing       loc 6 cabinet 1 (shut): apple 2
@@ -155,7 +155,8 @@ def _goal(task_type, thing, place):
     o, r = f"(objectType ?o {thing}Type)", f"(receptacleType ?r {place}Type)"
     if task_type == "look_at_obj_in_light":
         return f"""(exists (?t - object ?r - receptacle ?a - agent ?l - location)
-            (and (objectType ?t {place}Type) (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?t ?r)))
+            (and (objectType ?t {place}Type) (toggleable ?t) (isToggled ?t) (receptacleAtLocation ?r ?l)
+                 (atLocation ?a ?l) (inReceptacle ?t ?r)))
           (exists (?o - object ?a - agent) (and {o} (holds ?a ?o)))"""
     if task_type == "pick_two_obj_and_place":
         other = f"(exists (?p - object) (and (not (= ?o ?p)) (objectType ?p {thing}Type) {r} (inReceptacle ?p ?r)))"

@@ -1,4 +1,5 @@
-"""The native engine on a small world of our own: what can be done is what the conditions say, tried on every combination."""
+"""The native engine on a small world of our own: the admissible commands equal a check of the
+conditions on every combination."""
 
 import itertools
 import random
@@ -15,7 +16,8 @@ DOMAIN = """\
  (:requirements :adl :typing)
  (:types agent spot tool box)
  (:predicates (at ?a - agent ?s - spot) (stands ?b - box ?s - spot) (lid ?b - box) (up ?b - box) (in ?t - tool ?b - box)
-              (has ?a - agent ?t - tool) (busy ?a - agent) (lit ?s - spot) (worn ?t - tool) (tidy ?b - box) (heavy ?t - tool))
+              (has ?a - agent ?t - tool) (busy ?a - agent) (lit ?s - spot) (worn ?t - tool)
+              (tidy ?b - box) (heavy ?t - tool))
  (:action go :parameters (?a - agent ?from - spot ?to - spot ?b - box)
    :precondition (and (at ?a ?from) (stands ?b ?to))
    :effect (and (not (at ?a ?from)) (at ?a ?to)))
@@ -41,7 +43,8 @@ DOMAIN = """\
    :effect (and (tidy ?b) (forall (?t - tool) (when (in ?t ?b) (not (worn ?t))))))
  (:action sun :parameters (?a - agent ?b - box) :precondition (and (at ?a spot_bar_2) (up ?b)) :effect (worn ?a))
  (:action mirror :parameters (?a - agent ?t ?u - tool)
-   :precondition (and (has ?a ?t) (in ?u crate_bar_1) (not (= ?t ?u)) (not (exists (?b - box) (tidy ?b)))) :effect (lit ?u))
+   :precondition (and (has ?a ?t) (in ?u crate_bar_1) (not (= ?t ?u)) (not (exists (?b - box) (tidy ?b))))
+   :effect (lit ?u))
  (:action rest :parameters (?a - agent) :precondition () :effect (worn ?a))
 )
 """
@@ -51,8 +54,10 @@ PROBLEM = """\
    spot_bar_1 spot_bar_2 spot_bar_3 - spot
    saw_bar_1 saw_bar_2 axe_bar_1 - tool
    crate_bar_1 crate_bar_2 chest_bar_1 - box)
- (:init (at me spot_bar_3) (stands crate_bar_1 spot_bar_1) (stands crate_bar_2 spot_bar_1) (stands chest_bar_1 spot_bar_2)
-        (lid chest_bar_1) (in saw_bar_1 crate_bar_1) (in saw_bar_2 chest_bar_1) (in axe_bar_1 crate_bar_2) (heavy axe_bar_1))
+ (:init (at me spot_bar_3) (stands crate_bar_1 spot_bar_1) (stands crate_bar_2 spot_bar_1)
+        (stands chest_bar_1 spot_bar_2)
+        (lid chest_bar_1) (in saw_bar_1 crate_bar_1) (in saw_bar_2 chest_bar_1)
+        (in axe_bar_1 crate_bar_2) (heavy axe_bar_1))
  (:goal (and (exists (?b - box) (exists (?t - tool) (and (in ?t ?b) (lid ?b)
                  (exists (?u - tool) (and (in ?u ?b) (not (= ?t ?u)))))))
              (exists (?b - box) (tidy ?b)))))
@@ -63,8 +68,10 @@ grammar :: \"\"\"
  "intro": [{"rhs": "A shed.\\n\\n#task#"}],
  "task": [{"rhs": "Your task is to: tidy up."}],
  "inside": [{"condition": "lid(b:box) & up(b:box)", "rhs": "The {b.name} is open: [{t.name | in(t:tool, b:box)}]."},
-            {"condition": "lid(b:box)", "rhs": "The {b.name} is shut."}, {"rhs": "In the {b.name}: [{t.name | in(t:tool, b:box)}]."}],
- "missing": [{"condition": "not_in(t:tool, b:box)", "rhs": "Taken out before: [{t.name | not_in(t:tool, b:box)}]."}, {"rhs": "Hm."}],
+            {"condition": "lid(b:box)", "rhs": "The {b.name} is shut."},
+            {"rhs": "In the {b.name}: [{t.name | in(t:tool, b:box)}]."}],
+ "missing": [{"condition": "not_in(t:tool, b:box)", "rhs": "Taken out before: [{t.name | not_in(t:tool, b:box)}]."},
+             {"rhs": "Hm."}],
  "list_empty": [{"rhs": "nothing"}], "list_separator": [{"rhs": ", "}], "list_last_separator": [{"rhs": " and "}]
 }
 \"\"\";
@@ -160,8 +167,8 @@ def holds(f, b, facts, types):
 
 
 def oracle(domain, problem, names, facts):
-    """Every action on every combination of things whose condition holds and that could change something: what it is called, and
-    the facts after it."""
+    """Every action on every combination of things whose condition holds and that could change something: what it is
+    called, and the facts after it."""
     templates = dict(re.findall(r'action (\w+) \{ template :: "([^"]*)"', WORDS))
     out = {}
     for action in domain.actions:
@@ -178,7 +185,7 @@ def oracle(domain, problem, names, facts):
                     if holds(e.when, c, facts, problem.objects):
                         (adds if e.value else deletes).add((e.atom.predicate, *(c[x] for x in e.atom.args)))
             if action.name == "go" and b["?from"] == b["?to"]:
-                continue  # the only action here that can come to nothing whatever else is true
+                continue  # the only action here that can never change anything
             command = re.sub(r"\{(\w+)\}", lambda m, b=b: names[b[f"?{m.group(1)}"]], templates[action.name])
             out[command] = (facts - deletes) | adds
     return out
@@ -278,9 +285,9 @@ def test_a_comma_makes_a_condition_empty():
 @pytest.mark.parametrize(
     ("part", "old", "new", "said"),
     [
-        ("problem", "(heavy axe_bar_1)", "(heavy axe_bar_9)", "shed.tw-pddl (problem):7: unknown object 'axe_bar_9'."),
-        ("domain", "(lit ?s)) (lit ?s)", "(lamp ?s)) (lit ?s)", "shed.tw-pddl (domain):24: unknown predicate 'lamp'."),
-        ("words", "You go. #inside#", "You go. #in side#", "shed.tw-pddl (grammar):11: unknown symbol '#in side#'."),
+        ("problem", "(heavy axe_bar_1)", "(heavy axe_bar_9)", "shed.tw-pddl (problem):9: unknown object 'axe_bar_9'."),
+        ("domain", "(lit ?s)) (lit ?s)", "(lamp ?s)) (lit ?s)", "shed.tw-pddl (domain):25: unknown predicate 'lamp'."),
+        ("words", "You go. #inside#", "You go. #in side#", "shed.tw-pddl (grammar):13: unknown symbol '#in side#'."),
         (
             "words",
             "action rest",

@@ -48,7 +48,7 @@ def shortest(play, limit=10):
     return None
 
 
-# --- the seeing one ----------------------------------------------------------------------------------------------
+# --- the seeing expert ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task_type", ERRANDS)
@@ -139,7 +139,7 @@ def test_a_goal_of_another_kind_is_refused(tmp_path):
         plan(games.game(games.ids("train")[0]).start())
 
 
-# --- the exploring one -------------------------------------------------------------------------------------------
+# --- the exploring expert ---------------------------------------------------------------------------------------
 
 
 class Curtain:

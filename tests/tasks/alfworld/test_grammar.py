@@ -111,7 +111,7 @@ def test_a_text_is_read_up_to_what_can_not_be(text, said):
 
 
 def test_unknown_names_in_a_value():
-    with pytest.raises(DataError, match="nothing is called 'q'"):
+    with pytest.raises(DataError, match="a text uses 'q'"):
         write("{q.name}")
 
 
@@ -160,10 +160,10 @@ def test_document():
         ("Hello. #tell#", "Hello. #tel#", 4, "unknown symbol '#tel#'. Did you mean 'tell'?"),
         ("#push.said#", "#pushed#", 11, "unknown symbol '#pushed#'."),
         ('"list_empty": [{"rhs": "-"}], ', "", 5, "unknown symbol '#list_empty#'."),
-        ('"Hello. #tell#"}]', '"Hello. #tell#"}', 5, "these rules are no JSON: "),
+        ('"Hello. #tell#"}]', '"Hello. #tell#"}', 5, "these rules are not JSON: "),
         ('[{"rhs": "Hello. #tell#"}]', '"Hello"', 4, "symbol '#intro#' needs a list of rules."),
         ('{"rhs": "Hello. #tell#"}', '{"text": ""}', 4, "a rule of '#intro#' has no text 'rhs'."),
-        ("| at(r:box)", "| at r", 5, "'at r' is no condition such as openable(r:receptacle) (symbol '#tell#')."),
+        ("| at(r:box)", "| at r", 5, "'at r' is not a condition such as openable(r:receptacle) (symbol '#tell#')."),
         ('"[{r.name | at(r:box)}]"', '"#intro#"', 4, "symbol '#intro#' leads back to itself: intro -> tell -> intro."),
         ("action Push", "actions Push", 9, "'actions' should be 'action' or 'grammar'."),
         ("template ::", "pattern ::", 10, "action 'push' has the unknown part 'pattern'."),

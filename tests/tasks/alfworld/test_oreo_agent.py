@@ -1,4 +1,5 @@
-"""OREO as an agent: expert plays, imitation, collection, learning from turns, and best-of-K actions here and over http."""
+"""OREO as an agent: expert plays, imitation, collection, learning from turns, and best-of-K actions here and over
+http."""
 
 import json
 from pathlib import Path
@@ -53,14 +54,17 @@ def place(tmp_path_factory):
         options = ["games=data/alfworld", "dialect=put", "opening=apart"]
         said = shell("data", "experts", "plays.json", "alfworld-experts.jsonl", *options, "horizon=40").output
         assert said == "alfworld-experts.jsonl: 6 plays, 1 left out (without a game)\n"
-        shell("train", RECIPES / "oreo-alfworld-sft-gpu.yaml", "steps=30", "batch=3", "model.name=tiny", "model.lora=null", "learner.optim.lr=1e-2",
+        shell("train", RECIPES / "oreo-alfworld-sft-gpu.yaml", "steps=30", "batch=3", "model.name=tiny",
+              "model.lora=null", "learner.optim.lr=1e-2",
               "eval.every=2", "eval.n=2", "sampling.max_tokens=8", *SMALL)  # fmt: skip
         sft = "model.name=runs/oreo-alfworld-sft/checkpoints/000030/policy"
         shell("train", RECIPES / "oreo-alfworld-data-gpu.yaml", sft, "collect.starts=2", "collect.n=2",
               "collect.sampling.max_tokens=8", SHAPE, "engine.slots=4", "task.options.horizon=3")  # fmt: skip
         for level in ("token", "step"):
-            shell("train", RECIPES / "oreo-alfworld-gpu.yaml", sft, "model.lora=null", "critic.lora=null", "epochs=1", "batch=2",
-                  f"level={level}", f"out=runs/{level}", "eval.every=2", "eval.n=2", "sampling.max_tokens=8", *SMALL)  # fmt: skip
+            shell("train", RECIPES / "oreo-alfworld-gpu.yaml", sft, "model.lora=null", "critic.lora=null", "epochs=1",
+                  "batch=2",
+                  f"level={level}", f"out=runs/{level}", "eval.every=2", "eval.n=2", "sampling.max_tokens=8",
+                  *SMALL)  # fmt: skip
         yield here
 
 
@@ -139,6 +143,7 @@ def test_best_actions_are_the_same_here_and_over_http():
 
 
 def test_a_server_that_is_away_is_no_lost_game(place):
-    done = CliRunner().invoke(app, ["eval", "http://127.0.0.1:9", "--task", "alfworld", "games=data/alfworld", "mode=text",
+    done = CliRunner().invoke(app, ["eval", "http://127.0.0.1:9", "--task", "alfworld", "games=data/alfworld",
+                                    "mode=text",
                                     "--n", "1", "--split", "valid_seen", "--json"])  # fmt: skip
     assert done.exit_code == 1 and "cannot be reached" in done.stderr and not done.stdout

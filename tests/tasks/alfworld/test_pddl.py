@@ -1,4 +1,4 @@
-"""Reading PDDL: what is understood is exact; what is not is refused with file, line and word."""
+"""Reading PDDL: valid text is read exactly; anything else is refused with file, line and word."""
 
 import pytest
 
@@ -81,8 +81,8 @@ def test_a_comma_belongs_to_its_word():
         ("(in gold hall) (seen d1)", "(in gold hall) (sen d1)", 4, "unknown predicate 'sen'. Did you mean 'seen'?"),
         ("(seen d1)", "(seen d1 hall)", 4, "'seen' has 1 arguments, not 2: (seen d1 hall)."),
         ("(seen d1)", "(seen silver)", 4, "unknown object 'silver'."),
-        ("(seen d1)", "(seen (d1))", 4, "'(d1)' is no name of an object."),
-        ("(seen d1)", "seen", 4, "'seen' is no fact."),
+        ("(seen d1)", "(seen (d1))", 4, "'(d1)' is not the name of an object."),
+        ("(seen d1)", "seen", 4, "'seen' is not a fact."),
         ("gold - key", "gold - metal", 3, "object 'gold' is of the unknown type 'metal'."),
         ("gold - key", "gold -", 3, "object 'gold' is of the unknown type 'd1'."),
         ("(open d1)", "(imply (open d1) (open d2))", 6, "unknown predicate 'imply'."),
@@ -112,7 +112,7 @@ def test_broken_problem(old, new, line, said):
         ("room door - place", "room door - spot", 4, "type 'room' is of the unknown type 'spot'."),
         (":parameters (?d", ":parameters (d", 8, "'d' should be a variable, '?d'."),
         ("(not (Open ?d)) (ex", "(not (Open ?d) (seen ?d)) (ex", 9, "'not' takes 1 part, not 2."),
-        ("(exists (?r - room) (in", "(exists ?r (in", 9, "'?r' is no list of variables."),
+        ("(exists (?r - room) (in", "(exists ?r (in", 9, "'?r' is not a list of variables."),
         ("(and (Open ?d) (inc", "(and (Opened ?d) (inc", 10, "unknown predicate 'opened'. Did you mean 'open'?"),
         (":precondition (and", ":vars (and", 9, "':vars' is not supported in an action."),
         (":parameters () :pre", "() :pre", 12, "an action is '(:action name"),

@@ -1,4 +1,4 @@
-"""What the original engine said, word for word; and that a judge which sees a difference shows it."""
+"""The native engine repeats the recorded texts of the original word for word, and the comparison shows differences."""
 
 import dataclasses
 import lzma
@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError, TaskError
+from trailmark.tasks.alfworld.compare_original import Report, choose, compare, from_json, says
 from trailmark.tasks.alfworld.errand import errand
 from trailmark.tasks.alfworld.games import TYPES, Games
-from trailmark.tasks.alfworld.judge import Report, choose, compare, from_json, says
 from trailmark.tasks.alfworld.original import OriginalGame, available
 
 HERE = Path(__file__).parent / "recordings"
@@ -41,7 +41,8 @@ def test_the_recording_is_worth_comparing_with(games, walks):
     assert Counter(len(w.commands) for w in walks if w.name.startswith("walk ")) == {30: 36}
     verbs = Counter(c.split()[0] for w in walks for c in w.commands)
     assert verbs.keys() == {
-        "go", "take", "move", "open", "close", "examine", "use", "heat", "cool", "clean", "slice", "look", "inventory", "help",
+        "go", "take", "move", "open", "close", "examine", "use", "heat", "cool", "clean", "slice", "look", "inventory",
+        "help",
         "sing",
     }  # fmt: skip
     ends = {w.says[-1].split("\n")[-1].split(" moves")[0] for w in walks if w.name == "walkthrough"}
@@ -89,7 +90,7 @@ def test_games_are_spread_over_the_types(games):
 
 def test_a_line_that_is_no_walk():
     for line in ("", "[]", '{"game": "x"}'):
-        with pytest.raises(DataError, match="this is no recorded walk"):
+        with pytest.raises(DataError, match="this is not a recorded walk"):
             from_json(line)
 
 

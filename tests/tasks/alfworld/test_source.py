@@ -11,7 +11,6 @@ from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.play import Seat, play
 from trailmark.tasks import get_task
-from trailmark.tasks.alfworld import converse
 from trailmark.tasks.alfworld.source import ASK_AGAIN, parse_action
 from trailmark.tasks.check import check_task
 from trailmark.types import Invalid, Scored, Task
@@ -258,7 +257,7 @@ def scripted(commands):
 def test_a_conversation_opens_with_instruction_and_ok_and_can_be_re_entered(make):
     source = make(mode="text", opening="apart")
     plan = ERRANDS["pick_and_place_simple"][3]
-    (episode,) = play(source, [source.task(PLACE)], [scripted(plan)], converse(source))
+    (episode,) = play(source, [source.task(PLACE)], [scripted(plan)])
     assert episode.outcome == Scored(1.0, True) and [t.action for t in episode.turns] == [f"Action: {c}" for c in plan]
     start = TOKENIZER.decode(episode.turns[0].prompt)
     assert start == (
@@ -266,7 +265,7 @@ def test_a_conversation_opens_with_instruction_and_ok_and_can_be_re_entered(make
         f"<|im_start|>user\n{ROOM}<|im_end|>\n<|im_start|>assistant\n"
     )
     assert all(t.continues == i - 1 for i, t in enumerate(episode.turns) if i)
-    ((again,),) = branch(source, [Point(episode, 3)], [scripted(["look", *plan[3:]])], converse(source))
+    ((again,),) = branch(source, [Point(episode, 3)], [scripted(["look", *plan[3:]])])
     assert [t.action for t in again.turns[:3]] == [f"Action: {c}" for c in plan[:3]]
     assert again.outcome == Scored(1.0, True) and len(again.turns) == 6
 

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 from small_home import ERRANDS, names, write_download
 
+from trailmark.data.expert_episodes import as_episodes
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, TaskError
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.play import Seat, play, solo
 from trailmark.tasks import get_task
-from trailmark.tasks.alfworld import Games, converse
+from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in
 from trailmark.tasks.alfworld.source import WELCOME
-from trailmark.tasks.alfworld.trajectories import as_episodes, check, read_trajectories
+from trailmark.tasks.alfworld.trajectories import check, read_trajectories
 from trailmark.types import Invalid, Scored
 
 TOKENIZER = tiny_tokenizer([str(n) for n in range(10, 30)])
@@ -178,7 +179,7 @@ def test_an_episode_is_what_a_policy_that_said_the_same_would_have_played(tmp_pa
     for t, e in zip(told, made.episodes):
         left = iter(t.moves)
         policy = ScriptedEngine(lambda p, d, left=left: "Action: " + command_in(dialect, next(left).command), TOKENIZER)
-        (played,) = play(source, [e.task], [Seat("policy", policy, max_tokens=100)], converse(source))
+        (played,) = play(source, [e.task], [Seat("policy", policy, max_tokens=100)])
         assert (e.id, e.group, e.task) == (played.id, played.group, played.task)
         assert [(x.prompt, x.tokens, x.continues, x.text, x.action, x.reward, x.stop) for x in e.turns] == [
             (x.prompt, x.tokens, x.continues, x.text, x.action, x.reward, x.stop) for x in played.turns

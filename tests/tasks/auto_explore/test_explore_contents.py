@@ -9,7 +9,8 @@ from trailmark.tasks.auto_explore.contents import NotText, decode, first_tokens,
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.py", "code"), ("A.PY", "code"), ("x.ipynb", "code"), ("t.tsv", "data"), ("b.c.md", "text"), ("run.sh", "shell"),
+    [("a.py", "code"), ("A.PY", "code"), ("x.ipynb", "code"), ("t.tsv", "data"), ("b.c.md", "text"),
+    ("run.sh", "shell"),
      ("a.bin", ""), ("Makefile", ""), (".py", ""), ("py", "")],
 )  # fmt: skip
 def test_kinds(name, kind):

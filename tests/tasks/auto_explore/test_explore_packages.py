@@ -1,4 +1,5 @@
-"""Source distributions: found where pip is configured to look, checked, unpacked without running or following anything."""
+"""Source distributions: found by pip's configuration, checked, and unpacked without running code or
+following links."""
 
 import hashlib
 import io
@@ -50,7 +51,8 @@ def index(tmp_path):
     page = tmp_path / "index" / "simple" / "demo" / "index.html"
     page.parent.mkdir(parents=True)
     page.write_text(
-        f'<a href="../../files/demo-1.0.tar.gz#sha256={sha}">demo-1.0.tar.gz</a><a href="../../files/demo-1.0.whl">w</a>'
+        f'<a href="../../files/demo-1.0.tar.gz#sha256={sha}">demo-1.0.tar.gz</a><a '
+        'href="../../files/demo-1.0.whl">w</a>'
     )
     return Pip(((tmp_path / "index" / "simple").as_uri(),), ()), sha
 
@@ -119,7 +121,7 @@ def test_a_server_that_fails_is_named_without_its_password(tmp_path):
         def client(self):
             return httpx.Client(transport=httpx.MockTransport(lambda r: httpx.Response(500)))
 
-    with pytest.raises(DataError, match="cannot be had .*index.invalid/simple/demo/: answers 500") as e:
+    with pytest.raises(DataError, match="is not available .*index.invalid/simple/demo/: answers 500") as e:
         fetch_sdist(Sdist("demo", "1.0"), tmp_path, Web(("http://me:secret@index.invalid/simple",), ()))
     assert "secret" not in str(e.value)
 
@@ -146,7 +148,7 @@ def test_a_spoilt_cache_is_filled_again(index, tmp_path):
 
 def test_what_no_index_has(index, tmp_path):
     pip, _ = index
-    with pytest.raises(DataError, match="demo 2.0 cannot be had .no index of pip's configuration has it"):
+    with pytest.raises(DataError, match="demo 2.0 is not available .no index of pip's configuration has it"):
         repository(Sdist("demo", "2.0"), tmp_path / "cache", pip)
 
 
@@ -186,7 +188,8 @@ def test_settings_of_pips_that_cannot_be_used(tmp_path, settings):
 
 def test_pips_default_index_comes_from_its_help(monkeypatch):
     monkeypatch.setattr(pip_index, "_pip", lambda *words: "" if words[0] == "config" else
-                        "-i, --index-url <url>  Base URL (default\n  https://index.invalid/simple). This should")  # fmt: skip
+                        "-i, --index-url <url>  Base URL (default\n  https://index.invalid/simple). This "
+                        "should")  # fmt: skip
     assert pip_says().indexes == ("https://index.invalid/simple",)
     monkeypatch.setattr(pip_index, "_pip", lambda *words: "")
     with pytest.raises(DataError, match="pip does not say which index"):
@@ -215,7 +218,8 @@ def test_archives_that_lead_out_are_refused(tmp_path, name, kind):
 
 def test_links_and_devices_are_left_out(tmp_path):
     links = [("demo-1.0/link.py", tarfile.SYMTYPE, "/etc/passwd"), ("demo-1.0/hard.py", tarfile.LNKTYPE, "/etc/passwd"),
-             ("demo-1.0/up", tarfile.SYMTYPE, ".."), ("demo-1.0/pipe.py", tarfile.FIFOTYPE, ""), ("demo-1.0/null.py", tarfile.CHRTYPE, "")]  # fmt: skip
+             ("demo-1.0/up", tarfile.SYMTYPE, ".."), ("demo-1.0/pipe.py", tarfile.FIFOTYPE, ""),
+             ("demo-1.0/null.py", tarfile.CHRTYPE, "")]  # fmt: skip
     made = unpack(tar(tmp_path / "a.tar.gz", links=links), tmp_path / "out")
     assert sorted(p.name for p in made.iterdir()) == ["README.md", "demo", "setup.py"]
 
@@ -311,7 +315,7 @@ def test_tasks_over_packages(index, tmp_path, monkeypatch):
     world = source.make()
     world.reset(source.tasks("all")[0])
     assert world.step("id demo/core.py").outcome.success
-    with pytest.raises(TaskError, match="wants demo 2.0, but file_trees.json has 1.0"):
+    with pytest.raises(TaskError, match="needs demo 2.0, but file_trees.json has 1.0"):
         find_repository("demo", "2.0", None, read_trees(folder / "file_trees.json"))
     (folder / "file_trees.json").write_text('{"demo": {"version": "1.0"}}')
     with pytest.raises(DataError, match="key 'sdist': package 'demo' needs it"):

@@ -105,7 +105,7 @@ def test_a_target_that_is_no_text_is_no_target(repo, tmp_path):
     source = get_task("auto-explore", tasks=str(folder), repos=str(repo.parent))
     assert [t.data["targets"] for t in source.tasks("all")] == [["setup.py"]]
     assert source.dropped == {"targets that cannot be read in their repository": 1}
-    with pytest.raises(TaskError, match="target 'picture.py' is no readable file"):
+    with pytest.raises(TaskError, match="target 'picture.py' is not a readable file"):
         get_task("auto-explore", repo=str(repo), target="picture.py")
 
 
@@ -197,7 +197,7 @@ def test_places_that_cannot_be_read(tmp_path):
         ({"error_cost": -1}, "must not be negative"),
         ({"labels": ["a", "a", "b"]}, "listed twice"),
         ({"target": "src/cor.py"}, "Did you mean 'src/core.py'"),
-        ({"target": "../outside.py"}, "is no readable file"),
+        ({"target": "../outside.py"}, "is not a readable file"),
         ({"horizn": 3}, "no option 'horizn'"),
     ],
 )
@@ -207,7 +207,8 @@ def test_options_that_cannot_be(repo, options, why):
 
 
 def test_a_folder_that_trailmark_data_wrote_is_a_task(repo, tmp_path):
-    """Its splits are read and not the stages before them; its repositories lie in it; walks do not travel with every episode."""
+    """Its splits are read and not the stages before them; its repositories lie in it; walks do not travel with every
+    episode."""
     import shutil
 
     made = tmp_path / "made"
@@ -281,7 +282,8 @@ def test_a_model_plays_it(repo):
 
 @pytest.mark.data
 def test_every_target_of_the_real_tasks_is_found(tmp_path_factory):
-    """All 542 tasks of 11 real packages. They are fetched into TRAILMARK_CACHE once; with a filled cache no network is needed."""
+    """All 542 tasks of 11 real packages. They are fetched into TRAILMARK_CACHE once; with a filled cache no network is
+    needed."""
     root = os.environ.get("TRAILMARK_DATA")
     assert root, "set TRAILMARK_DATA to the folder of data"
     source = get_task("auto-explore", tasks=str(Path(root) / "autoexplore"))

@@ -120,8 +120,10 @@ def test_free_exploration_has_no_success(repo):
 
 @pytest.mark.parametrize(
     ("reply", "command"),
-    [("7", "cd src"), (" 7 \n", "cd src"), ("7.", "cd src"), ("7. cd src", "cd src"), ("..7..", "cd src"), ("cd src", "cd src"),
-     ('cat "my file.py"', 'cat "my file.py"'), ("cat 'my file.py'", 'cat "my file.py"'), ("cat my\\ file.py", 'cat "my file.py"'),
+    [("7", "cd src"), (" 7 \n", "cd src"), ("7.", "cd src"), ("7. cd src", "cd src"), ("..7..", "cd src"),
+    ("cd src", "cd src"),
+     ('cat "my file.py"', 'cat "my file.py"'), ("cat 'my file.py'", 'cat "my file.py"'),
+     ("cat my\\ file.py", 'cat "my file.py"'),
      ("cat src/deep/../core.py", "cat src/deep/../core.py"), ("seven", ""), ("", ""), ("7 8", ""), ("77", "")],
 )  # fmt: skip
 def test_replies(repo, reply, command):
@@ -297,7 +299,7 @@ def test_binary_and_foreign_text_are_refused(repo):
 
 def test_a_huge_file_is_shown_by_its_beginning(repo):
     with (repo / "huge.py").open("wb") as f:
-        f.truncate(1 << 34)  # 16 GiB of nothing, in no place on the disk
+        f.truncate(1 << 34)  # a sparse file of 16 GiB
         f.write(b"x" * 10)
     with (repo / "long.py").open("w") as f:
         f.write("x" * (3 << 20))
@@ -314,7 +316,7 @@ def test_tasks_that_cannot_be_played(repo):
     world, _ = begin(repo)
     for data, why in (
         ({}, "needs data repo, query and targets"),
-        ({"repo": "repo", "query": "q", "targets": ["none.py"]}, "target 'none.py' is no readable file"),
+        ({"repo": "repo", "query": "q", "targets": ["none.py"]}, "target 'none.py' is not a readable file"),
         ({"repo": "other", "query": "q", "targets": []}, "where is the repository 'other'"),
     ):
         with pytest.raises(TaskError, match=why):

@@ -1,4 +1,4 @@
-"""The answer checker against labels written by hand, and against input that means harm."""
+"""The answer checker against labels written by hand, and against hostile input."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from trailmark.tasks.math.pool import Pool
 
 CUT_OFF = [
     h for h in HOSTILE if "!" in h or h[:2] in ("9*", "9^", "2^", "\\s", "\\i", "\\p", "x^", "a ", "1+")
-]  # with a new process each
+]  # each in a new process
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,11 @@ def test_a_parser_that_does_not_work_is_said_at_the_start(monkeypatch, tmp_path)
     broken = tmp_path / "worker.py"
     broken.write_text('print(\'{"ready": false, "problem": "it does not know that 1/2 is 0.5"}\', flush=True)\n')
     monkeypatch.setattr(pools, "WORKER", broken)
-    with pytest.raises(TaskError, match=r"does not work: it does not know that 1/2 is 0.5 \(math-verify 0.*antlr4-python3-runtime 4.*\); pip install"):
+    with pytest.raises(
+        TaskError,
+        match=r"does not work: it does not know that 1/2 is 0.5 \(math-verify 0.*antlr4-python3-runtime 4.*\); pip "
+        r"install",
+    ):
         Pool(1).check()
     with pytest.raises(TaskError, match="does not work"):
         get_task("math", path=str(tmp_path))  # before anything is read, whichever the dataset
@@ -166,7 +170,9 @@ def test_an_antlr_of_another_version_is_named_at_the_start(monkeypatch, tmp_path
     (tmp_path / "antlr4" / "__init__.py").write_text(f"raise Exception({said!r})\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(pools, "_PROVEN", set())
-    with pytest.raises(TaskError, match="parser of the answer checker does not work: .*deserialize ATN.*antlr4-python3-runtime"):
+    with pytest.raises(
+        TaskError, match="parser of the answer checker does not work: .*deserialize ATN.*antlr4-python3-runtime"
+    ):
         get_task("math", path=str(tmp_path))
 
 

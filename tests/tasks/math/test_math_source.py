@@ -13,14 +13,15 @@ from trailmark.errors import DataError, TaskError
 from trailmark.evaluate.run import evaluate
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
+from trailmark.steps import LINES, SENTENCES, split_steps
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
 from trailmark.tasks.math.prompts import DEEPSEEK_BOS, messages, one_bos, prompt
-from trailmark.tasks.math.steps import LINES, SENTENCES, split_steps
 from trailmark.types import Scored, Task
 
 GSM = [
-    {"question": f"Ann has {k} pens and buys {k} more. How many has she?", "answer": f"She has {k}+{k} = <<{k}+{k}={2 * k}>>{2 * k} pens.\n#### {2 * k}"}
+    {"question": f"Ann has {k} pens and buys {k} more. How many has she?",
+    "answer": f"She has {k}+{k} = <<{k}+{k}={2 * k}>>{2 * k} pens.\n#### {2 * k}"}
     for k in range(1, 11)
 ]  # fmt: skip
 MATH = [

@@ -1,5 +1,5 @@
-"""The repository world as data are made in it: whole repositories, labels in the order of the list (or shuffled), and someone who
-can be asked what would be best."""
+"""The repository world in which data are made: whole repositories, labels in the order of the list (or shuffled), and
+the best next command."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trailmark.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last command, and whether it was the best one then."""
+    """The last command, and whether it was the best one."""
 
     command: str
     good: bool
 
 
 class Seeker:
-    """One play. `seen` is what is shown now; page turns are made as they are needed."""
+    """One play. `seen` is what is shown now. Pages are turned when needed."""
 
     def __init__(self, world: ExploreWorld, seen: Observation):
         self.world, self.seen, self.over = world, seen, False
@@ -41,13 +41,13 @@ class Seeker:
         return self.label(self.best)
 
     def label(self, command: str) -> str:
-        """The label of a command, or of the page turn on the way to it. DataError: it cannot be done (any more)."""
+        """The label of a command, or of the page turn towards it. A DataError if it cannot be done (any more)."""
         if self.over or command not in self.world.commands:
             raise DataError(f"'{command}' is not offered after {self.world.steps} steps.")
         return label_of(self.seen, command, self.world.commands)
 
     def do(self, label: str) -> str:
-        """Answer with a label: the command it stands for."""
+        """Answer with a label. Returns its command."""
         command = self.seen.actions[self.seen.labels.index(label)]
         if command in self.world.commands:
             self.last = Last(command, command == self.best)
@@ -56,13 +56,13 @@ class Seeker:
         return command
 
     def go(self, command: str) -> None:
-        """Do a command, turning pages first where it stands on another one."""
+        """Do a command. If it is on another page, turn the pages first."""
         while self.do(self.label(command)) != command:
             pass
 
 
 class Explorer:
-    """Starts plays of records over a folder of repositories. With a tokenizer, labels and token limits are its own."""
+    """Starts plays of records over a folder of repositories. With a tokenizer, labels and token limits come from it."""
 
     def __init__(self, repos: Path, tasks: Path, horizon: int = 15, tokenizer: Any = None, shuffle: bool = False):
         self.source = AutoExplore(str(tasks), str(repos), horizon=horizon, leaveout=0.0, shuffle_labels=shuffle)
@@ -70,8 +70,8 @@ class Explorer:
             self.source.bind(tokenizer)
 
     def start(self, record: Record, commands: Iterable[str] = (), name: str = "") -> Seeker:
-        """A play of `record` after these commands; `name` sets one walk's shuffled labels apart from another's. DataError
-        where it has no target that can be read, or the commands do not fit."""
+        """A play of `record` after these commands. `name` gives each walk its own shuffled labels. A DataError if it
+        has no readable target, or the commands do not fit."""
         targets = self.source.readable(record.repo, record.version, record.targets)
         if not targets:
             raise DataError(f"record '{record.key}' has no target that can be read in its repository.")

@@ -1,6 +1,6 @@
 """All stages, from repositories to the five files.
 
-DIR/repos/NAME/            repos    the files of each repository that stay (U1)
+DIR/repos/NAME/            repos    the kept files of each repository (U1)
 DIR/tasks.jsonl            tasks    questions (U2)
 DIR/tasks_filtered.jsonl   filter   those that can be played, each once (U3)
 DIR/trajectories.jsonl     walks    with the walks of the teacher (U4)
@@ -36,7 +36,8 @@ STAGES = ("repos", "tasks", "filter", "walks", "split", "sft")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the data are made. `rules`: filter the repositories; `tasks`: a file of questions instead of the teacher's."""
+    """How the data are made. `rules`: filter the repositories. `tasks`: a file of questions instead of the
+    teacher's."""
 
     seed: int = 0
     files: int = 100
@@ -55,8 +56,8 @@ def make(
     out: Path, sources: Sequence[Source], plan: Plan, open_teacher: Callable[[Path], Teacher], settings: dict[str, Any],
     wanted: Sequence[str] = STAGES, say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Counts]:  # fmt: skip
-    """Run the wanted stages in `out`, going on where an earlier run was stopped; stages whose `settings` differ are made again.
-    `open_teacher` is given the file that answers are kept in."""
+    """Run the wanted stages in `out`, continuing where an earlier run was stopped. Stages whose `settings` differ are
+    made again. `open_teacher` gets the file that stores answers."""
     for name in wanted:
         if name not in STAGES:
             raise TrailmarkError(f"there is no stage '{name}'.{nearest(name, STAGES)}")
@@ -79,7 +80,8 @@ def _stages(place: DataFolder, work: _Work, sources: Sequence[Source], plan: Pla
         place.stage("filter", work.filter, ["tasks_filtered.jsonl"], ["tasks.jsonl", "repos"], []),
         place.stage("walks", work.walks, ["trajectories.jsonl"], ["tasks_filtered.jsonl", "repos"],
                     [*says, "negatives", "markov", "horizon"]),
-        place.stage("split", work.split, [f"{name}.jsonl" for name in SHARES], ["trajectories.jsonl"], ["seed", "split"]),
+        place.stage("split", work.split, [f"{name}.jsonl" for name in SHARES], ["trajectories.jsonl"],
+                    ["seed", "split"]),
         place.stage("sft", work.sft, ["sft"], ["train.jsonl", "repos"], ["horizon", "shuffle", "tokenizer"]),
     ]  # fmt: skip
 
@@ -124,7 +126,7 @@ class _Work:
     def walks(self) -> Counts:
         path, plan = self.out / "tasks_filtered.jsonl", self.plan
         records = read_records(path)
-        self.parts(records)  # a split that leaves nothing to learn from is found before the long part of the work
+        self.parts(records)  # fails here if the split leaves nothing to learn from, before the long part of the work
         with Progress(len(records), name="walks") as bar:
             made, counts = add_walks(
                 self.explorer(path), records, self.teacher, plan.seed, plan.negatives, plan.markov,
@@ -152,7 +154,7 @@ class _Work:
 
 
 def make_sft(records: Path, out: Path, explore: Callable[[Path], Explorer]) -> Counts:
-    """steps.jsonl and the five files of both kinds from the walks of a file of records."""
+    """Write steps.jsonl and both sets of five files from the walks of a file of records."""
     decisions, counts = replay(explore(records), read_records(records))
     if not decisions:
         raise DataError("has no walk that can be played again: there is nothing to learn from.", records)

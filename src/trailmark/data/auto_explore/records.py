@@ -1,12 +1,13 @@
-"""A question about a repository: where its answer stands, and how teachers went about finding it.
+"""A question about a repository: where its answer is, and how teachers looked for it.
 
-A line of ours is {"id", "repo", "version", "kind", "query", "answer", "target", "depth", "n_files", "split", "model",
-"trajectories"}; only repo, query and target (a path, or several with the annotated one first) are needed. The reference's JSON is a list of {"question", "answer",
-"optimal_path", "filename", "root", "n_level", "model", "trajectories"}; both are read and written. A trajectory is
-{"model_name", "trajectory": [{"reflection", "cmd"}], "filename", "info"} in either.
+Our own line is {"id", "repo", "version", "kind", "query", "answer", "target", "depth", "n_files", "split", "model",
+"trajectories"}. Only repo, query and target (a path, or several with the annotated one first) are required. The
+reference's JSON is a list of {"question", "answer", "optimal_path", "filename", "root", "n_level", "model",
+"trajectories"}. Both are read and written. A trajectory is {"model_name", "trajectory": [{"reflection", "cmd"}],
+"filename", "info"} in both.
 
 A record here has its walks and can be written again. The world that asks these questions reads the same files with
-`trailmark.tasks.auto_explore.records`, and of them only what is needed to play.
+`trailmark.tasks.auto_explore.records`, and only what it needs to play.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from trailmark.tasks.auto_explore.records import plain_path, repo_name
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """One teacher's way: (reflection, command) after (reflection, command). `found` is the file it pointed out at the end,
-    `info` is "positiveK", or "negativeK" where its last step repairs a mistake made on purpose."""
+    """One teacher's walk: a list of (reflection, command). `found` is the file it identified at the end. `info` is
+    "positiveK", or "negativeK" if its last step repairs a deliberate mistake."""
 
     model: str
     steps: tuple[tuple[str, str], ...]
@@ -47,7 +48,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One question with its answer and how teachers went: a row of a data set."""
+    """One question with its answer and the teachers' walks: a row of a data set."""
 
     repo: str
     query: str
@@ -60,11 +61,12 @@ class Record:
     split: str = ""
     walks: tuple[Walk, ...] = ()
     also: tuple[str, ...] = ()  # other files that answer the question
-    name: str = ""  # the id it was read with
+    name: str = ""  # the id in the file it was read from
 
     @property
     def id(self) -> str:
-        """Within its repository; the same for the same question about the same file, whatever else is in the data set."""
+        """The id within its repository. It depends only on the question and the file, not on the rest of the data
+        set."""
         text = "\0".join((self.repo, self.target, self.query))
         return self.name or hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -78,12 +80,12 @@ class Record:
 
     @property
     def optimal_path(self) -> list[str]:
-        """cd, cd, …, cat, id."""
+        """The shortest commands: cd, cd, …, cat, id."""
         return way_to(self.target)
 
     @property
     def targets(self) -> list[str]:
-        """The file it was made from, then those that a teacher pointed out."""
+        """The file it was made from, then the files that teachers identified."""
         found = {*self.also, *(w.found for w in self.walks if w.found and w.positive)} - {self.target}
         return [self.target, *sorted(found)]
 
@@ -95,17 +97,18 @@ class Record:
     def to_reference(self) -> dict[str, Any]:
         return {
             "question": self.query, "answer": self.answer, "optimal_path": self.optimal_path, "filename": self.target,
-            "root": self.repo, "n_level": self.depth, "model": self.model, "trajectories": [w.to_json() for w in self.walks],
+            "root": self.repo, "n_level": self.depth, "model": self.model,
+            "trajectories": [w.to_json() for w in self.walks],
         }  # fmt: skip
 
 
 def read_records(path: str | Path) -> list[Record]:
-    """Records of either kind; which one it is, each row says itself."""
+    """Records of either kind; each row says which kind it is."""
     return each(path, _from_row)[0]
 
 
 def write_records(path: Path, records: Sequence[Record], name: str = "records") -> None:
-    """Ours: one line each. A name that ends in .json: the reference's list."""
+    """Write our own lines. If the name ends in .json: the reference's list."""
     if path.suffix == ".json":
         atomic_write(path, as_json([r.to_reference() for r in records]), name)
     else:
@@ -169,9 +172,9 @@ def _walk(row: Row, value: Any, key: str, root: str) -> Walk:
 
 
 def check_records(records: Sequence[Record], path: Path) -> None:
-    """Two records of a repository with the same id could not be told apart."""
+    """Refuse two records of a repository with the same id."""
     seen: set[str] = set()
     for r in records:
         if r.key in seen:
-            raise DataError(f"the id '{r.id}' stands for two records of '{r.repo}'.", path)
+            raise DataError(f"the id '{r.id}' belongs to two records of '{r.repo}'.", path)
         seen.add(r.key)

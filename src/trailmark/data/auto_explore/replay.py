@@ -1,7 +1,7 @@
-"""Every walk played again, decision by decision: what the files for fine-tuning are made of.
+"""Play every walk again, decision by decision, to make the files for fine-tuning.
 
-Of a negative walk only its last step is kept. A walk whose commands are no longer offered is left out and counted. Where a
-command stands on another page of the list, the turns that lead to it are decisions as well, with the same reflection.
+Only the last step of a negative walk is kept. A walk whose commands are no longer offered is left out and counted. If a
+command is on another page of the list, the page turns before it are decisions too, with the same reflection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trailmark.errors import DataError
 
 
 def decisions_of(explorer: Explorer, record: Record, walk: Walk) -> list[Decision]:
-    """The decisions of one walk that are learnt from; DataError where it cannot be played."""
+    """The decisions of one walk that are learnt from. A DataError if it cannot be played."""
     seeker = explorer.start(record, name=walk.info)
     out: list[Decision] = []
     for at, (reflection, command) in enumerate(walk.steps):
@@ -35,7 +35,8 @@ def decisions_of(explorer: Explorer, record: Record, walk: Walk) -> list[Decisio
 def _decision(record: Record, walk: Walk, step: int, seeker: Seeker, reflection: str, label: str) -> Decision:
     seen = seeker.seen
     return Decision(
-        record.key, walk.info, step, seen.state, seen.menu, seen.labels, seen.actions, reflection, label, seeker.best_label,
+        record.key, walk.info, step, seen.state, seen.menu, seen.labels, seen.actions, reflection, label,
+        seeker.best_label,
         walk.model, walk.positive,
     )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Which files of a repository an explorer is to see.
+"""The files of a repository that an explorer may see.
 
-Left out are hidden and private names, names with a part such as LICENSE, tests or ci (a whole part: "decision.py" stays),
-names that are not ASCII, links, special files and files that are too long; and of the files whose names have a dot those of an
-unsupported suffix, too short, not UTF-8 text, or less than nine tenths ASCII. A folder of which nothing is left is left out as
-well, and so is one that lies too deep for the world.
+Left out are hidden and private names, names with a part such as LICENSE, tests or ci (a whole part: "decision.py" is
+kept), names that are not ASCII, links, special files and files that are too long. Files with a dot in their name are
+also left out if their suffix is unsupported, or if they are too short, not UTF-8 text, or less than 90 % ASCII. Empty
+folders, and folders that are too deep for the world, are left out too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FEWEST_CHARACTERS, MOST_BYTES, ASCII_SHARE = 10, 2_000_000, 0.9
 
 
 def filter_repository(source: Path, target: Path, rules: bool = True) -> Counts:
-    """Copy what stays of `source` to `target`, all or nothing; a `target` that is there is only counted. Without `rules` all but
-    hidden names, links and special files stays."""
+    """Copy the kept files of `source` to `target`, all or nothing. If `target` exists, its files are only counted.
+    Without `rules`, only hidden names, links and special files are left out."""
     if not source.is_dir():
         raise DataError("is no folder.", source)
     left_out: Counter[str] = Counter()
@@ -56,7 +56,7 @@ def _copy(source: Path, target: Path, files: list[str]) -> None:
 
 
 def _walk(root: Path, folder: str, rules: bool, left_out: Counter[str]) -> Iterator[str]:
-    """Paths that stay, relative to `root` and sorted in each folder."""
+    """The kept paths, relative to `root` and sorted in each folder."""
     try:
         entries = sorted(os.scandir(root / folder), key=lambda e: e.name)
     except OSError as problem:
@@ -66,7 +66,7 @@ def _walk(root: Path, folder: str, rules: bool, left_out: Counter[str]) -> Itera
         about = entry.stat(follow_symlinks=False)
         kind = stat.S_IFMT(about.st_mode)
         if kind not in (stat.S_IFDIR, stat.S_IFREG) or (kind == stat.S_IFREG and about.st_nlink > 1):
-            left_out["link or special file"] += 1  # a file with a second name may lie outside
+            left_out["link or special file"] += 1  # the second name of a file may lie outside
         elif why := _bad_name(entry.name, rules):
             left_out[why] += 1
         elif kind == stat.S_IFDIR and path.count("/") + 1 >= MOST_LEVELS:
@@ -83,7 +83,7 @@ def _bad_name(name: str, rules: bool) -> str:
     if name.startswith("."):
         return "hidden name"
     if not name.isprintable() or not _encodes(name):
-        return "name that is no text"
+        return "name that is not text"
     if not rules:
         return ""
     if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Where repositories come from: a folder, a package's source distribution, or the packages that a file of tasks is about."""
+"""Where repositories come from: a folder, a package's source distribution, or the packages that a task file names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trailmark.tasks.auto_explore.packages import Sdist, parse_package, read_tre
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A repository to begin with; `folder` says where it lies, and fetches it where that has to be done."""
+    """A repository to begin with. `folder` returns its path, and downloads it if necessary."""
 
     name: str
     version: str
@@ -23,7 +23,7 @@ class Source:
 
 
 def sources_of(words: Sequence[str], tasks: Path | None = None) -> list[Source]:
-    """What the words name. Without any: the repositories of `tasks`, by the file_trees.json beside it."""
+    """The repositories that the words name. Without words: those of `tasks`, by the file_trees.json beside it."""
     if words:
         return [_source(word) for word in words]
     if tasks is None:

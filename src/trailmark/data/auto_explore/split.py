@@ -1,8 +1,8 @@
 """Train, validate, test: 7 to 2 to 1.
 
-hash    each record by a hash of the seed and its id, so that more records never move the others
-exact   the same order, cut where the shares are exact to a record; more records may move one
-given   as the records say themselves (train, validate or valid, test or any name that holds it)
+hash    each record by a hash of the seed and its id, so that new records never move old ones
+exact   the same order, cut where the shares are exact to a record; new records may move an old one
+given   as the records say (train, validate or valid, test or any name that contains it)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ By = Literal["hash", "exact", "given"]
 
 def check_by(word: str) -> By:
     if word not in get_args(By):
-        raise DataError(f"there is no way '{word}' to split.{nearest(word, get_args(By))}")
+        raise DataError(f"there is no split method '{word}'.{nearest(word, get_args(By))}")
     return word  # type: ignore[return-value]
 
 
 def check_given(tasks: Path | None) -> None:
-    """Refuse, before any work, to split by what the tasks say where they do not say it."""
+    """Refuse `--split given` before any work if the tasks do not name their splits."""
     if tasks is None:
         raise DataError("--split given needs --tasks: the questions that a teacher makes belong to no split yet.")
     if "train" not in [_given(r) for r in read_records(tasks)]:
-        raise DataError("says train of none of its records, and there would be nothing to learn from.", tasks)
+        raise DataError("has no record of split train, so there would be nothing to learn from.", tasks)
 
 
 def place(seed: int, name: str) -> float:

@@ -1,9 +1,9 @@
 """Questions about a repository.
 
-Files are drawn without repetition, by seed: of a known kind, at most two folders deep, neither `__init__.py` nor under a part
-named out or test(s), and not too short. A teacher is shown a file whole or, where that is too long, a window of whole lines; of
-data files only the beginning. What it asks is then filtered: an empty or repeated question, a target that is gone, and
-(offline) a sentence that stands in another file of the repository as well are left out and counted.
+Files are drawn without repetition, by seed. They are of a known kind, at most two folders deep, not `__init__.py`, not
+under a part named out or test(s), and not too short. A teacher is shown a whole file or, if that is too long, a window
+of whole lines; of data files only the beginning. Its questions are then filtered. Left out and counted are empty or
+repeated questions, missing targets, and (offline) sentences that occur in another file of the repository too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from trailmark.data.auto_explore.records import Record, Walk
 from trailmark.data.queries import Excerpt, FileKind, plain_text
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Offline, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Offline, Teacher, TeacherFailed, run_limited
 from trailmark.errors import DataError
 from trailmark.run_async import wait
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode, kind_of
@@ -40,7 +40,7 @@ class Repository:
 
 
 def token_count(tokenizer: object = None) -> Count:
-    """How many tokens a text has; without a tokenizer four bytes are one."""
+    """A function that counts the tokens of a text; without a tokenizer, four bytes are one token."""
     if tokenizer is None:
         return lambda text: len(text.encode()) // 4
     return lambda text: len(encode(tokenizer, text))
@@ -64,7 +64,7 @@ def asked_about(path: str) -> bool:
 
 
 def excerpt(repo: str, path: str, text: str, count: Count, draw: random.Random) -> Excerpt | None:
-    """A file as a teacher sees it; None for one that is too short."""
+    """A file as a teacher sees it; None if it is too short."""
     kind: FileKind = kind_of(path.rsplit("/", 1)[-1])  # type: ignore[assignment]
     shown = "".join(text.splitlines(keepends=True)[:DATA_LINES]) if kind == "data" else text
     if count(shown) < FEWEST_TOKENS:
@@ -73,7 +73,7 @@ def excerpt(repo: str, path: str, text: str, count: Count, draw: random.Random) 
 
 
 def _window(text: str, count: Count, draw: random.Random) -> str:
-    """All of it where it fits, else whole lines from a random one on, the last of which still fits."""
+    """The whole text if it fits, else as many whole lines as fit, from a random line on."""
     lines = text.splitlines(keepends=True)
     sizes = [count(line) + 1 for line in lines]
     if count(text) <= MOST_TOKENS:
@@ -125,7 +125,7 @@ async def _ask(
             counts.left_out[f"file: {problem.reason}"] += 1
             return []
 
-    found = await at_once(excerpts, one, teacher.at_once)
+    found = await run_limited(excerpts, one, teacher.at_once)
     offline = isinstance(teacher, Offline)
     if offline:
         found = unique([[(q, a) for q, a in pairs] for pairs in found], excerpts, texts, counts)
@@ -143,7 +143,7 @@ async def _ask(
 def unique(
     found: Sequence[list[tuple[str, str]]], excerpts: Sequence[Excerpt], texts: Mapping[str, str], counts: Counts
 ) -> list[list[tuple[str, str]]]:
-    """Only queries that no other file of the repository holds, nor the same file twice."""
+    """Only queries that occur in no other file of the repository, and only once in the same file."""
     plain = {path: plain_text(text).lower() for path, text in texts.items()}
     often = Counter(q.lower() for pairs in found for q, _ in pairs)
     kept = []
@@ -156,7 +156,7 @@ def unique(
 
 
 def filter_records(records: Sequence[Record], repositories: Sequence[Repository]) -> tuple[list[Record], Counts]:
-    """Records that can be played, each question on a file once; walks of equal ones are put together."""
+    """Records that can be played, each question about a file once. Walks of equal records are combined."""
     roots = {r.name: {path for path, _ in texts_of(snapshot(r.root))} for r in repositories}
     counts, merged = Counts(), {}
     for r in records:
@@ -185,11 +185,11 @@ def _unusable(r: Record, roots: Mapping[str, set[str]]) -> str:
         return "target under a hidden name"
     if not kind_of(r.target.rsplit("/", 1)[-1]):
         return "target of an unsupported suffix"
-    return "" if r.target in roots[r.repo] else "target that is missing or no text"
+    return "" if r.target in roots[r.repo] else "target that is missing or not text"
 
 
 def renumbered(walks: Sequence[Walk]) -> tuple[Walk, ...]:
-    """positive0, positive1, …, negative0, negative1, … in their order."""
+    """The walks named positive0, positive1, …, negative0, negative1, … in their order."""
     seen: Counter[str] = Counter()
     out = []
     for w in walks:

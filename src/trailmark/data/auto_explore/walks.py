@@ -1,11 +1,11 @@
-"""How teachers go about a question: their own play, and the repair of a mistake.
+"""How teachers look for an answer: their own play, and the repair of a mistake.
 
-A *positive* walk is the teacher's own: at every step it first thinks about the state without the list of commands, then it is
-shown the list and chooses. It is kept whether or not it found the right file. A *negative* walk begins with the best way to the
-folder of the target, opens a wrong file there on purpose, and then asks the teacher to say what was wrong and to go on. Only that
-last step is learnt from; the mistake itself is never imitated.
+A *positive* walk is the teacher's own. At every step it first reflects on the state without the list of commands, then
+it is shown the list and chooses. The walk is kept whether or not it found the right file. A *negative* walk follows the
+best path to the target's folder, opens a wrong file there on purpose, and then asks the teacher what was wrong and what
+to do. Only that last step is learnt from; the mistake itself is never imitated.
 
-Without negatives a reflector only ever says that all is well, and cannot help a policy that errs.
+Without negative walks a reflector would always say that all is well, and could not help a policy that makes mistakes.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from trailmark.data.auto_explore.explorer import Explorer, Seeker
 from trailmark.data.auto_explore.records import Record, Walk
 from trailmark.data.auto_explore.tasks import renumbered
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, at_once
+from trailmark.data.teacher import Exchange, Moment, Teacher, TeacherFailed, run_limited
 from trailmark.errors import DataError
 from trailmark.run_async import wait
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE
 
 ABOUT = (
-    "You look for the one file of a repository that answers a question. `cd` goes into a folder, `cat` shows the beginning of a "
-    "file, `id` names the file that answers the question and ends the search: use it when you are sure. Every command counts."
+    "You look for the one file of a repository that answers a question. `cd` goes into a folder, `cat` shows the "
+    "beginning of a file, `id` names the file that answers the question and ends the search: use it when you are sure. "
+    "Every command counts."
 )
-THINK = "\nWithout choosing a command yet, say in about 50 words where we are, whether the last command helped, and what to do next.\n"
+THINK = (
+    "\nWithout choosing a command yet, say in about 50 words where we are, whether the last command helped, and what "
+    "to do next.\n"
+)
 REPAIR = (
-    "\nThe last command opened a wrong file. Without choosing a command yet, say in about 50 words why it is wrong and how to "
-    "correct it.\n"
+    "\nThe last command opened a wrong file. Without choosing a command yet, say in about 50 words why it is wrong and "
+    "how to correct it.\n"
 )
 PAGES = (NEXT_PAGE, PREVIOUS_PAGE)
 
 
 def rule(seeker: Seeker) -> str:
-    """What can be said without a model, in two or three short sentences."""
+    """The reflection by rule, in two or three short sentences."""
     world, last = seeker.world, seeker.last
     where = f"We are in {world.cwd}/." if world.cwd else "We are at the root."
     if last is None:
@@ -54,7 +58,7 @@ def moment(seeker: Seeker, request: str = THINK, past: Sequence[Exchange] = ()) 
 
 
 async def positive(explorer: Explorer, record: Record, teacher: Teacher, markov: bool) -> Walk:
-    """The teacher's own play from the start to the end. `markov`: it is shown no earlier exchange."""
+    """The teacher's own play from start to end. `markov`: it sees no earlier exchange."""
     seeker, past = explorer.start(record), list[Exchange]()
     while not seeker.over:
         now, state = moment(seeker, past=() if markov else past), seeker.seen.state
@@ -66,7 +70,7 @@ async def positive(explorer: Explorer, record: Record, teacher: Teacher, markov:
 
 
 async def negative(explorer: Explorer, record: Record, teacher: Teacher, wrong: str) -> Walk:
-    """The way to the target's folder, a wrong `cat` there, and the step that repairs it."""
+    """The path to the target's folder, a wrong `cat` there, and the step that repairs it."""
     seeker = explorer.start(record, [*record.optimal_path[:-2], wrong])
     done, command = list(seeker.world.history), PAGES[0]
     now = moment(seeker, REPAIR)
@@ -85,8 +89,8 @@ def wrong_looks(explorer: Explorer, record: Record) -> list[str]:
 async def walks_of(
     explorer: Explorer, record: Record, teacher: Teacher, seed: int, negatives: int, markov: bool, counts: Counts
 ) -> Record:
-    """The record with its walks added: one positive and at most `negatives` negative ones. A file that the positive one has
-    pointed out counts as a target, so it is not opened as a mistake."""
+    """The record with its walks: one positive and at most `negatives` negative ones. A file that the positive walk has
+    identified counts as a target, so it is not opened as a mistake."""
 
     async def keep(kind: str, walk: Awaitable[Walk]) -> None:
         nonlocal record
@@ -106,16 +110,17 @@ async def walks_of(
 
 
 def add_walks(
-    explorer: Explorer, records: Sequence[Record], teacher: Teacher, seed: int = 0, negatives: int = 2, markov: bool = False,
+    explorer: Explorer, records: Sequence[Record], teacher: Teacher, seed: int = 0, negatives: int = 2,
+    markov: bool = False,
     done: Callable[[int], None] = lambda n: None,
 ) -> tuple[list[Record], Counts]:  # fmt: skip
-    """Every record with walks. One for which no teacher pointed out a file is left out and counted."""
+    """Every record with walks. A record in which no teacher identified a file is left out and counted."""
     counts = Counts()
 
     async def one(record: Record) -> Record:
         return await walks_of(explorer, record, teacher, seed, negatives, markov, counts)
 
-    made = wait(at_once(records, one, teacher.at_once, done))
+    made = wait(run_limited(records, one, teacher.at_once, done))
     kept = [r for r in made if any(w.positive and w.found for w in r.walks)]
     counts.left_out["record in which no file was pointed out"] += len(made) - len(kept)
     counts.left_out = +counts.left_out

@@ -1,15 +1,15 @@
-"""The two ways of saying the same: "move" (games since 2.1.3) and "put" (before; the published expert trajectories).
+"""Two wordings of the same games: "move" (games since 2.1.3) and "put" (before; the published expert trajectories).
 
                     move                                        put
     a command       move apple 1 to fridge 1                    put apple 1 in/on fridge 1
     its answer      You move the apple 1 to the fridge 1.       You put the apple 1 in/on the fridge 1.
-    having gone     You arrive at desk 2. On the desk 2, …      On the desk 2, …
+    after going     You arrive at desk 2. On the desk 2, …      On the desk 2, …
 
-Older games themselves answer "You arrive at loc 12. On the desk 2, …"; everyone who published results with them cut
-that sentence off, and so does "put" here. Everything else is the same in both, word for word.
+Older games themselves answer "You arrive at loc 12. On the desk 2, …". All published results with them cut that
+sentence off, and so does "put" here. Everything else is the same in both, word for word.
 
-Commands and answers translate exactly, both ways. Only from "put" to "move" must the command be known: what was seen
-after `go to desk 2` reads like what `examine desk 2` shows.
+Commands and answers translate exactly, both ways. Only the way from "put" to "move" needs the command, because the
+answer to `go to desk 2` reads like the answer to `examine desk 2`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def of_grammar(grammar: str) -> Dialect:
 
 
 def command_in(dialect: Dialect, command: str) -> str:
-    """The command as `dialect` writes it; one that is not about putting down is the same in both."""
+    """The command as `dialect` writes it. Only commands that put something down differ."""
     if dialect == "move":
         return f"move {m[1]} to {m[2]}" if (m := _PUT_COMMAND.fullmatch(command)) else command
     return f"put {m[1]} in/on {m[2]}" if (m := _MOVE_COMMAND.fullmatch(command)) else command
 
 
 def observation_in(dialect: Dialect, observation: str, command: str = "") -> str:
-    """What was seen after `command`, as `dialect` writes it, from either dialect and from older games."""
+    """The observation after `command` as `dialect` writes it, from either dialect and from older games."""
     arrived = _ARRIVED.match(observation)
     seen = observation[arrived.end() :] if arrived else observation
     if dialect == "put":

@@ -1,17 +1,17 @@
-"""ALFWorld in plain Python: the games of the original, read once, played by any number of players at once.
+"""ALFWorld in plain Python: each game is read once and can be played by many players at once.
 
     game = parse_game(domain, problem, grammar, id="…")      # a Game never changes
     play = game.start()                                      # a Play is one player's facts
     play.observation; play.commands(); play.step("go to desk 1"); play.won; other = play.copy()
 
-A fact is a tuple, ("inreceptacle", "mug_bar_…", "desk_bar_…"), all in lower case. Those that no action changes belong to the game;
-a play keeps the others in a set, and beside it sorted lists of those that are looked up by an argument. A copy shares both
-until one of the two plays changes something.
+A fact is a tuple, ("inreceptacle", "mug_bar_…", "desk_bar_…"), all in lower case. Facts that no action changes belong
+to the game. A play keeps the others in a set, with sorted lists of those that are looked up by an argument. A copy
+shares both until one of the two plays changes something.
 
-Texts, the commands and their order, score and end are those of the original (textworld 1.7.0 with the names of alfworld 0.4.2);
-`trailmark worlds check alfworld` compares them. As there, a command that is not admissible gives "Nothing happens." and is no
-move, an action that can not change anything (go to where one is) is not admissible, a game can be played on after it
-is won, and `won` is about the present facts, not the past.
+Texts, commands and their order, score and end are those of the original (textworld 1.7.0 with the names of alfworld
+0.4.2); `trailmark worlds check alfworld` compares them. As in the original, a command that is not admissible gives
+"Nothing happens." and is not a move. An action that cannot change anything (going where one already is) is not
+admissible. A game can be continued after it is won, and `won` is about the present facts, not the past.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from sys import intern
 from typing import Any, TypeVar
 
 from trailmark.errors import DataError
-from trailmark.tasks.alfworld import ground as g
+from trailmark.tasks.alfworld import grounding as g
 from trailmark.tasks.alfworld.grammar import Each, Grammar, Symbol, parse_grammar, thing_names
-from trailmark.tasks.alfworld.ground import ALWAYS, Case, Ground, Outline, Step, Values
+from trailmark.tasks.alfworld.grounding import ALWAYS, Case, Ground, Outline, Step, Values
 from trailmark.tasks.alfworld.pddl import ROOT, All, Atom, Domain, Fact, Formula, Not, Some, parse_domain, parse_problem
 
 NOTHING = "Nothing happens."
-REMEMBERED = 1024  # domains, grammars
+REMEMBERED = 1024  # cached domains and grammars
 Key = tuple[str, int, str] | tuple[str]
-Found = tuple[dict[str, Ground], tuple[Ground, ...]]  # actions by command: without, and with something left to ask
+Found = tuple[dict[str, Ground], tuple[Ground, ...]]  # actions by command: unconditional, and with facts left to check
 K = TypeVar("K")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """A domain made ready for grounding; all games of a collection share one."""
+    """A domain prepared for grounding. All games of a collection share one."""
 
     domain: Domain
     changing: frozenset[str]
     outlines: tuple[Outline, ...]
-    asked: frozenset[str]  # changing predicates that conditions ask for
-    roots: tuple[str, ...]  # those that some outline begins with
+    asked: frozenset[str]  # changing predicates that occur in conditions
+    roots: tuple[str, ...]  # predicates that some outline begins with
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What follows from one fact: actions, and rows of things (with what must hold for them) to join further facts to."""
+    """What follows from one fact: actions, and rows of things (with their conditions) to join further facts to."""
 
     free: dict[str, Ground]
     asking: tuple[Ground, ...]
@@ -59,7 +59,7 @@ class Bundle:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Game:
-    """A parsed game. `goal` is the condition to win; `types` says what a thing is in the PDDL (agent, object, …)."""
+    """A parsed game. `goal` is the winning condition; `types` maps a thing to its PDDL type (agent, object, …)."""
 
     id: str
     rules: Rules
@@ -67,8 +67,8 @@ class Game:
     types: Mapping[str, str]
     goal: Formula
     still: Mapping[str, tuple[Fact, ...]]  # the facts that never change, by predicate
-    first: frozenset[Fact]  # those that do, at the start
-    names: Mapping[str, str]  # what things are called: {"mug_bar_…": "mug 1"}
+    first: frozenset[Fact]  # the changing facts at the start
+    names: Mapping[str, str]  # the names of things: {"mug_bar_…": "mug 1"}
     walkthrough: tuple[str, ...] = ()
     task_type: str = ""
     where: str = "<file>"
@@ -87,7 +87,7 @@ class Game:
 
     @property
     def goal_text(self) -> str:
-        """The sentence that says the task."""
+        """The sentence that states the task."""
         return self.grammar.write((Symbol("task"),), {}, self._start) if "task" in self.grammar.rules else ""
 
     @cached_property
@@ -97,13 +97,13 @@ class Game:
 
     @cached_property
     def goals(self) -> tuple[tuple[Case, ...], ...]:
-        """The goal in parts, all of which must hold; a part holds if one of its cases does."""
+        """The goal as parts that must all hold. A part holds if one of its cases does."""
         parts = self.goal.parts if isinstance(self.goal, All) else (self.goal,)
         return tuple(tuple(g.cases(part, self, self.where)) for part in parts)
 
     @cached_property
     def decisive(self) -> frozenset[str]:
-        """The predicates the goal asks for."""
+        """The predicates in the goal."""
         return frozenset(_predicates(self.goal))
 
     @property
@@ -126,7 +126,7 @@ class Game:
         """The changing predicates that are looked up by an argument."""
         return (self.rules.asked | self.grammar.predicates) & self.changing
 
-    # What never changes (the protocol of ground.Stage).
+    # What never changes (the protocol of grounding.Stage).
 
     def static(self, fact: Fact) -> bool:
         return fact in self.facts
@@ -156,10 +156,10 @@ class Game:
             return self.types.get(thing, "")
         return "the" if what == "definite" else "a"
 
-    # Actions on things, worked out when they are first met.
+    # Actions on things, computed when they are first needed.
 
     def bundle(self, root: Fact) -> Bundle:
-        """What a fact, or the empty one that is always there, makes possible."""
+        """What a fact makes possible. The empty fact is always true."""
         found = self._bundles.get(root)
         if found is None:
             found = self._bundles[root] = self._bundle(root)
@@ -185,7 +185,7 @@ class Game:
         return Bundle(dict(sorted(free.items())), tuple(asking), tuple(rows))
 
     def joined(self, number: int, values: Values) -> Found:
-        """The actions of an outline when its joins have found these values."""
+        """The actions of an outline for the values that its joins found."""
         found = self._joined.get((number, values))
         if found is None:
             found = self._joined[number, values] = self._make(self.rules.outlines[number], [values])
@@ -205,7 +205,7 @@ class Game:
         return free, tuple(asking)
 
     def _ground(self, outline: Outline, values: Values) -> Ground | None:
-        """The action on these things; None where it can not happen, or can not change anything."""
+        """The action on these things; None if it cannot happen or cannot change anything."""
         asked = g.conditions(outline, values, self)
         if asked is None:
             return None
@@ -225,7 +225,7 @@ class Game:
         )  # fmt: skip
 
     def _one(self, x: T) -> T:
-        """The first of all that are equal to x: a thousand actions share much."""
+        """One shared object for all values equal to x, because thousands of actions have much in common."""
         return self._kept.setdefault(x, x)
 
 
@@ -239,7 +239,7 @@ class Play:
         self.observation = ""
         self.moves = 0
         self._facts: set[Fact] = set(game.first)
-        self._shared = False  # whether another play has the same facts and index
+        self._shared = False  # whether another play shares the facts and the index
         self._menu: dict[str, Ground] | None = None
         lists: dict[Key, list[Fact]] = {}
         for fact in sorted(f for f in self._facts if f[0] in game._listed):
@@ -258,12 +258,12 @@ class Play:
 
     @property
     def facts(self) -> frozenset[Fact]:
-        """All that is true now."""
+        """All facts that are true now."""
         return self.game.facts | {f for f in self._facts if f[0] in self.game.changing}
 
     @property
     def state(self) -> frozenset[Fact]:
-        """The changing facts that conditions or the goal ask for: two plays with the same go on alike."""
+        """The changing facts in conditions or the goal. Two plays with the same state continue alike."""
         matter = self.game.rules.asked | self.game.decisive
         return frozenset(f for f in self._facts if f[0] in matter)
 
@@ -275,15 +275,15 @@ class Play:
         return other
 
     def commands(self) -> tuple[str, ...]:
-        """What can be done now, sorted."""
+        """The commands that can be done now, sorted."""
         return tuple(sorted(self._actions()))
 
     def actions(self) -> tuple[tuple[str, Ground], ...]:
-        """The same with the actions behind: for planners, together with `apply`."""
+        """The commands with their actions: for planners, together with `apply`."""
         return tuple(sorted(self._actions().items()))
 
     def step(self, command: str) -> str:
-        """Do a command and say what is seen."""
+        """Do a command and return the observation."""
         action = self._find(command.strip())
         if action is None:
             self.observation = NOTHING
@@ -294,7 +294,7 @@ class Play:
         return self.observation
 
     def apply(self, action: Ground) -> None:
-        """Do an action of `actions()` without a word: `observation` stays what it was."""
+        """Do an action of `actions()` without a text: `observation` does not change."""
         fired = [(pair, value) for when, pair, value in action.when if g.true(when, self._facts)] if action.when else ()
         if self._shared:
             self._facts, self._index, self._shared = set(self._facts), dict(self._index), False
@@ -392,9 +392,9 @@ class Play:
         return menu
 
     def _join(self, joins: tuple[Step, ...], row: Values) -> list[Values]:
-        """A row with what changing facts add to it."""
+        """A row, extended by what changing facts add to it."""
         index, rows = self._index, [row]
-        for step in joins[1:]:  # what is surely missing ends it at once
+        for step in joins[1:]:  # stop at once if a needed fact is surely missing
             known = isinstance(step.by, str) or step.by < len(row)
             if step.at is not None and known and not index.get((step.predicate, step.at, step.key(row))):
                 return []
@@ -417,7 +417,7 @@ def parse_game(
     task_type: str = "",
     where: str = "<file>",
 ) -> Game:
-    """A game from its three texts. What depends on the domain or the grammar alone is remembered by their text."""
+    """A game from its three texts. What depends only on the domain or the grammar is cached by their text."""
     rules = _remember(_RULES, domain, lambda: _rules(domain, f"{where} (domain)"))
     words = _remember(_GRAMMARS, (domain, grammar), lambda: _words(grammar, rules, f"{where} (grammar)"))
     p = parse_problem(problem, rules.domain, f"{where} (problem)")
@@ -463,7 +463,7 @@ def _rules(text: str, where: str) -> Rules:
 
 
 def _words(text: str, rules: Rules, where: str) -> Grammar:
-    """A grammar with a beginning, in which every action has words that do not depend on what can change."""
+    """A grammar with an intro, in which the words of every action do not depend on facts that change."""
     grammar = parse_grammar(text, where)
     if "intro" not in grammar.rules:
         raise DataError("there is no symbol '#intro#', with which a game begins.", where)
@@ -494,7 +494,7 @@ def _grouped(facts: Sequence[Fact], at: int | None) -> dict[str | None, tuple[Fa
 
 
 def _keys(fact: Fact) -> list[Key]:
-    """Under what a fact is listed: its predicate, and each argument where there are several."""
+    """The keys that list a fact: its predicate, and each argument if there are several."""
     if len(fact) == 2:
         return [(fact[0],)]
     return [(fact[0],), *((fact[0], at, fact[at]) for at in range(1, len(fact)))]

@@ -1,7 +1,8 @@
 """An errand with the commands that random walks seldom reach: slice, clean, heat, cool, and examine after each.
 
-A knife is fetched, something is sliced and the knife put back; then the thing goes to the sink, the microwave and the fridge. In
-rooms without a knife the rest is done to the first thing that can be cleaned, heated or cooled; elsewhere little is left.
+The errand fetches a knife, slices something and puts the knife back. Then the thing goes to the sink, the microwave and
+the fridge. In rooms without a knife, the first thing that can be cleaned, heated or cooled is used. Other rooms leave
+little to do.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _Walk:
         return True
 
     def known(self, predicate: str) -> list[str]:
-        """The things with a property that lie somewhere."""
+        """The things with a property that lie in some receptacle."""
         return sorted(f[1] for f in self.game.still.get(predicate, ()) if self.places(f[1]))
 
     def places(self, x: str) -> list[str]:

@@ -1,15 +1,15 @@
-"""Two experts: one sees everything and takes a shortest way, one knows only what it has observed (`exploring`).
+"""Two experts: one sees everything and takes a shortest plan, one knows only what it has observed (`exploring`).
 
     Seeing().action(play)      the first command of a shortest plan from here, whatever was done before
     Exploring().action(play)   reads play.observation and nothing else
-    plan(play)                 a shortest plan as commands; () where the play is won, None where it cannot be
+    plan(play)                 a shortest plan as commands; () if the play is won, None if it cannot be won
 
-Why the plan is shortest in commands. What brings a play forward is to take, put down, clean, heat, cool or switch on;
-to go and to open only make these possible, and to close never does. Putting off going and opening until right before
-what they are for makes no plan longer. So every shortest plan can be written as a row of such acts, where an act
-costs one command, one more if it is done elsewhere, and one more if what it reaches into is shut. Things that are not
-of a kind the task names only ever have to be put down. The search goes over exactly these rows, cheapest first (A*;
-the estimate counts only acts that must still come), and tries every receptacle.
+Why the plan has the fewest commands. A play advances by acts: take, put down, clean, heat, cool, switch on. Going and
+opening only make acts possible, and closing never helps. Delaying going and opening until right before the act that
+needs them makes no plan longer. So every shortest plan can be written as a row of acts. An act costs one command, one
+more if it happens elsewhere, and one more if its receptacle is shut. Things of a kind that the task does not name only
+ever have to be put down. The search covers exactly these rows, cheapest first (A*; the estimate counts only acts that
+must still come), and tries every receptacle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trailmark.tasks.alfworld.pddl import Atom, Every, Exists, Fact, Formula, No
 
 __all__ = ["Exploring", "Seeing", "Wish", "plan", "wish_of"]
 
-TREATMENTS = {  # what has to become true: what can become so, where, and by which command
+TREATMENTS = {  # the wanted property: which things can have it, where, and by which command
     "isclean": ("cleanable", ("sinkbasintype", "sinktype"), "clean"),
     "ishot": ("heatable", ("microwavetype",), "heat"),
     "iscool": ("coolable", ("fridgetype",), "cool"),
@@ -37,7 +37,7 @@ Pairs = frozenset[tuple[str, str]]
 
 
 class Seeing:
-    """Knows all facts. Plans anew at every step, so it goes on from wherever other hands have led the play."""
+    """Knows all facts. It plans anew at every step, so it can continue any play."""
 
     def action(self, play: Play) -> str:
         found = plan(play)
@@ -52,8 +52,8 @@ class Seeing:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A goal of one of the six types. Things of kind `thing` in one receptacle of kind `place`, `number` of them,
-    which are `state` (isclean, …); or, with a `lamp`, one in the hand beside a lamp that was switched on."""
+    """A goal of one of the six types: `number` things of kind `thing`, in state `state` (isclean, …), in one receptacle
+    of kind `place`. With a `lamp`: one thing in the hand beside a lamp that was switched on."""
 
     thing: str
     place: str = ""
@@ -63,7 +63,7 @@ class Wish:
 
 
 def wish_of(game: Game) -> Wish:
-    """Read off the goal's facts; a TaskError for a goal of another kind."""
+    """Read the goal's facts. A goal of another kind is a TaskError."""
     atoms = list(_atoms(game.goal))
     by = {p: [a.args for a in atoms if a.predicate == p] for p in {a.predicate for a in atoms}}
     kinds = dict(a for a in by.get("objecttype", []) if len(a) == 2)
@@ -79,7 +79,7 @@ def wish_of(game: Game) -> Wish:
         number = len(by["inreceptacle"])
         if number == 1 or (number == 2 and "=" in by and not states):
             return Wish(put.pop(), places.pop(), number, states[0] if states else "")
-    raise TaskError(f"game '{game.id}' has a goal that is none of the six types: no plan can be made for it.")
+    raise TaskError(f"game '{game.id}' has a goal of none of the six types: no plan can be made for it.")
 
 
 _KNOWN = {
@@ -104,7 +104,7 @@ def _atoms(f: Formula) -> Iterator[Atom]:
 
 
 class Home:
-    """The unchanging side of a game, as the search needs it."""
+    """The unchanging facts of a game, in the form that the search needs."""
 
     def __init__(self, game: Game):
         self.names = game.names
@@ -114,7 +114,7 @@ class Home:
         self.otype = _map(game, "objecttype")
         self.openable, self.movable = _set(game, "openable"), _set(game, "pickupable")
         contain = {(rt, ot) for _, rt, ot in game.still.get("cancontain", ())}
-        self.fit: dict[str, list[str]] = {}  # by kind of thing: the receptacles that take it, in order of their names
+        self.fit: dict[str, list[str]] = {}  # kind of thing -> receptacles that accept it, in order of their names
         order = sorted(self.at, key=lambda r: _natural(game.names.get(r, r)))
         for kind in sorted(set(self.otype.values())):
             self.fit[kind] = [r for r in order if (self.rtype.get(r, ""), kind) in contain]
@@ -163,8 +163,8 @@ def _natural(name: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """As much of a moment as matters: `places` of the things and lamps the task is about, which of them are `ready`
-    (clean, hot, cool, or switched on), what is `open`."""
+    """The part of a state that matters: `places` of the task's things and lamps, which of them are `ready` (clean, hot,
+    cool, or switched on), and what is `open`."""
 
     here: str
     held: str
@@ -174,7 +174,7 @@ class State:
 
 
 def plan(play: Play) -> tuple[str, ...] | None:
-    """A shortest plan from this moment on. Among equals the same one each time."""
+    """A shortest plan from this moment on. Among equal plans it is the same one each time."""
     home = _home(play.game)
     start = _state(play, home)
     ticket = count()
@@ -219,7 +219,7 @@ def _met(s: State, home: Home) -> bool:
 
 
 def _placed(s: State, home: Home) -> int:
-    """The most things, in the state they should have, that one receptacle of the right kind holds."""
+    """The largest number of things, in the wanted state, that one receptacle of the right kind holds."""
     counts: dict[str, int] = {}
     for o, r in s.places:
         if o in home.things and home.rtype.get(r) == home.wish.place and (not home.wish.state or o in s.ready):
@@ -228,7 +228,7 @@ def _placed(s: State, home: Home) -> int:
 
 
 def _must(s: State, home: Home) -> int:
-    """Acts that cannot be avoided: never more than there are to come."""
+    """The number of acts that cannot be avoided: never more than will be needed."""
     wish, holding = home.wish, s.held in home.things
     drop = 0 if holding or not s.held else 1
     if wish.lamp:

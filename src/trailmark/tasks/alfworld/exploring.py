@@ -1,13 +1,13 @@
-"""The exploring expert: plays by what it has read so far, and by nothing else.
+"""The exploring expert: it plays only by what it has read so far.
 
     expert = Exploring(seed=0)
-    command = expert.action(play)            # reads play.observation; a plain text will do
-    command = expert.action(text, did)       # `did`: what was really done, where it was not what the expert had said
+    command = expert.action(play)            # reads play.observation; a plain text works too
+    command = expert.action(text, did)       # `did`: the command that was done, if it was not the expert's
 
-It is shown every observation of a play in turn, beginning with the first. From these it keeps a memory (what stands
-where, what is shut, what it carries) and decides anew at each step, so it goes on from wherever other hands have led
-it. It looks for things where they are likely, weighed against the steps it takes to look (see `habits`); among equals
-the seed decides. Both dialects are understood; commands are those of the "move" dialect.
+It must see every observation of a play in turn, beginning with the first. It keeps a memory (what stands where, what is
+shut, what it carries) and decides anew at each step, so it can continue a play that others have led. It looks for
+things where they are likely, weighed against the steps to look there (see `usual_places`); the seed breaks ties. It
+understands both dialects; its commands are those of the "move" dialect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Literal, Protocol
 
 from trailmark.errors import TaskError
 from trailmark.tasks.alfworld.dialect import NOTHING, command_in
-from trailmark.tasks.alfworld.habits import chance
+from trailmark.tasks.alfworld.usual_places import chance
 
 Kind = Literal["place", "two", "clean", "heat", "cool", "light"]
 OPENABLE = frozenset({"cabinet", "drawer", "fridge", "microwave", "safe"})
 TREATMENT = {"clean": ("sinkbasin", "sink"), "heat": ("microwave",), "cool": ("fridge",)}
-WAIT = "look"  # where nothing is left to do
+WAIT = "look"  # used if nothing is left to do
 
 _N = r"([a-z]+ \d+)"
 _STATES: dict[str, Kind] = {"clean": "clean", "hot": "heat", "heat": "heat", "cool": "cool"}
@@ -50,7 +50,7 @@ class Seen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What a task's sentence asks for. `place` is a kind of receptacle, or of lamp where the thing is to be lit."""
+    """What a task's sentence asks for. `place` is a kind of receptacle, or a kind of lamp if the thing must be lit."""
 
     kind: Kind
     thing: str
@@ -58,7 +58,7 @@ class Errand:
 
 
 def read_errand(text: str) -> Errand:
-    """Of the sentence "Your task is to: …", in any of its forms."""
+    """Read the sentence "Your task is to: …", in any of its forms."""
     found = _TASK.search(text)
     said = found[1] if found else text[:80]
     for pattern in _TREATED:
@@ -81,14 +81,14 @@ def _listed(text: str) -> list[str]:
 
 @dataclass
 class Memory:
-    """What the observations so far have said."""
+    """What the observations have said so far."""
 
     errand: Errand
     receptacles: list[str]
     at: str | None = None
     held: str | None = None
-    origin: str | None = None  # where the held thing was
-    contents: dict[str, list[str]] = field(default_factory=dict)  # of receptacles looked into
+    origin: str | None = None  # where the held thing was taken from
+    contents: dict[str, list[str]] = field(default_factory=dict)  # the contents of receptacles looked into
     shut: dict[str, bool] = field(default_factory=dict)
     treated: set[str] = field(default_factory=set)
     useless: set[str] = field(default_factory=set)  # things that the world does not let us use
@@ -136,7 +136,7 @@ class Memory:
             self.treated.discard(thing)
 
     def refused(self, did: str) -> None:
-        """A sensible command did nothing."""
+        """Learn from a sensible command that did nothing."""
         if m := re.fullmatch(rf"(?:move|put) {_N} (?:to|in/on) {_N}", did):
             self.unfit.add((kind_of(m[1]), kind_of(m[2])))
         elif m := re.fullmatch(rf"(?:take|use|clean|heat|cool) {_N}(?: .*)?", did):
@@ -144,7 +144,7 @@ class Memory:
         elif m := re.fullmatch(rf"open {_N}", did):
             self.shut[m[1]] = False
             self.contents.setdefault(m[1], [])
-        elif m := re.fullmatch(rf"go to {_N}", did):  # it is here: nobody can go to where they are
+        elif m := re.fullmatch(rf"go to {_N}", did):  # it is here: one cannot go where one already is
             self._stand_at([m[1], *([self.at] if self.at else [])])
         elif (m := re.fullmatch(rf"examine {_N}", did)) and m[1] in self.receptacles:
             self.receptacles.remove(m[1])
@@ -158,7 +158,7 @@ class Memory:
         return receptacle == self.at or (self.at is not None and receptacle in self.beside.get(self.at, ()))
 
     def where(self, kind: str) -> list[tuple[str, str]]:
-        """(thing, receptacle) of all things of a kind that have been seen and can be used."""
+        """(thing, receptacle) of all usable things of a kind that have been seen."""
         return [
             (t, r)
             for r, inside in self.contents.items()
@@ -167,13 +167,13 @@ class Memory:
         ]
 
     def steps(self, receptacle: str) -> int:
-        """How many commands it takes to look into it, as far as one can tell from here."""
+        """The number of commands to look into it, as far as is known."""
         shut = self.shut.get(receptacle, kind_of(receptacle) in OPENABLE)
         return (not self.near(receptacle)) + shut
 
 
 class Exploring:
-    """Knows what it has observed."""
+    """The expert that knows only what it has observed."""
 
     def __init__(self, seed: int = 0):
         self.seed = seed
@@ -182,29 +182,30 @@ class Exploring:
         self._said = ""
 
     def action(self, seen: str | Seen, did: str | None = None) -> str:
-        """Take in what is seen, and say what to do. `did`: the command that led here (None: the one said last)."""
+        """Read an observation and return the next command. `did`: the command that led here (None: the last
+        returned)."""
         self.see(seen, did)
         return self.decide()
 
     def decide(self) -> str:
-        """What to do, by all that has been seen; asked twice it says the same."""
+        """The next command by everything seen so far. Asking twice gives the same command."""
         if self.memory is None:
-            raise TaskError("the exploring expert has to be shown a play from its first observation on.")
+            raise TaskError("the exploring expert must be shown a play from its first observation on.")
         self._said = self._decide(self.memory.held)
         return self._said
 
     def copy(self) -> Exploring:
-        """Another with the same memory, at this moment."""
+        """A copy with the same memory."""
         return deepcopy(self)
 
     def see(self, seen: str | Seen, did: str | None = None) -> None:
-        """Take in what is seen; enough where another decides. Only from its own vain commands does it learn what
-        cannot be done: others may have tried nonsense."""
+        """Read an observation without deciding. The expert learns what is impossible only from its own failed commands,
+        because others may have tried nonsense."""
         text = seen if isinstance(seen, str) else seen.observation
         if "Your task is to:" in text:
             self._begin(text)
         elif self.memory is None:
-            raise TaskError("the exploring expert has to be shown a play from its first observation on.")
+            raise TaskError("the exploring expert must be shown a play from its first observation on.")
         elif text != NOTHING:
             self.memory.see(text)
         elif did is None or command_in("move", did) == self._said:
@@ -245,7 +246,7 @@ class Exploring:
         return self._approach(place) or f"take {best} from {place}"
 
     def _goal(self) -> str | None:
-        """Where the first of two things lies already."""
+        """The receptacle where the first of two things already lies."""
         m = self._m
         count = {r: sum(kind_of(t) == m.errand.thing for t in m.contents.get(r, ())) for r in self._fit(m.errand.thing)}
         best = max(count, key=lambda r: count[r], default=None)
@@ -298,7 +299,7 @@ class Exploring:
         return self._approach(place) or f"move {thing} to {place}"
 
     def _put_down(self, thing: str) -> str:
-        """What is in the way goes back to where it was, or to the nearest place that takes it."""
+        """Put a thing that is not needed back where it was, or into the nearest receptacle that accepts it."""
         m = self._m
         origin = [m.origin] if m.origin in m.receptacles else []
         return self._put(thing, origin) or self._put(thing, m.receptacles) or WAIT

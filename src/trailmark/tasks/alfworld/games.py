@@ -2,19 +2,19 @@
 
     games = Games("data/alfworld")          # or a folder with game.tw-pddl files at any depth, or one such file
     games.ids("seen")                       # in a fixed order; nothing is parsed yet
-    games.game("valid_seen/pick_…/trial_…") # parsed when first asked for, then kept
+    games.game("valid_seen/pick_…/trial_…") # parsed when first needed, then cached
 
-Three layouts, told apart by what lies in the folder:
+There are three layouts. The contents of the folder decide:
 
     packed     games_<split>.jsonl[.xz], beside one *.pddl (the domain) and one *.twl2 (the grammar) for all of them
     download   [json_2.1.1/]<split>/<task>/<trial>/game.tw-pddl, as $ALFWORLD_DATA holds it
-    loose      game.tw-pddl files anywhere below, all of the one split "train"
+    loose      game.tw-pddl files anywhere below, all in the one split "train"
 
-A `game.tw-pddl` is JSON with `pddl_domain`, `grammar`, `pddl_problem`, `walkthrough` and `solvable`. Splits answer to
-both kinds of names: train, valid_train, seen (valid_seen, dev), unseen (valid_unseen, test).
+A `game.tw-pddl` is JSON with `pddl_domain`, `grammar`, `pddl_problem`, `walkthrough` and `solvable`. Splits have
+several names: train, valid_train, seen (valid_seen, dev), unseen (valid_unseen, test).
 
-A game that is asked for by name and cannot be read is an error that names its file. `usable`, which goes through many,
-leaves such games out and notes them in `skipped`, together with those that nobody can win.
+If a game that is asked for by name cannot be read, the error names its file. `usable`, which checks many games, leaves
+such games out and notes them in `skipped`, together with games that cannot be won.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ ALIASES = {
     "test": "valid_unseen",
     "eval_out_of_distribution": "valid_unseen",
 }
-LEFT_OUT = ("movable", "Sliced")  # no text games, though downloads hold some of their files
+LEFT_OUT = ("movable", "Sliced")  # not text games, though downloads hold some of their files
 DOWNLOAD = "json_2.1.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What a game is made of."""
+    """The texts that make a game."""
 
     domain: str
     grammar: str
@@ -69,14 +69,14 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What is known of a game before it is parsed. `where` is its file (and line), for messages."""
+    """What is known about a game before it is parsed. `where` is its file (and line), for messages."""
 
     id: str
     split: str
     task_type: str
     where: str
     read: Callable[[], Texts] = field(repr=False, compare=False)
-    winnable: bool = False  # known to be, without reading it
+    winnable: bool = False  # whether it is known to be winnable without reading it
 
 
 class Games:
@@ -84,7 +84,7 @@ class Games:
 
     def __init__(self, path: str | Path | None = None):
         self.path = _place(path)
-        self.skipped: dict[str, str] = {}  # by id or place: why it was left out
+        self.skipped: dict[str, str] = {}  # id or place -> why it was left out
         self._cards: dict[str, dict[str, Card]] = {}
         self._files = _layout(self.path)
         self._parsed: OrderedDict[str, tuple[Game, Dialect]] = OrderedDict()
@@ -94,7 +94,7 @@ class Games:
         return tuple(self._files)
 
     def split(self, name: str) -> str:
-        """The split's own name, for any name it answers to."""
+        """The split's own name, for any of its names."""
         found = ALIASES.get(name, name)
         if found in self._files:
             return found
@@ -103,14 +103,15 @@ class Games:
         raise TaskError(f"there is no split '{name}'.{nearest(name, (*self.splits, *ALIASES))}")
 
     def cards(self, split: str) -> dict[str, Card]:
-        """By id, in a fixed order."""
+        """The games of a split by id, in a fixed order."""
         name = self.split(split)
         if name not in self._cards:
             self._cards[name] = self._list(name)
         return self._cards[name]
 
     def ids(self, split: str, only: Sequence[str] = (), task_types: Sequence[str] = ()) -> tuple[str, ...]:
-        """Games of these types whose id holds one of the texts `only` (empty: all). Split `valid` is all that begin so."""
+        """Games of these types whose id holds one of the texts `only` (empty: all). Split `valid` is every split whose
+        name begins with it."""
         check_types(task_types)
         every = split == "valid" and split not in self.splits
         parts = [name for name in self.splits if every and name.startswith("valid")] or [split]
@@ -129,7 +130,7 @@ class Games:
         return found
 
     def find(self, word: str) -> str:
-        """The id that is, or alone contains, `word`: for people, who do not type whole ids."""
+        """The id that equals `word`, or the only one that contains it: people do not type whole ids."""
         ids = [i for split in self.splits for i in self.cards(split)]
         hits = [word] if word in ids else [i for i in ids if word in i]
         if len(hits) == 1:
@@ -141,7 +142,7 @@ class Games:
         raise TaskError(f"no game in {self.path} has '{word}' in its name.")
 
     def game(self, id: str) -> Game:
-        """The parsed game; a DataError that names file, line and token where it is broken."""
+        """The parsed game. If it is broken, a DataError names file, line and token."""
         return self._parse(id)[0]
 
     def dialect(self, id: str) -> Dialect:
@@ -169,7 +170,7 @@ class Games:
         return self._parsed[id]
 
     def usable(self, ids: Sequence[str], parse: bool = False) -> Iterator[str]:
-        """Those that can be read and won, one by one, so that taking ten reads ten. `parse` also reads their PDDL."""
+        """Those that can be read and won, one by one, so taking ten reads ten. `parse` also reads their PDDL."""
         for id in ids:
             if id in self.skipped:
                 continue
@@ -216,7 +217,7 @@ def check_types(task_types: Sequence[str]) -> None:
 
 # --- layouts -----------------------------------------------------------------------------------------------------
 
-Files = Path | list[tuple[Path, Path]]  # a packed file, or game files each with the folder its id begins in
+Files = Path | list[tuple[Path, Path]]  # a packed file, or game files with the folder that their ids begin in
 
 
 def _place(path: str | Path | None) -> Path:
@@ -235,7 +236,7 @@ def _place(path: str | Path | None) -> Path:
 
 
 def _layout(path: Path) -> dict[str, Files]:
-    """Which splits there are, and what holds them."""
+    """The splits and the files that hold them."""
     if path.is_file():
         return _single(path)
     packed = {_split_of(f): f for f in sorted([*path.glob("games_*.jsonl"), *path.glob("games_*.jsonl.xz")])}
@@ -289,7 +290,7 @@ def _card_of_file(path: Path, root: Path, split: str) -> Card:
 
 
 def _type_of_file(path: Path, name: str) -> str:
-    """From the folder's name, as ALFRED writes them, or from the traj_data.json beside."""
+    """The task type from the folder's name, as ALFRED writes it, or from the traj_data.json beside it."""
     for part in name.split("/"):
         if (kind := part.split("-", 1)[0]) in TYPES:
             return kind
@@ -355,7 +356,7 @@ class _Packed:
         return Texts(domain, grammar.replace(UNKNOWN, self.goal), problem, self.walkthrough, self.solvable)
 
 
-UNKNOWN = "UNKNOWN GOAL"  # where the shared grammar has room for the task's sentence
+UNKNOWN = "UNKNOWN GOAL"  # the placeholder for the task's sentence in the shared grammar
 
 
 def _packed_cards(path: Path, split: str, skipped: dict[str, str]) -> Iterator[Card]:

@@ -1,22 +1,23 @@
 """The words of a game: a grammar (`.twl2`) that turns facts into sentences.
 
-A grammar names, for every action, what is typed (`template`) and what is answered (`feedback`), and holds rules in JSON:
+For every action, a grammar says what is typed (`template`) and what is answered (`feedback`). It holds rules in JSON:
 
     "symbol": [{"condition": "openable(r:receptacle)", "rhs": "The {r.name} is closed."}, {"rhs": "…"}]
 
-The first rule of a symbol whose condition holds is written out. In a right-hand side
+The first rule of a symbol whose condition holds is used. In a right-hand side
 
     #symbol#                    another symbol
     {r.name}                    a value: name, id, type, definite or indefinite of a thing; texts; joined by +; a or b
     [{o.name | holds(a:agent, o:object)}]   one value for every way in which the condition holds, as a list with
                                             the symbols list_empty, list_separator and list_last_separator
 
-A condition is facts joined by `&`, whose variables are those of the action and otherwise found: in the order of the sorted
-facts, each thing taken by one variable only. `not_p(…)` holds where an action has taken p(…) away: the original keeps
-what was denied as facts of its own, and what never was true is not denied.
+A condition is facts joined by `&`. Its variables are those of the action; other variables are found in the order of the
+sorted facts, each thing taken by one variable only. `not_p(…)` holds if an action has removed p(…): the original stores
+denied facts as facts of their own, and a fact that never was true is not denied.
 
-As in the original a text is read up to the first sign that can not be (a ';' in a goal cuts it off), and blanks before it are
-dropped. Other words than the above are refused by name; nothing is evaluated.
+As in the original, a text is read up to the first character that is not allowed (a ';' in a goal cuts it off), and
+blanks before that are dropped. Other syntax than the above is refused with an error that names it; nothing is
+evaluated.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from typing import NoReturn, Protocol
 from trailmark.errors import DataError, nearest
 from trailmark.tasks.alfworld.pddl import Fact
 
-Env = Mapping[str, str]  # what variables stand for, by name ("r") and by name and type ("r:receptacle")
+Env = Mapping[str, str]  # values of variables, by name ("r") and by name and type ("r:receptacle")
 LISTS = ("list_empty", "list_separator", "list_last_separator")
 VALUES = ("name", "id", "type", "definite", "indefinite")
 
 
 class World(Protocol):
-    """The facts a text is about."""
+    """The facts that a text describes."""
 
     def true(self, fact: Fact) -> bool: ...
 
@@ -70,7 +71,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Alternatives, each a sum of texts (str) and values of variables (name, what); the first that is not empty counts."""
+    """Alternatives, each a sum of texts (str) and values of variables (name, what). The first non-empty one is used."""
 
     either: tuple[tuple[str | tuple[str, str], ...], ...]
 
@@ -107,7 +108,7 @@ class Grammar:
     rules: Mapping[str, tuple[Rule, ...]]
     actions: Mapping[str, Wording]
     where: str = "<grammar>"
-    predicates: frozenset[str] = field(default_factory=frozenset)  # those that conditions ask for
+    predicates: frozenset[str] = field(default_factory=frozenset)  # the predicates in conditions
 
     def write(self, nodes: Nodes, env: Env, world: World) -> str:
         out: list[str] = []
@@ -148,7 +149,7 @@ class Grammar:
             try:
                 text = "".join([p if isinstance(p, str) else world.value(env[p[0]], p[1]) for p in parts])
             except KeyError as e:
-                raise DataError(f"nothing is called {e} where a text needs it.", self.where) from None
+                raise DataError(f"a text uses {e}, but no variable has this name.", self.where) from None
             if text:
                 break
         return text
@@ -180,7 +181,7 @@ def _match(given: tuple[Pattern, ...], depth: int, env: Env, world: World) -> It
 def _extend(
     pattern: Pattern, bound: list[str | None], fact: Fact, taken: set[str], world: World
 ) -> dict[str, str] | None:
-    """What the free variables of a pattern are if it is this fact; None if it can not be."""
+    """The values of a pattern's free variables if it matches this fact; None if it does not match."""
     more: dict[str, str] = {}
     for name, kind, key, old, thing in zip(pattern.names, pattern.kinds, pattern.keys, bound, fact[1:]):
         known = more.get(key) if old is None else old
@@ -197,7 +198,7 @@ def _extend(
 
 
 class _Bad(Exception):
-    """Something in a text that can not be read; who knows the file says where."""
+    """A text that cannot be read. The caller, who knows the file, adds the place."""
 
 
 _SPACE = re.compile(r"(?:\s+|#[^\n]*)*")
@@ -259,7 +260,7 @@ def _value(text: str) -> Value:
         while True:
             m = _TERM.match(part, at)
             if m is None or (m.group(4) or "name") not in VALUES:
-                raise _Bad(f"'{{{text}}}' is no value such as {{r.name}} or {{o.indefinite + ' ' + o.name}}")
+                raise _Bad(f"'{{{text}}}' is not a value such as {{r.name}} or {{o.indefinite + ' ' + o.name}}")
             one, two, name, what = m.groups()
             terms.append((name, what or "name") if name else one if one is not None else two)
             at = m.end()
@@ -278,7 +279,7 @@ def parse_condition(text: str) -> tuple[Pattern, ...]:
     for part in text.split("&") if text.strip() else ():
         m = _PATTERN.fullmatch(part)
         if m is None:
-            raise _Bad(f"'{part.strip()}' is no condition such as openable(r:receptacle)")
+            raise _Bad(f"'{part.strip()}' is not a condition such as openable(r:receptacle)")
         variables = [v.partition(":") for v in m.group(2).split(",")] if m.group(2) else []
         names = tuple(name.strip() for name, _, _ in variables)
         kinds = tuple(kind.strip() or name.strip().rstrip("'") for name, _, kind in variables)
@@ -288,7 +289,7 @@ def parse_condition(text: str) -> tuple[Pattern, ...]:
 
 @lru_cache(512)
 def parse_grammar(text: str, where: str = "<grammar>") -> Grammar:
-    """A `.twl2` text: actions and rules, every symbol known, none leading back to itself."""
+    """A `.twl2` text: actions and rules. Every symbol must be known, and no symbol may lead back to itself."""
     reader = _Reader(text, where)
     reader.document()
     return reader.grammar()
@@ -299,7 +300,7 @@ class _Reader:
         self.text, self.where, self.at = text, where, 0
         self.rules: dict[str, tuple[Rule, ...]] = {}
         self.actions: dict[str, Wording] = {}
-        self.lines: dict[str, int] = {}  # where a symbol is defined
+        self.lines: dict[str, int] = {}  # the line of each symbol's definition
 
     def refuse(self, message: str, line: int | None = None) -> NoReturn:
         raise DataError(message, self.where, self.text.count("\n", 0, self.at) + 1 if line is None else line)
@@ -367,7 +368,7 @@ class _Reader:
         try:
             data = json.loads(raw)
         except json.JSONDecodeError as e:
-            self.refuse(f"these rules are no JSON: {e.msg}.", began + e.lineno - 1)
+            self.refuse(f"these rules are not JSON: {e.msg}.", began + e.lineno - 1)
         if not isinstance(data, dict):
             self.refuse("rules are a JSON object, {symbol: [rule, …]}.", began)
         for symbol, rules in data.items():
@@ -443,8 +444,9 @@ def _patterns(rule: Rule) -> Iterator[Pattern]:
 
 
 def thing_names(ids: Iterable[str]) -> dict[str, str]:
-    """What things are called: `apple_bar__plus_00…` is `apple 2`. Things of one kind are numbered from the last in sorted
-    order to the first, as the original does; what lies in a basin is named after it; one without a place has no number."""
+    """The names of things: `apple_bar__plus_00…` is `apple 2`. Things of one kind are numbered from the last in sorted
+    order to the first, as in the original. A thing in a basin is named after the basin. A thing without a place has no
+    number."""
     ordered = sorted(ids)
     kinds = {x: _kind(x) for x in ordered if "_bar_" in x}
     left = Counter(kinds.values())

@@ -1,10 +1,10 @@
-"""The original engine behind the same interface, to compare with (optional: `pip install 'trailmark[alfworld]'`).
+"""The original engine with the same interface, for comparison (optional: `pip install 'trailmark[alfworld]'`).
 
     with OriginalGame(domain, problem, grammar, id="…") as game:
         play = game.start()
 
-It is textworld's PDDL environment over a compiled planner: a second or more a start, about a tenth of a second a step, one
-play at a time in a game. Things get their names from alfworld where it is installed, otherwise from our own
+It is textworld's PDDL environment over a compiled planner: a second or more per start, about a tenth of a second per
+step, one play at a time in a game. Names of things come from alfworld if it is installed, otherwise from our own
 `grammar.thing_names`, which is checked against it; `OriginalGame.named_by` says which. A copy replays the commands.
 """
 
@@ -27,8 +27,8 @@ def available() -> bool:
 
 
 class OriginalGame:
-    """One game in the original engine. Close it, and the next game takes over its environment: each holds a library of its own,
-    and unloading more than one crashes the process when it ends."""
+    """One game in the original engine. Close it, and the next game reuses its environment. Each environment holds its
+    own library, and unloading more than one crashes the process at exit."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class OriginalGame:
         return self.start().observation.rpartition("\n\n")[2]
 
     def start(self) -> OriginalPlay:
-        """Begin again; the play before ends with it."""
+        """Start a new play; the play before ends."""
         return OriginalPlay(self)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class OriginalPlay:
 
     @property
     def facts(self) -> frozenset[Fact]:
-        """All that is true now."""
+        """All facts that are true now."""
         found = (f for f in self._state["_facts"] if not f.is_negation)
         return frozenset((f.name, *(v.name for v in f.arguments)) for f in found)
 
@@ -114,14 +114,14 @@ class OriginalPlay:
 
     def step(self, command: str) -> str:
         if self._state is not self.game._env.state:
-            raise TaskError("the original engine has gone on to another play; only its last one can be stepped.")
+            raise TaskError("the original engine has gone on to another play; only the last play can be stepped.")
         self._said.append(command)
         self._state, score, self.done = self.game._env.step(command)
         self.score = int(score)
         return self.observation
 
     def copy(self) -> OriginalPlay:
-        """The same moment in a new play; this one can not be stepped any more."""
+        """The same state in a new play; this play cannot be stepped any more."""
         other = OriginalPlay(self.game)
         for command in self._said:
             other.step(command)
@@ -129,7 +129,7 @@ class OriginalPlay:
 
 
 def _name(infos: dict[str, Any]) -> str:
-    """Give things the names that alfworld gives them."""
+    """Name things as alfworld does."""
     try:
         misc = importlib.import_module("alfworld.agents.utils.misc")
     except ImportError:
@@ -154,7 +154,7 @@ def _environment() -> Any:
 
 @contextlib.contextmanager
 def _own_arguments() -> Iterator[None]:
-    """The planner's translator puts its own words into sys.argv; put ours back."""
+    """Restore sys.argv: the planner's translator writes its own words into it."""
     before = sys.argv
     try:
         yield

@@ -2,12 +2,12 @@
 
     text --read--> nested lists --domain / problem--> typed, checked, immutable
 
-Understood is the part of ADL in use: `and or not exists forall when =`, typed variables, empty conditions `()`, costs
-(`increase`, read and ignored). Anything else is refused by name, and what is wrong is said with file, line and word.
+It reads the part of ADL in use: `and or not exists forall when =`, typed variables, empty conditions `()`, costs
+(`increase`, read and ignored). Anything else is refused, and the error names file, line and word.
 
-Words are compared in lower case. A comma is part of the word it touches: in `(exists (?l - location, ?r - receptacle) …)`
-the first type is `location,`, to which nothing belongs, so the whole condition never holds. The published domain has
-such a comma and the original planner reads it so (an object can be examined only while it is held); so do we.
+Words are compared in lower case. A comma is part of the word it touches: in `(exists (?l - location, ?r - receptacle)
+…)` the first type is `location,`, and nothing has that type, so the condition never holds. The published domain has
+such a comma, and the original planner reads it this way (an object can be examined only while it is held). So do we.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, NoReturn
 from trailmark.errors import DataError, nearest
 
 Fact = tuple[str, ...]  # (predicate, argument, …)
-ROOT = "object"  # the type everything has
+ROOT = "object"  # the type of everything
 REQUIREMENTS = {
     ":adl", ":strips", ":typing", ":equality", ":action-costs", ":conditional-effects", ":negative-preconditions",
     ":disjunctive-preconditions", ":existential-preconditions", ":universal-preconditions", ":quantified-preconditions",
 }  # fmt: skip
 
 _COMMENT = re.compile(r";[^\n]*")
-_TOKEN = re.compile(r"\([^()]*\)|[()]|[^\s()]+")  # a list without lists in it is one token, for speed
+_TOKEN = re.compile(r"\([^()]*\)|[()]|[^\s()]+")  # a list without inner lists is one token, for speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ Formula = Atom | Not | All | Some | Exists | Every
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """For all `variables`, where `when` holds: `atom` becomes `value`."""
+    """For all `variables` for which `when` holds: `atom` becomes `value`."""
 
     variables: tuple[tuple[str, str], ...]
     when: Formula
@@ -89,13 +89,13 @@ class Action:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Domain:
-    types: Mapping[str, str]  # a type's parent; ROOT has none
-    predicates: Mapping[str, int]  # how many arguments
+    types: Mapping[str, str]  # type -> parent type; ROOT has none
+    predicates: Mapping[str, int]  # predicate -> number of arguments
     constants: Mapping[str, str]
     actions: tuple[Action, ...]
 
     def kinds(self, name: str) -> Iterator[str]:
-        """A type and those above it."""
+        """A type and all its ancestors."""
         while name != ROOT:
             yield name
             name = self.types[name]
@@ -104,7 +104,7 @@ class Domain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    objects: Mapping[str, str]  # an object's type
+    objects: Mapping[str, str]  # object -> type
     init: tuple[Fact, ...]
     goal: Formula
 
@@ -121,13 +121,13 @@ class Form(list[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text being read, to say where something in it is wrong."""
+    """A text that is being read. It knows the places of errors."""
 
     text: str
     where: str
 
     def refuse(self, message: str, form: Form | None = None, word: str | None = None) -> NoReturn:
-        """Say what is wrong in `form`: at the line of `word` in it, or at its first line."""
+        """Raise an error about `form`, at the line of `word` in it or at its first line."""
         raise DataError(message, self.where, self.line(form.at if form is not None else 0, word))
 
     def line(self, token: int, word: str | None = None) -> int:
@@ -187,7 +187,7 @@ def _word(x: Any) -> str:
 
 
 def parse_domain(text: str, where: str = "<domain>") -> Domain:
-    """A domain; its constants are usually declared by the problems and so not checked here."""
+    """A domain. Its constants are usually declared by the problems, so they are not checked here."""
     source = Source(text, where)
     types, predicates, constants = {ROOT: ROOT}, {"=": 2}, {}
     actions: list[Form] = []
@@ -243,13 +243,13 @@ def parse_problem(text: str, domain: Domain, where: str = "<problem>") -> Proble
 def _sections(source: Source, define: Form) -> Iterator[Form]:
     for form in define[1:]:
         if not isinstance(form, Form) or not form or not isinstance(form[0], str):
-            source.refuse(f"'{_word(form)}' is no section such as '(:init …)'.", define, form if form else None)
+            source.refuse(f"'{_word(form)}' is not a section such as '(:init …)'.", define, form if form else None)
         yield form
 
 
 def _predicate(source: Source, section: Form, form: Any) -> tuple[str, int]:
     if not isinstance(form, Form) or not form:
-        source.refuse(f"'{_word(form)}' is no predicate such as '(opened ?r - receptacle)'.", section)
+        source.refuse(f"'{_word(form)}' is not a predicate such as '(opened ?r - receptacle)'.", section)
     return form[0], len(_typed(source, form, form[1:]))
 
 
@@ -260,13 +260,13 @@ def _typed(source: Source, form: Form, words: list[Any]) -> tuple[tuple[str, str
     rest = iter(words)
     for word in rest:
         if not isinstance(word, str):
-            source.refuse(f"'{_word(word)}' is no name.", word)
+            source.refuse(f"'{_word(word)}' is not a name.", word)
         if word != "-":
             names.append(word)
             continue
         kind = next(rest, None)
         if not isinstance(kind, str) or kind == "-":
-            source.refuse("after '-' comes the name of one type.", form, "-")
+            source.refuse("'-' must be followed by the name of one type.", form, "-")
         out += [(name, kind) for name in names]
         names = []
     return (*out, *((name, ROOT) for name in names))
@@ -275,7 +275,7 @@ def _typed(source: Source, form: Form, words: list[Any]) -> tuple[tuple[str, str
 def _facts(source: Source, section: Form, domain: Domain, objects: Mapping[str, str]) -> tuple[Fact, ...]:
     """The facts of ':init', in order, each once. Costs (`(= (distance a b) 1)`) are left out."""
     arity = domain.predicates
-    one = {x: x for x in (*arity, *objects)}  # every word once in memory, which also makes comparing fast
+    one = {x: x for x in (*arity, *objects)}  # one object per word: saves memory and makes comparing fast
     facts: list[Fact] = []
     try:
         for form in section[1:]:
@@ -289,11 +289,11 @@ def _facts(source: Source, section: Form, domain: Domain, objects: Mapping[str, 
 
 
 def _other_facts(source: Source, section: Form, domain: Domain, objects: Mapping[str, str]) -> tuple[Fact, ...]:
-    """The slow way, which finds costs to leave out, and mistakes."""
+    """The slow path, which finds costs to leave out, and mistakes."""
     facts: list[Fact] = []
     for form in section[1:]:
         if not isinstance(form, Form) or not form:
-            source.refuse(f"'{_word(form)}' is no fact.", form if isinstance(form, Form) else section)
+            source.refuse(f"'{_word(form)}' is not a fact.", form if isinstance(form, Form) else section)
         if form[0] == "=" and len(form) == 3 and isinstance(form[1], Form):
             continue
         _refuse_atom(source, form, domain, objects, frozenset())
@@ -304,7 +304,7 @@ def _other_facts(source: Source, section: Form, domain: Domain, objects: Mapping
 def _refuse_atom(
     source: Source, form: Form, domain: Domain, objects: Mapping[str, str] | None, scope: frozenset[str]
 ) -> None:
-    """Say what is wrong with an atom; come back if nothing is."""
+    """Raise an error if something is wrong with an atom."""
     name = form[0]
     if not isinstance(name, str) or name not in domain.predicates:
         hint = nearest(_word(name), domain.predicates)
@@ -313,7 +313,7 @@ def _refuse_atom(
         source.refuse(f"'{name}' has {domain.predicates[name]} arguments, not {len(form) - 1}: {_word(form)}.", form)
     for x in form[1:]:
         if not isinstance(x, str):
-            source.refuse(f"'{_word(x)}' is no name of an object.", x)
+            source.refuse(f"'{_word(x)}' is not the name of an object.", x)
         if x.startswith("?") and x not in scope:
             source.refuse(f"variable '{x}' is not declared.", form, x)
         if not x.startswith("?") and objects is not None and x not in objects:
@@ -322,7 +322,7 @@ def _refuse_atom(
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Turns bracketed lists into formulas. `objects` None: constants are not checked."""
+    """Turns bracketed lists into formulas. If `objects` is None, constants are not checked."""
 
     source: Source
     domain: Domain
@@ -342,7 +342,7 @@ class _Reader:
 
     def variables(self, form: Any, around: Form) -> tuple[tuple[str, str], ...]:
         if not isinstance(form, Form):
-            self.source.refuse(f"'{form}' is no list of variables.", around, form)
+            self.source.refuse(f"'{form}' is not a list of variables.", around, form)
         out = _typed(self.source, form, form)
         for name, kind in out:
             if not name.startswith("?"):
@@ -353,7 +353,7 @@ class _Reader:
 
     def formula(self, form: Any, around: Form, scope: frozenset[str]) -> Formula:
         if not isinstance(form, Form):
-            self.source.refuse(f"'{form}' is no condition.", around, form)
+            self.source.refuse(f"'{form}' is not a condition.", around, form)
         if not form:
             return All()
         head = form[0]
@@ -379,7 +379,7 @@ class _Reader:
         self, form: Any, around: Form, scope: frozenset[str], variables: tuple[tuple[str, str], ...], when: Formula
     ) -> Iterator[Effect]:
         if not isinstance(form, Form):
-            self.source.refuse(f"'{form}' is no effect.", around, form)
+            self.source.refuse(f"'{form}' is not an effect.", around, form)
         head = form[0] if form else "and"
         if head == "and":
             for x in form[1:]:

@@ -1,19 +1,18 @@
-"""ALFWorld as a task: find, fetch, clean, heat, cool and place things in a home that is only told in words.
+"""ALFWorld as a task: find, fetch, clean, heat, cool and place things in a home that is described in words.
 
 Two modes:
 
     labels   every admissible command has a one-token label. An observation is the room and the task, the path so far,
-             and (as `menu`) the commands; it says all there is to know, so each decision is asked afresh (Markov). A
-             label that is not listed changes nothing but the clock. Where there are more commands than labels the
-             menu has pages, and turning one is a step like any other.
-    text     a conversation. The actor writes "Thought: …" and "Action: <command>"; what stands behind the first
-             "Action:" up to the end of its line is the command. A command that is not admissible does nothing.
+             and (as `menu`) the commands. It holds the whole state, so each decision starts a new sequence (Markov). A
+             label that is not listed only costs a step. If there are more commands than labels the menu has pages, and
+             turning a page is a step like any other.
+    text     a conversation. The actor writes "Thought: …" and "Action: <command>". The command is the text after the
+             first "Action:" up to the end of its line. A command that is not admissible does nothing.
 
-The reward is 1 when the task is done, less `step_cost` for every step. Done is `terminated`, the horizon `truncated`.
+The reward is 1 when the task is done, minus `step_cost` for every step. Done is `terminated`, the horizon `truncated`.
 
-In a conversation the instruction stands either in front of the first observation (`opening="joined"`, which any
-protocol can play) or, as OREO and EPO have it, in a message of its own that is answered with "OK" (`opening="apart"`;
-play with the protocol `converse(source)`).
+In a conversation the instruction stands either before the first observation (`opening="joined"`, which any protocol can
+play) or, as in OREO and EPO, in a message of its own that is answered with "OK" (`opening="apart"`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.tasks.alfworld.dialect import DIALECTS, NOTHING, Dialect, command_in, observation_in
@@ -34,9 +33,6 @@ from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.labels import CHOICES, NEXT_PAGE, PREVIOUS_PAGE, Page, alphabet, check_labels, pages
 from trailmark.types import Invalid, Outcome, Scored, Task
 
-if TYPE_CHECKING:
-    from trailmark.rollout.play import Desk, Protocol
-
 Mode = Literal["labels", "text"]
 Malformed = Literal["retry", "stop"]
 Opening = Literal["joined", "apart", "none"]
@@ -46,7 +42,7 @@ HORIZON: dict[Mode, int] = {"labels": 15, "text": 40}
 WELCOME = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 HEAD = "Choose one action:\n"
 ASK_AGAIN = "That was not an action. Write a line that begins with 'Action: ' and names one command."
-UNKNOWN = "nothing"  # a command that no game knows
+UNKNOWN = "nothing"  # a command that exists in no game
 INSTRUCTION = """\
 You are an agent in a household and do chores there. You are told what you can see and what your task is; in each turn \
 you do one thing and are told what happened.
@@ -75,7 +71,7 @@ _ACTION = re.compile(r"Action: ?(.*)")
 
 
 class AlfworldWorld:
-    """One play. `play` (the engine's), `steps` and `command` (the last one carried out) may be read by teachers."""
+    """One play. Teachers may read `play` (the engine's), `steps` and `command` (the last one carried out)."""
 
     def __init__(self, source: Alfworld):
         self.source = source
@@ -92,10 +88,10 @@ class AlfworldWorld:
         self.play: Play = game.start()
         self.task, self.native = task, self.source.games.dialect(id)
         self.steps, self.page, self.total, self.over = 0, 0, 0.0, False
-        self.shown = Page((), ())  # the menu, where there is one
+        self.shown = Page((), ())  # the menu, if there is one
         self.command = ""
         self.first = self.play.observation.removeprefix(WELCOME)
-        self.path: tuple[tuple[str, str], ...] = ()  # commands and what was seen after each, in our dialect
+        self.path: tuple[tuple[str, str], ...] = ()  # commands and the observation after each, in our dialect
         self._explorer = Exploring(task.seed) if self.source.expert == "exploring" else None
         if self._explorer is not None:
             self._explorer.see(self.play.observation)
@@ -110,7 +106,7 @@ class AlfworldWorld:
         return self._choose(action) if self.source.mode == "labels" else self._say(action)
 
     def copy(self) -> AlfworldWorld:
-        """Another world at this very moment; what is done in one does not change the other."""
+        """An independent world in the same state."""
         twin = AlfworldWorld(self.source)
         vars(twin).update(vars(self))
         if not hasattr(self, "play"):
@@ -121,8 +117,8 @@ class AlfworldWorld:
         return twin
 
     def oracle(self) -> str | None:
-        """What the expert would answer here: a label, or a text with an "Action:" line. None where nothing can be won
-        any more (something was picked up that no place takes back)."""
+        """The expert's answer here: a label, or a text with an "Action:" line. None if the game cannot be won any more
+        (something was picked up that no place accepts)."""
         command = self.oracle_command()
         if command is None:
             return None
@@ -130,8 +126,8 @@ class AlfworldWorld:
         return self.way_to(ours)[0] if self.source.mode == "labels" else f"Action: {ours}"
 
     def oracle_command(self) -> str | None:
-        """The expert's next command, in the game's own words. Where commands are listed, the exploring one reads
-        the list too."""
+        """The expert's next command, in the game's own words. If commands are listed, the exploring expert reads the
+        list too."""
         if self._explorer is None:
             return next(iter(plan(self.play) or ()), None)
         command = command_in(self.native, self._explorer.decide())
@@ -144,7 +140,7 @@ class AlfworldWorld:
         return command
 
     def way_to(self, command: str) -> tuple[str, bool]:
-        """The label of a command, and True; where it is on another page, the label that turns the page, and False."""
+        """The label of a command, and True. If it is on another page: the label that turns the page, and False."""
         commands = self._commands()
         if command not in commands:
             raise TaskError(f"'{command}' cannot be done at step {self.steps + 1} of task '{self.task.id}'.")
@@ -156,7 +152,7 @@ class AlfworldWorld:
         return here.labels[here.actions.index(NEXT_PAGE if there > self.page else PREVIOUS_PAGE)], False
 
     def example_actions(self) -> list[str]:
-        """Answers that can be given in a conversation here, sensible and not."""
+        """Possible answers in a conversation here, sensible and not."""
         commands = [command_in(self.source.dialect, c) for c in self.play.commands()]
         return [f"Thought: let me see.\nAction: {c}" for c in commands] + ["Action: fly to the moon", "no idea"]
 
@@ -203,7 +199,7 @@ class AlfworldWorld:
     # --- both
 
     def _do(self, command: str) -> str:
-        """Carry out a command of our dialect; one of the other is as unknown as any other word."""
+        """Carry out a command of our dialect. A command of the other dialect is unknown."""
         ours = command_in(self.source.dialect, command) == command
         self.command = command_in(self.native, command) if ours else UNKNOWN
         raw = self.play.step(self.command)
@@ -228,7 +224,7 @@ class AlfworldWorld:
 
 
 def parse_action(text: str) -> str | None:
-    """The command behind the first "Action:" of an answer, up to the end of its line; None where there is none."""
+    """The command after the first "Action:" of an answer, up to the end of its line; None if there is none."""
     found = _ACTION.search(text)
     return (found[1].strip() or None) if found else None
 
@@ -236,25 +232,25 @@ def parse_action(text: str) -> str | None:
 class Alfworld:
     """The task source.
 
-    games           a folder or file of games (see `games`); without it $ALFWORLD_DATA
+    games           a folder or file of games (see `games`); default $ALFWORLD_DATA
     mode            "labels" or "text"
     task_types      only these of the six types, such as ["pick_and_place_simple"]
     only            only games with one of these texts in their name, such as
                     ["pick_and_place_simple-Tomato-None-Microwave"]
-    game            only the one game with this in its name, whatever the split
+    game            only the one game with this text in its name, in any split
     horizon         steps before a play is cut off; 15 with labels, 40 with text
-    step_cost       taken off the reward at every step
-    dialect         "move" or "put": how commands and observations are worded
-    labels          the labels to use, in order; `bind` replaces them by those that a tokenizer has as single tokens
+    step_cost       subtracted from the reward at every step
+    dialect         "move" or "put": the wording of commands and observations
+    labels          the labels to use, in order; `bind` replaces them by the single tokens of a tokenizer
     shuffle_labels  list the commands in a new order at every step, drawn by the task's seed
-    malformed       what a text without "Action:" leads to: "retry" (asked again, the step is spent) or "stop" (the play
-                    ends and is `Invalid`)
+    malformed       what happens after a text without "Action:": "retry" (it is asked again, and the step counts) or
+                    "stop" (the play ends and is `Invalid`)
     opening         where the instruction stands in a conversation: "joined", "apart" or "none"
-    expert          whose advice `oracle()` of a world gives: "seeing" or "exploring"
+    expert          the expert of a world's `oracle()`: "seeing" or "exploring"
 
-    Splits: those of the games; "seen" and "unseen" answer to "valid_seen" and "valid_unseen" too. Without `n` all
-    games in order; with it `n` drawn by seed, none twice before all were drawn once. Games that cannot be read or won
-    are left out and counted in `games.skipped`.
+    Splits are those of the games; "seen" and "unseen" are also called "valid_seen" and "valid_unseen". Without `n`: all
+    games in order. With `n`: drawn by seed, none twice before all were drawn once. Games that cannot be read or won are
+    left out and noted in `games.skipped`.
     """
 
     name = "alfworld"
@@ -318,7 +314,7 @@ class Alfworld:
         return out
 
     def task(self, id: str, seed: int = 0, number: int = 1) -> Task:
-        """A start of one game; `number` tells those of one game apart."""
+        """A start of one game; `number` distinguishes several starts of the same game."""
         again = "" if number == 1 else f"~{number}"
         return Task(f"alfworld/{id}{again}", seed, {"game": id}, {"task_type": self.games.card(id).task_type})
 
@@ -326,7 +322,7 @@ class Alfworld:
         return AlfworldWorld(self)
 
     def bind(self, tokenizer: Any) -> None:
-        """Use those labels that are single tokens of this tokenizer; a conversation needs none."""
+        """Use the labels that are single tokens of this tokenizer. A conversation needs none."""
         if self.mode == "labels":
             self.labels = alphabet(tokenizer, self._choices)
 
@@ -336,7 +332,7 @@ class Alfworld:
 
     @property
     def first_messages(self) -> list[dict[str, str]]:
-        """What is said before the first observation, where that is messages of their own."""
+        """The messages before the first observation, if there are any."""
         if self.mode == "labels" or self.opening != "apart":
             return []
         return [{"role": "user", "content": self.instruction}, {"role": "assistant", "content": "OK"}]
@@ -359,17 +355,3 @@ def _words(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
         raise TaskError(f"alfworld: option '{key}' must be a list of texts, not {value!r}.")
     return tuple(words)
-
-
-def converse(source: Alfworld, seat: str = "policy") -> Protocol:
-    """The conversation as OREO and EPO play it: the instruction, "OK", then observations and answers in turn."""
-
-    async def play_one(desk: Desk) -> None:
-        messages = source.first_messages
-        while not desk.over:
-            messages.append({"role": "user", "content": desk.observation.text})
-            turn = await desk.ask(seat, messages=messages)
-            messages = []
-            await desk.act(turn.text)
-
-    return play_one

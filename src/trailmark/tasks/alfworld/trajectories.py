@@ -1,16 +1,12 @@
-"""Published expert plays: read, checked by playing them again, and made into episodes.
+"""Published expert plays: read, and checked by playing them again. `data/expert_episodes.py` makes episodes of them.
 
     told = read_trajectories("expert_trajs_train.jsonl.xz")
     print(check(told.trajectories, Games("data/alfworld")))    # how many win again, how many differ, and where
-    found = as_episodes(told.trajectories, Alfworld("data/alfworld", mode="text", dialect="put"), tokenizer)
 
-A file is a list or lines, plain or .xz, of {conversations: [{from: human|gpt, value}] or [{role, content}], …}; its
-game is named by `task` and `trial`, or by a `game_file` (or `id`) with `…/task/trial_…` in it. The play begins at the
-last message of the user that says a task; instructions and examples before it are not part of it. What the expert
-says is a bare command, or "Thought: …" and "Action: <command>".
-
-An episode is the same play in the task's own mode and dialect: the world is asked again, so its prompts, rewards and
-end are those of a policy that had said the same, token by token. A log-probability is not known and not made up.
+A file is a list or lines, plain or .xz, of {conversations: [{from: human|gpt, value}] or [{role, content}], …}. `task`
+and `trial`, or a `game_file` (or `id`) with `…/task/trial_…` in it, name the game. The play begins at the last user
+message that states a task; instructions and examples before it are left out. The expert's messages are a bare command,
+or "Thought: …" and "Action: <command>".
 """
 
 from __future__ import annotations
@@ -19,17 +15,15 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, TaskError
+from trailmark.errors import DataError
 from trailmark.formats.rows import Row
-from trailmark.run_async import wait
 from trailmark.tasks.alfworld.dialect import Dialect, command_in, observation_in
 from trailmark.tasks.alfworld.games import Games
 from trailmark.tasks.alfworld.source import WELCOME, Alfworld, AlfworldWorld, parse_action
-from trailmark.types import Episode, Failed, Invalid, Player, Scored
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 SHOWN = 5  # differences that a report prints
@@ -40,7 +34,7 @@ _PREFIX = re.compile(r"^Observation: ?")
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What the expert said, the command in it, and what was seen then (None: not told)."""
+    """The expert's message, the command in it, and the observation after it (None: not recorded)."""
 
     said: str
     command: str
@@ -56,7 +50,7 @@ class Trajectory:
 
     @property
     def dialect(self) -> Dialect:
-        """By what is said in it: only the older games never say that one arrives."""
+        """The dialect, by the words that occur. Only the older games never write "You arrive at"."""
         texts = [m.command for m in self.moves] + [m.seen or "" for m in self.moves]
         older = any(re.match(r"put .* in/on |You put ", t) for t in texts)
         newer = any(re.match(r"move .* to |You move |You arrive at (?!loc )", t) for t in texts)
@@ -65,7 +59,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a file held; `skipped` says what was wrong with the rows left out."""
+    """The contents of a file; `skipped` says what was wrong with the rows left out."""
 
     trajectories: list[Trajectory]
     skipped: tuple[str, ...] = ()
@@ -75,7 +69,7 @@ class Told:
 
 
 def read_trajectories(path: str | Path, skip_bad: bool = False) -> Told:
-    """All that a file holds; a DataError for the first row that cannot be read, unless `skip_bad` leaves it out."""
+    """Read a file. The first row that cannot be read is a DataError, unless `skip_bad` leaves it out."""
     path, made, wrong = Path(path), [], []
     for row in _rows(path):
         try:
@@ -163,11 +157,11 @@ def _game(row: Row, item: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One trajectory, played again. `at` is the first move (from 1; 0: the first observation) after which something
-    else is seen than was `told`."""
+    """One trajectory, played again. `at` is the first move (from 1; 0: the first observation) after which the
+    observation differs from `told`."""
 
     trajectory: Trajectory
-    known: bool  # whether its game is there
+    known: bool  # whether its game was found
     won: bool = False
     at: int | None = None
     told: str = ""
@@ -176,7 +170,7 @@ class Replay:
 
 @dataclass
 class Check:
-    """`str(check)` is for people."""
+    """The result for all trajectories; `str(check)` is a text for people."""
 
     replays: list[Replay] = field(default_factory=list)
 
@@ -199,13 +193,13 @@ class Check:
 
 
 def check(trajectories: Iterable[Trajectory], games: Games) -> Check:
-    """Play every one again, and compare word for word."""
+    """Play every trajectory again, and compare word for word."""
     names = game_names(games)
     return Check([replay(t, games, names) for t in trajectories])
 
 
 def game_names(games: Games) -> dict[str, str]:
-    """The id of each game by task/trial, as trajectories name them."""
+    """task/trial, as trajectories name a game -> its id."""
     return {id.partition("/")[2]: id for split in reversed(games.splits) for id in games.cards(split)}
 
 
@@ -227,82 +221,11 @@ def _compare(at: int, told: str, seen: str) -> tuple[int | None, str, str]:
     return (None, "", "") if told == seen else (at, told, seen)
 
 
-# --- as episodes -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """`skipped` says which trajectories could not be played, and why."""
-
-    episodes: list[Episode]
-    skipped: tuple[str, ...] = ()
-
-
-def as_episodes(
-    trajectories: Iterable[Trajectory],
-    source: Alfworld,
-    tokenizer: Any,
-    *,
-    seat: str = "policy",
-    suffix: str = "",
-    prefix: str = "",
-) -> Made:
-    """The same plays in the mode and dialect of `source`. With labels, `suffix` stands behind each prompt as in
-    `solo`. A play that the horizon cuts off is `truncated`, as it would be for a policy; so is one that ends before
-    it is won."""
-    names, numbers = game_names(source.games), dict[str, int]()
-    episodes, skipped = [], []
-    for t in trajectories:
-        id = names.get(t.game)
-        if id is None:
-            skipped.append(f"{t.where}: there is no game '{t.game}' in {source.games.path}.")
-            continue
-        number = numbers[id] = numbers.get(id, -1) + 1
-        made = _episode(t, id, source, tokenizer, seat, suffix, (prefix, number))
-        if isinstance(made.outcome, Failed):
-            raise TaskError(f"{t.where}: {made.outcome.error}")
-        episodes.append(made)
-    return Made(episodes, tuple(skipped))
-
-
-def _episode(
-    t: Trajectory, id: str, source: Alfworld, tokenizer: Any, seat: str, suffix: str, name: tuple[str, int]
-) -> Episode:
-    from trailmark.engines.scripted import ScriptedEngine
-    from trailmark.rollout.play import Desk, Seat, Start, play_all
-
-    voice: list[str] = []
-    total = [0.0]
-    actor = Seat(seat, ScriptedEngine(lambda prompt, draw: voice.pop(), tokenizer), max_tokens=1 << 20, kind="scripted")
-
-    async def act(desk: Desk, said: str) -> None:
-        voice.append(said)
-        if source.mode == "labels":
-            turn = await desk.ask(seat, text=desk.observation.text + suffix, allowed=desk.observation.labels)
-        else:
-            opening = source.first_messages if not desk.turns else []
-            turn = await desk.ask(seat, messages=[*opening, {"role": "user", "content": desk.observation.text}])
-        total[0] += (await desk.act(turn.text)).paid()[0]
-
-    async def tell(desk: Desk) -> None:
-        for move in t.moves:
-            for said in replies(move, source, desk.world):
-                if desk.over:
-                    return
-                await act(desk, said)
-
-    task = source.task(id)
-    start = Start(task, f"{name[0]}{task.id}", f"{name[0]}{task.id}/{name[1]}")
-    (made,) = wait(play_all(source, [start], [actor], tell))
-    turns = tuple(replace(turn, logp=(), logq=()) for turn in made.turns)
-    made = replace(made, turns=turns, players={seat: Player("scripted", "expert trajectory")}, info={"from": t.where})
-    if isinstance(made.outcome, Invalid):  # it stopped before the world did
-        return replace(made, outcomes={"self": Scored(total[0], False)}, truncated=True)
-    return made
+# --- in the words of a policy -----------------------------------------------------------------------------------
 
 
 def replies(move: Move, source: Alfworld, world: Any) -> Iterator[str]:
-    """What a policy of this source would have had to say: a text, or labels (turning pages comes first)."""
+    """The answers that a policy of this source would give for a move: a text, or labels (page turns come first)."""
     command = command_in(source.dialect, move.command)
     if source.mode == "text":
         thought, worded, rest = move.said.partition("Action:")

@@ -1,7 +1,7 @@
 """Commands as text, and text as commands.
 
-A reply is split into words by the quoting rules of a shell, and that is all that is like a shell: nothing is expanded, joined
-or run, `;`, `|`, `$(…)`, `*` and `~` are letters of a name. A command is one of six words with the arguments it takes.
+A reply is split into words by the quoting rules of a shell. Nothing else is like a shell: nothing is expanded, joined
+or run, and `;`, `|`, `$(…)`, `*` and `~` are letters of a name. A command is one of six words with its arguments.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import shlex
 from typing import NamedTuple
 
 VERBS = ("cd", "ls", "cat", "head", "tail", "id")
-LONGEST = 4096  # letters of a reply that are looked at as a command
+LONGEST = 4096  # letters of a reply that are read as a command
 HEAD_LINES = 10
 
 
 class Offer(NamedTuple):
-    """A command in the menu: its text, and what it does to which path."""
+    """A command in the menu: its text, its verb and its path."""
 
     text: str
     verb: str
@@ -23,11 +23,11 @@ class Offer(NamedTuple):
 
 
 class Wrong(Exception):
-    """A command that cannot be carried out, with the sentence that says so."""
+    """A command that cannot be carried out. Its text is the answer that the actor gets."""
 
 
 def quote(name: str) -> str:
-    """A name as one word of a command: as it is, in double quotes, or (where it has quotes itself) in single ones."""
+    """A name as one word of a command: plain, in double quotes, or (if it holds quotes itself) in single quotes."""
     try:
         if shlex.split(name) == [name]:
             return name
@@ -37,7 +37,7 @@ def quote(name: str) -> str:
 
 
 def resolve(cwd: str, path: str) -> str:
-    """The path from the root that `path` means in folder `cwd`, without looking whether it exists."""
+    """The path from the root that `path` means in folder `cwd`. It is not checked whether it exists."""
     if "\0" in path or "\n" in path:
         raise Wrong("Error: a path is one line of plain letters.")
     if path.startswith(("/", "~", "\\")) or path[1:2] == ":":
@@ -54,7 +54,7 @@ def resolve(cwd: str, path: str) -> str:
 
 
 def split(reply: str) -> list[str] | None:
-    """The words of a reply that begins with one of VERBS; None when it is no command at all."""
+    """The words of a reply that begins with one of VERBS; None if the reply is not a command."""
     reply = reply.strip()
     if reply.split(None, 1)[:1] and reply.split(None, 1)[0] not in VERBS:
         return None
@@ -69,7 +69,7 @@ def split(reply: str) -> list[str] | None:
 
 
 def head_arguments(words: list[str]) -> tuple[int, list[str]]:
-    """`-n 5 FILE`, `-5 FILE` or `FILE`: how many lines, and the rest."""
+    """The number of lines and the other words of `-n 5 FILE`, `-5 FILE` or `FILE`."""
     if words[:1] == ["-n"] and len(words) > 1:
         number, rest = words[1], words[2:]
     elif words and words[0].startswith("-") and words[0][1:].isdecimal():

@@ -1,4 +1,4 @@
-"""What of a file is shown: by its kind, first so many lines, then so many tokens, as the configured tokenizer counts them.
+"""How much of a file is shown. Its kind limits the lines, then the tokens, as the configured tokenizer counts them.
 
     kind    suffixes                                         lines
     code    py c cpp cxx cc h hpp hxx cs java go ipynb       1000
@@ -27,22 +27,22 @@ SUFFIXES = {
 }
 LINES = {"code": 1000, "data": 5, "text": 100, "shell": 10}
 TOKENS = 500
-MOST_BYTES = 1 << 20  # never read more of one file
+MOST_BYTES = 1 << 20  # most bytes that are read of one file
 _KINDS = {suffix: kind for kind, names in SUFFIXES.items() for suffix in names.split()}
 
 
 def kind_of(name: str) -> str:
-    """code, data, text or shell; "" for every other suffix."""
+    """The kind of a file: code, data, text or shell; "" for every other suffix."""
     stem, dot, suffix = name.rpartition(".")
     return _KINDS.get(suffix.lower(), "") if stem and dot else ""
 
 
 class NotText(Exception):
-    """Bytes that are not shown."""
+    """The bytes are not text and are not shown."""
 
 
 def decode(data: bytes, more: bool) -> str:
-    """UTF-8 with any line ends; `more`: the bytes were cut off, so the last letter may be missing its end."""
+    """UTF-8 with any line ends. `more`: the bytes were cut off, so the last character may be incomplete."""
     if b"\0" in data:
         raise NotText("is a binary file")
     try:
@@ -61,7 +61,7 @@ class Limits:
     tokenizer: Any = None
 
     def cut(self, text: str, kind: str) -> tuple[str, str]:
-        """The beginning that is shown, and the note that says what is missing ("" when nothing is)."""
+        """The part that is shown, and a note that says what is missing ("" if nothing is)."""
         rest = text.split("\n", self.lines[kind])[self.lines[kind] :]
         shown = text[: len(text) - len(rest[0])] if rest else text
         fits = first_tokens(shown, self.tokens[kind], self.tokenizer)
@@ -72,7 +72,7 @@ class Limits:
 
 
 def first_tokens(text: str, most: int, tokenizer: Any) -> str:
-    """The longest beginning of `text` that is at most `most` tokens and ends with a whole letter."""
+    """The longest prefix of `text` with at most `most` tokens that ends with a whole character."""
     if tokenizer is None:
         return text.encode()[: 4 * most].decode(errors="ignore")
     if getattr(tokenizer, "is_fast", False):
@@ -83,7 +83,7 @@ def first_tokens(text: str, most: int, tokenizer: Any) -> str:
 
 
 def limits(lines: Mapping[str, int] | None = None, tokens: Mapping[str, int] | int = TOKENS) -> Limits:
-    """Limits from a task's options; what is not named stays as it is."""
+    """Limits from a task's options. Kinds that are not named keep their defaults."""
     per_kind = dict.fromkeys(LINES, tokens) if isinstance(tokens, int) else {**dict.fromkeys(LINES, TOKENS), **tokens}
     made = Limits({**LINES, **(lines or {})}, per_kind)
     for name, table in (("max_lines", made.lines), ("max_tokens", made.tokens)):

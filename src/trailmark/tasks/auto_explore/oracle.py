@@ -1,4 +1,4 @@
-"""The best next command of one who knows the targets: walk to the nearest, look at it, identify it."""
+"""The best next command for a player who knows the targets: go to the nearest, look at it, identify it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def steps_to(cwd: str, target: str, catted: bool) -> int:
-    """How many commands it takes from folder `cwd` to identify `target`, looking at it first."""
+    """The number of commands from folder `cwd` to identify `target`, looking at it first."""
     here, there = cwd.split("/") if cwd else [], target.split("/")[:-1]
     same = next((i for i, (a, b) in enumerate(zip(here, there)) if a != b), min(len(here), len(there)))
     return len(here) - same + len(there) - same + 1 + (not catted)
 
 
 def best_command(world: ExploreWorld) -> str:
-    """The first command of a shortest way that ends with a look at a target and its `id`; of several targets, to the
-    nearest one (the first in order among equals). A world without targets has none: ValueError."""
+    """The first command of a shortest path that looks at the nearest target and then identifies it. Among equally near
+    targets the first in order is used. A world without targets raises ValueError."""
     if not world.targets:
         raise ValueError("this play has no target")
     target = min(sorted(world.targets), key=lambda t: steps_to(world.cwd, t, t in world.catted))
@@ -35,8 +35,8 @@ def best_command(world: ExploreWorld) -> str:
 
 
 def label_of(observation: Observation, command: str, commands: tuple[str, ...]) -> str:
-    """The label to answer with for `command`: its own or, where it stands on another page, that of the way there.
-    `commands` is the whole list that the pages were cut from."""
+    """The label to answer with for `command`. If the command stands on another page, it is the label of the page turn
+    towards it. `commands` is the whole list that the pages were cut from."""
     at = dict(zip(observation.actions, observation.labels))
     if command in at:
         return at[command]

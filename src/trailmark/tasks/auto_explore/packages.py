@@ -3,9 +3,9 @@
     CACHE/sdists/NAME-VERSION.tar.gz      as it was published
     CACHE/repos/NAME-VERSION-CHECKSUM/    unpacked, without its top folder
 
-CACHE is `$TRAILMARK_CACHE` or the user's cache folder. What is in it is used without asking anybody, so a filled cache works offline; an archive
-may also be put there by hand. Whatever the way, it must have the checksum that was asked for. No code of a package is ever run (see pip_index.py
-and unpack.py).
+CACHE is `$TRAILMARK_CACHE` or the user's cache folder. Files in the cache are used without a network, so a filled cache
+works offline; an archive may also be put there by hand. Every archive must have the checksum that was asked for. No
+code of a package is ever run (see pip_index.py and unpack.py).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from trailmark.models.smollm import cache_dir
 from trailmark.tasks.auto_explore.pip_index import Pip, Place, find, local_path, pip_says
 from trailmark.tasks.auto_explore.unpack import unpack
 
-MOST_BYTES = 256 << 20  # of one archive
+MOST_BYTES = 256 << 20  # largest size of one archive
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
 
 
 @dataclass(frozen=True)
 class Sdist:
-    """A source distribution. `file` and `sha256` may be empty: any of the name and version, and what its index vouches for."""
+    """A source distribution. `file` and `sha256` may be empty: then any file of this name and version fits, with the
+    checksum that its index gives."""
 
     name: str
     version: str
@@ -42,7 +43,7 @@ class Sdist:
             if not _SAFE.fullmatch(value):
                 raise DataError(f"{value!r} cannot be the {what} of a package.")
         if self.sha256 and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise DataError(f"{self.sha256!r} is no sha256: 64 of the digits 0-9 and a-f.")
+            raise DataError(f"{self.sha256!r} is not a sha256: 64 of the digits 0-9 and a-f.")
 
 
 def read_trees(path: str | Path) -> dict[str, Sdist]:
@@ -63,7 +64,7 @@ def read_trees(path: str | Path) -> dict[str, Sdist]:
 
 
 def parse_package(words: str) -> Sdist:
-    """`click==8.1.7` as a package, optionally with `#sha256=…` behind it."""
+    """`click==8.1.7` as a package; `#sha256=…` may follow."""
     what, _, checksum = words.partition("#sha256=")
     name, equals, version = what.partition("==")
     if not equals or not name or not version:
@@ -83,7 +84,7 @@ def repository(package: Sdist, cache: str | Path | None = None, pip: Pip | None 
 
 
 def fetch_sdist(package: Sdist, cache: str | Path | None = None, pip: Pip | None = None) -> Path:
-    """The archive in the cache, downloaded from where pip would take it if it is not there. A checksum that differs is a
+    """The archive in the cache. If it is missing, it is downloaded from where pip would take it. A wrong checksum is a
     DataError, and nothing is kept."""
     folder = (Path(cache) if cache else cache_dir()) / "sdists"
     if held := _held(folder, package):
@@ -106,7 +107,7 @@ def fetch_sdist(package: Sdist, cache: str | Path | None = None, pip: Pip | None
     if wrong:
         raise DataError(f"{what} does not have the right checksum: {wrong}. Nothing was kept.")
     asked = "; ".join(problems) if problems else "no index of pip's configuration has it"
-    raise DataError(f"{what} cannot be had ({asked}). An archive put into {folder} is used without an index.")
+    raise DataError(f"{what} is not available ({asked}). An archive put into {folder} is used without an index.")
 
 
 def _held(folder: Path, package: Sdist) -> Path | None:
@@ -124,11 +125,11 @@ def _digest(path: Path) -> str:
 
 
 class _Different(ValueError):
-    """Another file than the one asked for."""
+    """The file has another checksum."""
 
 
 def _download(client: Any, place: Place, sha256: str, folder: Path) -> Path:
-    """Into a temporary file, checked, then renamed."""
+    """Download into a temporary file, check it, then rename it."""
     import httpx
 
     try:
@@ -180,9 +181,9 @@ def find_repository(
     if name in trees:
         package = trees[name]
         if version and version != package.version:
-            raise TaskError(f"a task wants {name} {version}, but file_trees.json has {package.version}.")
+            raise TaskError(f"a task needs {name} {version}, but file_trees.json has {package.version}.")
         return repository(package, cache)
     if repos is not None:
         raise TaskError(f"there is no repository '{name}' in {repos}, and no file_trees.json names it.")
-    hint = nearest(name, trees) if trees else " Set the option repos to the folder they lie in."
+    hint = nearest(name, trees) if trees else " Set the option repos to the folder that holds the repositories."
     raise TaskError(f"where is the repository '{name}'?{hint}")

@@ -1,8 +1,8 @@
-"""Where a source distribution can be had, according to the user's own pip configuration.
+"""Where to download a source distribution, according to the user's own pip configuration.
 
-pip itself is not asked to download: for a source distribution it then builds metadata, which runs the package's code. It is asked only
-how it is configured (`pip config list`, and its help text for the default index). The places it names (indexes of the simple kind, by
-http or file, and `find-links`) are read here: names and checksums are taken from there, and nothing is ever run.
+pip itself does not download: for a source distribution it would build metadata, which runs the package's code. pip is
+only asked for its configuration (`pip config list`, and its help text for the default index). The places that it names
+(simple indexes, by http or file, and `find-links`) are read here for names and checksums. Nothing is ever run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEB = ("http", "https")
 
 @dataclass(frozen=True)
 class Place:
-    """A file on an index. `sha256` is what the index says it is, "" where it does not say."""
+    """A file on an index. `sha256` is the index's checksum, "" if it gives none."""
 
     url: str
     file: str
@@ -56,7 +56,7 @@ class Pip:
 
 
 def pip_says() -> Pip:
-    """The user's pip configuration: environment over sections `download` and `global` of the files."""
+    """The user's pip configuration: the environment overrides the sections `download` and `global` of the files."""
     found: dict[str, str] = {}
     for line in _pip("config", "list").splitlines():
         key, equals, value = line.partition("=")
@@ -88,7 +88,7 @@ def _pip(*words: str) -> str:
 
 
 def _default_index() -> str:
-    """The index that pip uses when none is configured, as its help says."""
+    """The index that pip uses if none is configured, as its help says."""
     found = re.search(r"--index-url.*?\(default\s+(\S+?)\)", _pip("download", "--help"), re.DOTALL)
     if not found:
         raise DataError("pip does not say which index it uses: set one with `pip config set global.index-url URL`.")
@@ -96,7 +96,7 @@ def _default_index() -> str:
 
 
 def find(pip: Pip, client: Any, name: str, version: str, file: str = "") -> tuple[list[Place], list[str]]:
-    """Every place of the source distribution, in pip's order, and why some place could not be asked."""
+    """All places of the source distribution, in pip's order, and why some places could not be asked."""
     wanted, places, problems = plain_name(name), [], []
     pages = [*pip.links, *(f"{u.rstrip('/')}/{wanted}/" for u in pip.indexes)]
     for url in pages:
@@ -121,7 +121,7 @@ def _is_sdist(file: str, name: str, version: str) -> bool:
 
 
 def _shown(url: str) -> str:
-    """An address without what it says of the user."""
+    """An address without user name and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 

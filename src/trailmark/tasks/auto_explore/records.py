@@ -1,17 +1,17 @@
 """Task files of AutoExplore.
 
-    tasks_*.jsonl   one task a line: repo, query, target (a path or several); id, version, kind, split, … may be there
+    tasks_*.jsonl   one task a line: repo, query, target (a path or several); id, version, kind, split, … are optional
     *.json          the reference's: a list of records with question, filename, root, trajectories, …
 
-Of a folder the files of the splits are read (train.jsonl, validate.jsonl and test.jsonl, as `trailmark data` writes them), else
-tasks*.jsonl, else the reference's train.json, validate.json and test.json.
+In a folder, the files of the splits are read (train.jsonl, validate.jsonl and test.jsonl, as `trailmark data` writes
+them), else tasks*.jsonl, else the reference's train.json, validate.json and test.json.
 
-In the reference's format a task's targets are the annotated file and every file that a teacher's trajectory identified; a record
-in which none identified a file is dropped. Also dropped are targets that the world never offers: hidden ones, and those of
-another kind than code, text, data and shell. What was dropped is counted.
+In the reference's format a task's targets are the annotated file and every file that a teacher's trajectory identified.
+A record in which no teacher identified a file is dropped. Targets that the world never offers are dropped too: hidden
+files, and files that are not code, text, data or shell. Dropped records and targets are counted.
 
-A record here is what a world needs to be played. Data sets are made with `trailmark.data.auto_explore.records`, which reads the same
-files more strictly, with the walks of teachers, and writes them.
+A record here holds what a world needs. `trailmark.data.auto_explore.records` makes data sets: it reads the same files
+more strictly, with the teachers' walks, and writes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REFERENCE_SPLITS = ("train", "validate", "test")
 
 @dataclass(frozen=True)
 class Question:
-    """One question and the files that answer it, to be played."""
+    """One question to play, and the files that answer it."""
 
     key: str
     repo: str
@@ -48,7 +48,7 @@ class Question:
 
 
 def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Question], Counter[str]]:
-    """The records of files or folders, and how many were dropped for which reason."""
+    """The records of files or folders, and how many were dropped for each reason."""
     records: dict[str, Question] = {}
     dropped: Counter[str] = Counter()
     for path in [paths] if isinstance(paths, str | Path) else paths:
@@ -63,7 +63,7 @@ def load_records(paths: str | Path | Sequence[str | Path]) -> tuple[list[Questio
 
 
 def task_folder(paths: str | Path | Sequence[str | Path]) -> Path:
-    """Where the (first) task file lies: `file_trees.json` is looked for there."""
+    """The folder of the (first) task file. `file_trees.json` is searched there."""
     first = Path(paths if isinstance(paths, str | Path) else paths[0]).expanduser()
     return first if first.is_dir() else first.parent
 
@@ -92,7 +92,7 @@ def _text(row: Mapping[str, Any], key: str, path: Path, line: int, default: str 
     if not isinstance(value, str) or (default is None and not value.strip()):
         raise DataError(f"must be a text, not {value!r:.60}.", path, line, key)
     if value.encode("utf-8", "ignore").decode() != value:
-        raise DataError("holds half a surrogate pair, which is no text.", path, line, key)
+        raise DataError("holds half a surrogate pair, which is not text.", path, line, key)
     return value
 
 
@@ -146,17 +146,17 @@ def _reference(path: Path, dropped: Counter[str]) -> list[Question]:
 
 
 def plain_path(path: str, root: str = "") -> str:
-    """A path inside its repository, without the quotes that some files have around names with spaces."""
+    """A path inside its repository, without the quotes that some files put around names with spaces."""
     return path.replace('"', "").removeprefix("./").removeprefix(f"{root.rstrip('/')}/" if root else "")
 
 
 def repo_name(root: str) -> str:
-    """What a repository is called whose `root` is a path."""
+    """The name of a repository whose `root` is a path."""
     return root.rstrip("/").rpartition("/")[2]
 
 
 def _usable(record: Question, dropped: Counter[str]) -> list[Question]:
-    """The record with the targets that the world offers; nothing when none is left."""
+    """The record with the targets that the world offers; an empty list if none is left."""
     targets = tuple(
         t for t in record.targets if kind_of(t) and not any(p.startswith(".") or not p for p in t.split("/"))
     )

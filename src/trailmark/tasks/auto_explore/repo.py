@@ -1,12 +1,12 @@
-"""A repository as a snapshot: names, sizes and identities, read once; contents are read when they are asked for.
+"""A repository as a snapshot: names, sizes and identities are read once, contents when they are needed.
 
-The tree of names is all that an episode ever walks in. It holds plain folders and plain files only: hidden entries, links,
+An episode only moves in the tree of names. The tree holds only plain folders and plain files. Hidden entries, links,
 devices and names that cannot be shown on one line are left out and counted. So no command can name anything else, and a
-path is never handed to the operating system as the actor wrote it. A file with a second name (a hard link) is a link as well:
-nobody can say whether its other name lies outside, so it is left out wherever that is.
+path is never passed to the operating system as the actor wrote it. A file with a second name (a hard link) is left out
+too, because its other name may lie outside the repository.
 
-A file is opened folder by folder from the root, never through a link, and without waiting (a FIFO would make a plain open
-wait for ever). Before and after reading it must still be the very file that was listed, of the same size and time: a file
+A file is opened folder by folder from the root, never through a link, and without blocking (a plain open of a FIFO
+would wait for ever). Before and after reading it must still be the listed file, with the same size and time. A file
 that was swapped for a link, or grows while it is read, is refused.
 """
 
@@ -31,11 +31,11 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Refused(Exception):
-    """A file that is not read, and why."""
+    """A file is not read; the text says why."""
 
 
 class Entry(NamedTuple):
-    """One name in a folder. `kind` is None for a folder and "" for a file of no known suffix."""
+    """One name in a folder. `kind` is None for a folder and "" for a file with an unknown suffix."""
 
     name: str
     path: str  # from the root, with "/"
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What makes a file the one that was listed."""
+    """The identity of a listed file."""
 
     device: int
     inode: int
@@ -57,7 +57,8 @@ class Stamp(NamedTuple):
 
 @dataclass(eq=False)
 class Snapshot:
-    """`folders[path]` are the entries of a folder, sorted by name; the root is "". `skipped` counts what is not in it."""
+    """`folders[path]` are the entries of a folder, sorted by name; the root is "". `skipped` counts what was left
+    out."""
 
     root: Path
     folders: dict[str, tuple[Entry, ...]] = field(default_factory=dict)
@@ -67,11 +68,12 @@ class Snapshot:
 
     @property
     def files(self) -> list[str]:
-        """Paths of all files that can be read, sorted."""
+        """The paths of all readable files, sorted."""
         return sorted(self.stamps)
 
     def read(self, path: str, most: int) -> tuple[bytes, bool]:
-        """The first `most` bytes of a listed file, and whether there are more. `Refused` when it cannot be had safely."""
+        """The first `most` bytes of a listed file, and whether there are more. `Refused` if it cannot be read
+        safely."""
         listed = self.stamps.get(path)
         if listed is None:
             raise Refused("is not a file of this repository")
@@ -130,7 +132,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def snapshot(root: str | Path, most_entries: int = MOST_ENTRIES) -> Snapshot:
-    """List a repository. A folder that cannot be listed, is too large, or has nothing to read is a TaskError."""
+    """List a repository. A folder that cannot be listed, is too large, or holds nothing readable is a TaskError."""
     try:
         place = Path(root).expanduser().resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as e:
@@ -155,7 +157,8 @@ def snapshot(root: str | Path, most_entries: int = MOST_ENTRIES) -> Snapshot:
         raise TaskError(f"repository '{root}' cannot be listed ({why.lower()}).") from None
     if not made.stamps:
         left = ", ".join(f"{n} {what}" for what, n in sorted(made.skipped.items())) or "nothing"
-        copy = " A file with a second name is not read: a copy of the folder (cp -r) has none." * bool(made.skipped[HARD_LINKS])
+        hint = " A file with a second name is not read: a copy of the folder (cp -r) has none."
+        copy = hint * bool(made.skipped[HARD_LINKS])
         raise TaskError(
             f"repository '{root}' has no file that can be read (found: {left}); code, text and data files are.{copy}"
         )
@@ -167,7 +170,7 @@ def _list(made: Snapshot, path: str) -> tuple[tuple[Entry, ...], list[str]]:
     parts = path.split("/") if path else []
     try:
         with _chain(made.root, parts, made._root) as fd, os.scandir(fd) as found:
-            # Not e.stat(): where a listing brings the status along (Windows) it lacks the number of names.
+            # Not e.stat(): on Windows the status of a listing lacks the number of names.
             names = [(e.name, os.stat(e.name, dir_fd=fd, follow_symlinks=False)) for e in found]
     except PermissionError:
         if not path:

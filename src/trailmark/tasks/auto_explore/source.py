@@ -1,4 +1,4 @@
-"""The task source: which repositories, which questions, and how they are played."""
+"""The task source: the repositories, the questions, and the options of play."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ class AutoExplore:
     """Find the file of a repository that answers a question.
 
     tasks       a task file (JSONL, or the reference's JSON), a folder of them, or several
-    repos       the folder their repositories lie in (NAME-VERSION or NAME); without it the folder `repos` beside the
-                tasks, or else source distributions that the file_trees.json there names, fetched into `cache`
+    repos       the folder with their repositories (NAME-VERSION or NAME); default: the folder `repos` beside the tasks,
+                else the source distributions in the file_trees.json there, downloaded into `cache`
     repo        instead of `tasks`: one repository, with `query` and `target` (a path or several); without a target
                 it is explored freely
-    packages    only tasks of these repositories (one or a list, as the next two)
-    only        only tasks with a target that has one of these in its path
+    packages    only tasks of these repositories (one or a list, like the next two)
+    only        only tasks with a target that has one of these texts in its path
     depth       only tasks with a target this deep (0 is the root): the stage of a curriculum
     horizon     a play is cut off after so many steps
-    leaveout    share of entries missing from an episode; None: 0.5 in split "train", 0 in every other
+    leaveout    share of entries missing from an episode; None: 0.5 in split "train", 0 in every other split
     shuffle_labels  draw the labels anew at every step, from the whole alphabet
     easy        the question names the file
-    first_step  one step only: was it the first of a best way?
-    error_cost, warning_cost  what an answer "Error …" or "Warning …" costs on top (2 and 1 are as once published;
-                the published code charges nothing)
+    first_step  one step only: was it the first of a best path?
+    error_cost, warning_cost  the extra cost of an answer "Error …" or "Warning …" (published: 2 and 1; the published
+                code charges nothing)
     max_lines, max_tokens     how much of a file is shown, by kind (see contents.py); max_tokens may be one number
-    labels      the alphabet; else, once bound to a tokenizer, those of the 252 choices that are its single tokens
+    labels      the alphabet; default, once bound to a tokenizer: those of the 252 choices that are its single tokens
 
-    Splits are those that the tasks name; "test" also stands for "visible_test", and "all" is every task in its order.
-    Other splits are drawn in shuffled passes over their tasks, by seed.
+    The tasks name their splits. "test" also means "visible_test", and "all" is every task in its order. Tasks of other
+    splits are drawn in shuffled passes, by seed.
     """
 
     name = "auto-explore"
@@ -114,7 +114,7 @@ class AutoExplore:
             if not library.readable(t):
                 close = get_close_matches(t, library.files.files[:2000], 1)
                 hint = f" Did you mean '{close[0]}'?" if close else ""
-                raise TaskError(f"target '{t}' is no readable file of {repo}.{hint}")
+                raise TaskError(f"target '{t}' is not a readable file of {repo}.{hint}")
         words = query or (f"Find the file {targets[0]}." if targets else FREE)
         return [Question(f"{name}-0", name, words, targets)]
 
@@ -144,7 +144,7 @@ class AutoExplore:
         return kept
 
     def bind(self, tokenizer: Any) -> None:
-        """Take the labels from a policy's tokenizer and count the tokens of files with it."""
+        """Take the labels from a policy's tokenizer, and count the tokens of files with it."""
         self.labels = alphabet(tokenizer, self.own_labels or CHOICES)
         if self.own_labels and (missing := [x for x in self.own_labels if x not in self.labels]):
             raise TaskError(
@@ -188,7 +188,7 @@ class AutoExplore:
         return Task(name, seed, data, dict(r.meta))
 
     def _playable(self, r: Question) -> Question | None:
-        """The record with those of its targets that can be read; None where it names targets and none can."""
+        """The record with its readable targets; None if it names targets and none is readable."""
         if r.key not in self._checked:
             targets = self.readable(r.repo, r.version, r.targets)
             if r.targets and not targets:
@@ -197,7 +197,7 @@ class AutoExplore:
         return self._checked[r.key]
 
     def menus(self) -> Iterator[tuple[str, str]]:
-        """(where, menu) of every folder of every repository: the longest list of commands that a play can show there."""
+        """(where, menu) of every folder of every repository: the longest list of commands that a play can show."""
         labels = sorted(self.labels, key=len, reverse=True) if self.shuffle_labels else self.labels
         for repo, version in dict.fromkeys((r.repo, r.version) for r in self.records):
             library = self._library(repo, version)
@@ -208,7 +208,7 @@ class AutoExplore:
                     yield f"folder '{folder or '.'}' of {repo}", f"# Commands\n{lines}"
 
     def readable(self, repo: str, version: str, targets: Sequence[str]) -> tuple[str, ...]:
-        """Those of the targets that the repository has, and that are text."""
+        """The targets that exist in the repository and are text."""
         library = self._library(repo, version)
         return tuple(t for t in targets if library.readable(t))
 
@@ -229,7 +229,7 @@ class AutoExplore:
             raise TaskError(f"task '{task.id}' needs data repo, query and targets (a list of paths).") from None
         library = self._library(repo, version)
         if missing := [t for t in targets if t not in library.files.stamps]:
-            raise TaskError(f"task '{task.id}': target '{min(missing)}' is no readable file of repository '{repo}'.")
+            raise TaskError(f"task '{task.id}': target '{min(missing)}' is not a readable file of repository '{repo}'.")
         return Start(library, query, targets, leaveout)
 
     def make(self) -> ExploreWorld:
@@ -237,7 +237,7 @@ class AutoExplore:
 
 
 def _several(key: str, value: Any, kind: type) -> tuple[Any, ...]:
-    """An option that is one value or a list of them; none of them for None."""
+    """An option that is one value or a list of them; None gives an empty tuple."""
     if value is None:
         return ()
     found = (value,) if isinstance(value, str | int) else tuple(value)

@@ -1,8 +1,8 @@
-"""Source archives (tar or zip) unpacked as plain files: nothing outside the folder, no links, no devices, no executables.
+"""Unpack source archives (tar or zip) as plain files: nothing outside the folder, no links, no devices, no executables.
 
-An archive with an absolute name or a `..` in it is refused whole. Links and devices inside are left out. Names, sizes and their
-number are checked before anything is written, and the sizes again while it is: headers can lie. What is too large is found out
-from its headers, without reading on.
+An archive with an absolute name or a `..` in it is refused as a whole. Links and devices inside are left out. Names,
+sizes and their number are checked before anything is written, and sizes again while writing, because headers can lie.
+An archive that is too large is refused by its headers, without reading on.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from trailmark.errors import DataError
 from trailmark.tasks.auto_explore.repo import MOST_LEVELS
 
 MOST_FILES, MOST_BYTES = 50_000, 512 << 20
-Member = tuple[
+Member = tuple[  # name, whether a folder, size, None for a link
     str, bool, int, "tarfile.TarInfo | zipfile.ZipInfo | None"
-]  # name, whether a folder, size, None for a link
+]
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, LZMAError, EOFError, OSError, RuntimeError,
            NotImplementedError, ValueError)  # fmt: skip
 
 
 def unpack(archive: str | Path, target: str | Path, most_files: int = MOST_FILES, most_bytes: int = MOST_BYTES) -> Path:
-    """Unpack into the new folder `target`, without the single top folder that source archives have. All of it or nothing."""
+    """Unpack into the new folder `target`, without the single top folder of source archives. All of it or nothing."""
     archive, target = Path(archive), Path(target)
     if target.exists():
         raise DataError("exists already; nothing was unpacked over it.", target)
@@ -55,7 +55,7 @@ def _settle(made: Path, target: Path) -> None:
     try:
         os.rename(made, target)
     except OSError as e:
-        if not target.is_dir():  # else another process was faster, with the same files
+        if not target.is_dir():  # otherwise another process was faster, with the same files
             raise DataError(f"cannot be written ({(e.strerror or str(e)).lower()}).", target) from None
 
 
@@ -106,10 +106,10 @@ def _check_name(archive: Path, name: str) -> None:
 
 @contextmanager
 def _members(archive: Path) -> Iterator[tuple[Iterable[Member], Callable[[Any], Any]]]:
-    """What an archive lists, one by one, and how to read one of them."""
+    """The members of an archive, one by one, and how to read one of them."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as z:
-            kinds = [(i, i.external_attr >> 28) for i in z.infolist()]  # 0: not said, 4: folder, 8: file, 10: link
+            kinds = [(i, i.external_attr >> 28) for i in z.infolist()]  # 0: unknown, 4: folder, 8: file, 10: link
             yield [(i.filename, i.is_dir(), i.file_size, i if kind in (0, 4, 8) else None) for i, kind in kinds], z.open
         return
     with tarfile.open(archive, "r:*") as t:

@@ -1,22 +1,22 @@
-"""One episode in a repository: where one is, what was looked at, what it cost.
+"""One episode in a repository: the current folder, the files looked at, the costs.
 
     cd DIR    go into a folder, or up
     cat FILE  look at the beginning of a file; it is offered once
     id FILE   say that this is the file; the episode ends
 
-Replies. A label, or the text of a listed command, does what the menu says; "12. cd src" counts as "12". Any other reply that
-begins with cd, ls, cat, head, tail or id is taken as a command of its own (`cat src/a.py`). Everything else does nothing and is
-answered with a line that begins with "Warning". A command that cannot be carried out is answered with "Error …".
+Replies. A label, or the text of a listed command, does what the menu says; "12. cd src" counts as "12". Any other reply
+that begins with cd, ls, cat, head, tail or id is a command of its own (`cat src/a.py`). Every other reply does nothing,
+and the answer begins with "Warning". If a command cannot be carried out, the answer begins with "Error".
 
-Costs, of which the reward is the negative. A step costs 1, plus `error_cost` or `warning_cost` where the answer is one. The last step
-costs H more, or H less when a target was identified: n steps to success cost n - H, to a wrong id n + H, and running into the
-horizon 2 H. Success is identifying a target, also with the last step.
+Costs. The reward is the negative cost. A step costs 1, plus `error_cost` or `warning_cost` if the answer is one. The
+last step costs H more, or H less if a target was identified: n steps to success cost n - H, to a wrong id n + H, and
+reaching the horizon 2 H. Success is identifying a target, also with the last step.
 
-`first_step` ends every episode after one step: the first command of a best way costs -100 - H.
+`first_step` ends every episode after one step: the first command of a best path costs -100 - H.
 
-Leave-out. Every entry is missing from the episode with probability `leaveout`, except the targets and the folders above them; what
-is under a missing folder is missing with it. The draw depends on the task alone, folder by folder, so nothing is copied
-and nothing is drawn that nobody visits.
+Leave-out. Every entry is missing from the episode with probability `leaveout`, except the targets and the folders above
+them. Everything under a missing folder is missing too. The draw depends only on the task, folder by folder. So nothing
+is copied, and folders that are not visited are not drawn.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 UP = Offer("cd ..", "cd", "..")
 NEXT, PREVIOUS = Offer(NEXT_PAGE, "page", "+"), Offer(PREVIOUS_PAGE, "page", "-")
 FIRST_STEP_BONUS = 100.0
-SEEN_AT_MOST = 4096  # files whose shown beginning is kept in memory
+SEEN_AT_MOST = 4096  # most files whose shown text is cached
 
 
 class View(NamedTuple):
@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An entry with what it adds to a folder's listing and menu."""
+    """An entry with the text it adds to a folder's listing and menu."""
 
     entry: Entry
     line: str
@@ -74,7 +74,7 @@ def view(path: str, rows: list[Row]) -> View:
 
 
 class Library:
-    """A snapshot with what was already made of it: whole views, and beginnings of files as they are shown."""
+    """A snapshot with cached results: whole views, and the shown beginnings of files."""
 
     def __init__(self, files: Snapshot):
         self.files = files
@@ -96,16 +96,16 @@ class Library:
         return made
 
     def forget(self) -> None:
-        """Drop what was shown under other limits."""
+        """Drop the cached texts: the limits have changed."""
         self._shown.clear()
 
     def text(self, path: str) -> tuple[str, bool]:
-        """A file's text, and whether its end is missing. `Refused` or `NotText` where there is none to show."""
+        """A file's text, and whether its end is missing. `Refused` or `NotText` if there is none to show."""
         data, more = self.files.read(path, MOST_BYTES)
         return decode(data, more), more
 
     def readable(self, path: str) -> bool:
-        """Whether a file is there and has text to show."""
+        """Whether a file exists and has text to show."""
         if path not in self._readable:
             try:
                 self.text(path)
@@ -116,7 +116,7 @@ class Library:
         return self._readable[path]
 
     def show(self, source: AutoExplore, path: str, kind: str) -> str:
-        """What `cat` answers."""
+        """The answer to `cat`."""
         made = self._shown.get(path)
         if made is None:
             try:
@@ -140,7 +140,7 @@ def shown(source: AutoExplore, path: str, kind: str, text: str, more: bool = Fal
 
 
 class ExploreWorld:
-    """One seeker. `cwd`, `catted`, `targets`, `history`, `steps`, `seen` and `commands` may be read by teachers."""
+    """One player. Teachers may read `cwd`, `catted`, `targets`, `history`, `steps`, `seen` and `commands`."""
 
     def __init__(self, source: AutoExplore):
         self.source, self.over = source, True
@@ -194,21 +194,21 @@ class ExploreWorld:
         return Step(self._see(), -cost, terminated, truncated, outcome, info)
 
     def oracle(self) -> str | None:
-        """The label of the best next command, or of the page turn towards it. None where there is none: a play without a
-        target, or one that is over."""
+        """The label of the best next command, or of the page turn towards it. None if the play has no target or is
+        over."""
         if not self.targets or self.over:
             return None
         return label_of(self.seen, best_command(self), self.commands)
 
     def _first_best(self) -> set[str]:
-        """The commands at the root that begin a best way to some target."""
+        """The commands at the root that begin a best path to some target."""
         ways = [t.partition("/") for t in self.targets]
         return {f"{'cd' if deeper else 'cat'} {quote(name)}" for name, _, deeper in ways}
 
     # --- doing ---------------------------------------------------------------------------------------------------
 
     def _do(self, action: str) -> tuple[str, str]:
-        """Carry out a reply: the command it was ("" when it was none) and the answer."""
+        """Carry out a reply. Returns its command ("" if it is not a command) and the answer."""
         offer = self.by_label.get(action)
         if offer is None:
             reply = action.strip()
@@ -299,7 +299,7 @@ class ExploreWorld:
         return made
 
     def _entry(self, path: str) -> Entry:
-        """The entry of a path, if every folder on the way is there in this episode."""
+        """The entry of a path, if every folder on the way exists in this episode."""
         at, found = "", None
         for part in path.split("/"):
             if found is not None and found.kind is not None:
@@ -345,7 +345,7 @@ class ExploreWorld:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """All commands offered in this folder now, over all pages."""
+        """All commands offered in this folder now, on all pages."""
         return tuple(o.text for o in self.offers)
 
 

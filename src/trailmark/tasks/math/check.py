@@ -1,11 +1,12 @@
-r"""The answer checker: find the answer of a text, compare it with the gold one, say why.
+r"""The answer checker: find the answer in a text, compare it with the gold answer, say why.
 
     checker = Checker()
     checker.check(r"… so it is \boxed{\frac12}.", gold="0.5")     Verdict(right=True, answer="\\frac12", reason="equal")
 
-`rules="strict"` asks for the same answer (`same.py`); `rules="lenient"` judges as the published reference does (`lenient.py`), false
-positives included, so that its numbers can be compared with ours. Plain numbers are compared here, formulas in guarded processes
-(`pool.py`). An answer that cannot be judged in time is wrong, and the verdict says so.
+`rules="strict"` requires the same answer (`strict.py`). `rules="lenient"` judges like the published reference
+(`lenient.py`), with its false positives, so that our numbers can be compared with the published ones. Plain numbers are
+compared in this process, formulas in guarded processes (`pool.py`). An answer that cannot be judged in time is wrong,
+and the verdict says so.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Literal, get_args
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.math import lenient
 from trailmark.tasks.math.extract import Marker, final_answer
-from trailmark.tasks.math.normal import clean
+from trailmark.tasks.math.normalise import clean
 from trailmark.tasks.math.numbers import canonical, read_number
 from trailmark.tasks.math.pool import Pool
-from trailmark.tasks.math.same import TooMany, same
+from trailmark.tasks.math.strict import TooMany, same
 
 Rules = Literal["strict", "lenient"]
-REMEMBERED = 20_000  # verdicts: a policy gives the same answer often
-FORMULAS = 40  # comparisons of formulas that one answer may ask for
-LOST = 2  # of which so many may fail
+REMEMBERED = 20_000  # cached verdicts: a policy often gives the same answer
+FORMULAS = 40  # formula comparisons that one answer may cause
+LOST = 2  # how many of them may fail
 UNKNOWN = {
     "time": "unknown: it took too long to compare",
     "crash": "unknown: the comparison crashed",
@@ -36,7 +37,8 @@ UNKNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`answer` is what was found in the text. `reason`: "equal", "different", "no answer", or "unknown: …", which is wrong."""
+    """`answer` is the answer found in the text. `reason`: "equal", "different", "no answer", or "unknown: …", which
+    counts as wrong."""
 
     right: bool
     answer: str | None
@@ -44,7 +46,7 @@ class Verdict:
 
 
 class Checker:
-    """May be used from many threads. The pool's processes are started for the first formula."""
+    """May be used from many threads. The pool starts its processes for the first formula."""
 
     def __init__(self, rules: Rules = "strict", pool: Pool | None = None):
         if rules not in get_args(Rules):
@@ -54,7 +56,7 @@ class Checker:
         self._lock = threading.Lock()
 
     def check(self, text: str, gold: str, question: str = "", marker: Marker = "boxed") -> Verdict:
-        """Judge a whole response. `question` matters to the lenient rules only (whether a list is asked for)."""
+        """Judge a whole response. Only the lenient rules use `question` (does it ask for a list?)."""
         if self.rules == "strict":
             answer = final_answer(text, marker)
             return Verdict(False, None, "no answer") if answer is None else self.same(gold, answer)
@@ -63,7 +65,7 @@ class Checker:
         return Verdict(right, ", ".join(found) if found else None, why)
 
     def same(self, gold: str, answer: str) -> Verdict:
-        """Judge an answer that stands alone, strictly."""
+        """Judge a single answer by the strict rules."""
         key = (gold, answer)
         with self._lock:
             if key in self._known:
@@ -99,7 +101,7 @@ class Checker:
 
 
 def vote(text: str, marker: Marker = "boxed") -> str | None:
-    """What a response votes for, in one spelling: equal numbers and equal texts are one vote."""
+    """The answer of a response in one spelling, for voting: equal numbers and equal texts are the same vote."""
     answer = final_answer(text, marker)
     if answer is None:
         return None

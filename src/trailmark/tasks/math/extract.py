@@ -1,14 +1,14 @@
-r"""Where the answer stands in a text. Markers are looked for in this order, and the first kind that is there decides:
+r"""Find the answer in a text. Markers are searched in this order, and the first kind that occurs is used:
 
-    final answer is $…$. I hope   what stands between the dollars
-    \boxed{…}, \fbox{…}, \boxed 2 the last one; several joined by "and", "or" or commas are one answer with several items
-    #### …                        the last such line (before the boxes where the task asks for this marker)
-    the answer is …               behind the last one, to the end of the sentence
+    final answer is $…$. I hope   the text between the dollar signs
+    \boxed{…}, \fbox{…}, \boxed 2 the last one; several joined by "and", "or" or commas are one answer of several items
+    #### …                        the last such line (before the boxes if the task asks for this marker)
+    the answer is …               the text after the last one, to the end of the sentence
     ```output … ```               the last block
-    a text that is one formula    all of it
+    a text that is one formula    the whole text
     a number                      the last one
 
-A "-" counts as a sign only where something can be negative: "pages 2-5" ends in 5 and not in -5.
+A "-" is a sign only where a number can be negative: "pages 2-5" ends in 5 and not in -5.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import re
 from typing import Literal
 
 Marker = Literal["boxed", "hash"]
-LONGEST = 100_000  # characters of a text that is looked at: its end
+LONGEST = 100_000  # only so many characters at the end of a text are searched
 BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 HASH = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)$", re.MULTILINE)
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 WORD = re.compile(r"[^\s$\\{}.,]+")
 NUMBER = re.compile(
-    r"(?:(?<![\w.,)\]}])[+-])?(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)(?:/\d++(?!\.\d))?(?:\\?%)?(?!\w)"
+    r"(?:(?<![\w.,)\]}])[+-])?(?<![\w.^])(?:(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
+    r"(?:/\d++(?!\.\d))?(?:\\?%)?(?!\w)"
     r"(?:[ ~](?:hundred|thousand|million|billion|trillion|dozen)(?!\w))?"
 )
-SCRIPT = re.compile(r"\s*(?:_(?:\{[^{}]*\}|\w+)|\^(?:\{\s*-?\d+\s*\}|\d))")  # under or over a box, it belongs to the answer
+# A subscript or superscript of a box; it belongs to the answer.
+SCRIPT = re.compile(r"\s*(?:_(?:\{[^{}]*\}|\w+)|\^(?:\{\s*-?\d+\s*\}|\d))")
 JOINED = re.compile(r"[\s$,;]*(?:\\text\{)?\s*(?:and|or)?\s*\}?[\s$,;]*(?:\\?[A-Za-z]+(?:_\{?\w\}?)?\s*=)?[\s$]*")
 
 
 def final_answer(text: str, marker: Marker = "boxed") -> str | None:
-    """The answer that a text gives, or None. It is not judged here: see `same.py`."""
+    """The answer that a text gives, or None. It is not judged here: see `strict.py`."""
     text = text[-LONGEST:]
     if found := _between(text, "final answer is $", "$. I hope"):
         return found
@@ -44,7 +46,8 @@ def final_answer(text: str, marker: Marker = "boxed") -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """What the last box holds, or the items of the last boxes that one phrase joins. An unclosed box holds nothing."""
+    """The content of the last box, or the items of the last boxes if one phrase joins them. An unclosed box is
+    ignored."""
     boxes = boxed_spans(text)
     if not boxes:
         return None
@@ -61,7 +64,7 @@ def boxed(text: str) -> str | None:
 
 
 def boxed_spans(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, content) of every box that is closed; of a box in a box, the inner one belongs to the outer."""
+    """(start, end, content) of every closed box. A box inside a box belongs to the outer one."""
     out: list[tuple[int, int, str]] = []
     braces = pairs(text)
     for m in BOX.finditer(text):
@@ -79,7 +82,7 @@ def boxed_spans(text: str) -> list[tuple[int, int, str]]:
 
 
 def pairs(text: str) -> dict[int, int]:
-    """Where each brace that is opened is closed; an escaped brace is none."""
+    """Opening brace -> closing brace, as positions in the text. Escaped braces are ignored."""
     found: dict[int, int] = {}
     open_: list[int] = []
     for m in BRACE.finditer(text):
@@ -118,7 +121,7 @@ def _fenced(text: str) -> str | None:
 
 
 def _formula(text: str) -> str | None:
-    """A text without any words is itself the answer."""
+    """A text without words is itself the answer."""
     text = text.strip()
     if not text or len(text) > 200 or "\n" in text:
         return None

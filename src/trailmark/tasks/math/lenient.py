@@ -1,8 +1,9 @@
-r"""The published reference's rules for reading and comparing answers, as they are described, with their false positives.
+r"""The published reference's rules for reading and comparing answers, as they are described, with their false
+positives.
 
-1800 is right where 18 is asked for (numbers count as percentages, too), an empty answer is right where the gold solution's box
-could not be read, "2-5" is read as -5, of a list only the last items count, and 0.0009 apart is equal. Use them to
-compare with published numbers, and `same.py` for everything else.
+1800 is right where 18 is expected, because numbers also count as percentages. An empty answer is right if the gold
+solution's box cannot be read. "2-5" is read as -5. Only the last items of a list count. Numbers 0.0009 apart are equal.
+Use these rules to compare with published numbers, and `strict.py` for everything else.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import re
 from collections.abc import Callable, Sequence
 
 from trailmark.tasks.math.extract import pairs
-from trailmark.tasks.math.normal import split_top
+from trailmark.tasks.math.normalise import split_top
 
 Ask = Callable[[str, str], bool]
 Compare = Callable[[Ask], bool]
 NUMBER = re.compile(r"-?\d*\.?\d+")
 CLOSE = 1e-3
 LONGEST = 2000
-MOST = 50  # boxes
+MOST = 50  # most boxes that are read
 UNITS = ("cm", "mm", "p.m.", "km", "units", "dollars")
 
 
 def extract(text: str, question: str = "", single: bool = False) -> list[str]:
-    """Every item the text answers with; only the last one where a `single` answer is wanted."""
+    """Every item of the text's answer; only the last one if a `single` answer is wanted."""
     items = [x for raw in _found(text[-100_000:]) for x in _split(normal(_trimmed(raw)), question)]
     return items[-1:] if single else items
 
@@ -79,7 +80,7 @@ def normal(text: str) -> str:
 
 
 def equal(gold: Sequence[str], found: Sequence[str], ask: Ask) -> bool:
-    """Lists: the last |gold| predictions, each equal to some gold and each gold to one of them."""
+    """Compare lists: the last |gold| predictions, each equal to some gold item, and each gold item to one of them."""
     right = list(dict.fromkeys(gold))
     said = list(dict.fromkeys(found))[-len(right) :] if right else list(dict.fromkeys(found))
     return all(any(_same(g, p, ask) for g in right) for p in said) and all(

@@ -1,9 +1,9 @@
-r"""Numbers as people and LaTeX write them, read exactly and without a parser: the fast path of the answer checker.
+r"""Read numbers as people and LaTeX write them, exactly and without a parser: the fast path of the answer checker.
 
     18   -3.5   .5   1,234   1/2   \frac{1}{2}   1\frac{1}{2}   2 1/2   3\times10^{-4}   1.5e3   0.\overline{3}   50%
 
-What is read is a fraction, so that 0.1 + 0.2 has no rounding. Anything else, and any number too large to be worth holding, is
-None: no answer can make this slow.
+The result is a fraction, so 0.1 + 0.2 has no rounding. Everything else, and any number that is too large, gives None.
+So no answer can make this slow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-LONGEST = 200  # characters of a number
-LARGEST = 300  # power of ten
+LONGEST = 200  # most characters of a number
+LARGEST = 300  # largest power of ten
 CLOSE = Fraction(1, 10**6)
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -24,7 +24,8 @@ _FRACTION = re.compile(
 )
 _SLASH = re.compile(rf"(?P<sign>{_SIGN})(?:(?P<whole>\d+) )?(?P<top>{_PLAIN})/(?P<low>{_PLAIN})")
 _POWER = re.compile(
-    rf"(?P<sign>{_SIGN})(?:(?P<many>{_PLAIN}) ?(?:\\times|\\cdot|\*) ?)?10\^(?:\{{(?P<long>{_SIGN}\d{{1,4}})\}}|(?P<short>\d))"
+    rf"(?P<sign>{_SIGN})(?:(?P<many>{_PLAIN}) ?(?:\\times|\\cdot|\*) ?)?"
+    rf"10\^(?:\{{(?P<long>{_SIGN}\d{{1,4}})\}}|(?P<short>\d))"
 )
 _E = re.compile(rf"(?P<sign>{_SIGN})(?P<many>{_PLAIN})[eE](?P<power>{_SIGN}\d{{1,4}})")
 _REPEAT = re.compile(rf"(?P<sign>{_SIGN})(?P<whole>\d*)\.(?P<once>\d*)\\overline\{{(?P<again>\d+)\}}")
@@ -34,12 +35,12 @@ _DECIMAL = re.compile(rf"{_SIGN}{_PLAIN}")
 @dataclass(frozen=True, slots=True)
 class Number:
     value: Fraction
-    rounded: bool = False  # written with a decimal point, so that its last digit may be rounded
+    rounded: bool = False  # written with a decimal point, so its last digit may be rounded
     percent: bool = False
 
 
 def read_number(text: str) -> Number | None:
-    """The number that the whole of `text` writes, or None."""
+    """The number that the whole of `text` is, or None."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
@@ -86,8 +87,8 @@ def _scaled(sign: str, many: str, power: str) -> Fraction | None:
 
 
 def same_number(gold: Number, answer: Number) -> bool:
-    """Equal exactly or, where one of them has a decimal point, to six places. A percent sign that only one of them has may be
-    meant (50% is 0.5) or may be a unit that the question already names (50% is 50)."""
+    """Whether two numbers are equal: exactly or, if one has a decimal point, to six places. If only one has a percent
+    sign, it may be a factor (50% is 0.5) or a unit that the question already names (50% is 50)."""
     if gold.percent == answer.percent:
         return _equal(gold.value, answer.value, gold.rounded or answer.rounded)
     sign, bare = (gold, answer) if gold.percent else (answer, gold)
@@ -100,7 +101,7 @@ def _equal(a: Fraction, b: Fraction, rounded: bool) -> bool:
 
 
 def canonical(number: Number) -> str:
-    """One spelling for equal numbers: what votes are counted by."""
+    """One spelling for equal numbers, used to count votes."""
     value = number.value
     text = str(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
     return text + "%" * number.percent

@@ -1,9 +1,9 @@
-"""Processes that compare formulas, guarded so that no answer can hang, crash or fill the memory of the one who asks.
+"""Worker processes that compare formulas. They are guarded: no answer can hang, crash or fill the memory of the caller.
 
-A worker may use so many seconds of computing for one question and so much memory; it kills itself when they are spent, also deep
-inside C code. Should that fail, the asker waits ten times as long and then kills it. Whatever happens to a worker, the
-question is answered ("time", "crash") and the next one finds a new worker. Seconds are of computing, so that a busy machine
-does not turn a right answer into a wrong one.
+A worker has a limit of computing seconds per question and a limit of memory. It kills itself when a limit is reached,
+even deep inside C code. If that fails, the caller waits ten times as long and then kills it. Whatever happens to a
+worker, its question gets an answer ("time", "crash"), and the next question gets a new worker. The limit counts
+computing time, so a busy machine does not turn a right answer into a wrong one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 from trailmark.errors import TaskError
 
 WORKER = Path(__file__).with_name("worker.py")
-TO_START = 120.0  # seconds for a worker to be there: the machine may be busy
-PATIENCE = 10.0  # times the seconds of computing: how long anyone waits
+TO_START = 120.0  # seconds that a worker has to start: the machine may be busy
+PATIENCE = 10.0  # the caller waits this many times the computing seconds
 INSTALL = "pip install 'trailmark[math]'"
 PACKAGES = {
     "math_verify": "math-verify", "latex2sympy2_extended": "latex2sympy2_extended", "antlr4": "antlr4-python3-runtime"
@@ -34,7 +34,7 @@ PACKAGES = {
 
 
 class Pool:
-    """`ask` may be called from any thread. Workers are started when they are needed, at most `workers` of them."""
+    """`ask` may be called from any thread. Workers start when they are needed, at most `workers` of them."""
 
     def __init__(self, workers: int = 2, seconds: float = 2.0, memory_mb: int = 2048):
         if workers < 1 or not 0 < seconds <= 3600 or memory_mb < 256:
@@ -42,14 +42,14 @@ class Pool:
                 f"a pool needs workers >= 1, seconds > 0 and memory_mb >= 256, not {workers}, {seconds}, {memory_mb}."
             )
         self.seconds, self.memory_mb = seconds, memory_mb
-        self.started = self.lost = 0  # workers, for whoever wants to know
+        self.started = self.lost = 0  # counts of workers
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(workers):
-            self._idle.put(None)  # a worker that is still to be started
+            self._idle.put(None)  # None: a worker that is not started yet
         _POOLS.add(self)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The worker's answer; {"error": "time" | "crash"} where there is none."""
+        """The worker's answer, or {"error": "time" | "crash"}."""
         worker = self._idle.get()
         try:
             if worker is None or not worker.alive:
@@ -63,7 +63,7 @@ class Pool:
             self._idle.put(worker)
 
     def check(self) -> None:
-        """Start a worker, which proves its parser, once in a process; a TaskError says what is missing or wrong."""
+        """Start a worker and test its parser, once per process. A TaskError says what is missing or wrong."""
         need_math_verify()
         if WORKER in _PROVEN:
             return
@@ -124,7 +124,7 @@ class _Worker:
             return {"error": "crash"}
         answer = self._hear(patience)
         if "error" in answer:
-            self.kill()  # nothing of it may be read as the answer to the next question
+            self.kill()  # its late output must not be read as the answer to the next question
         return answer
 
     def _hear(self, patience: float) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class _Worker:
         return answer if isinstance(answer, dict) else {"error": "crash"}
 
     def _cause(self) -> str:
-        """Why a worker is gone: it sets itself a signal for when its time is up."""
+        """Why a worker ended. It sends itself a signal when its time is up."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return "time" if self.process.wait(5) in _ALARMS else "crash"
         return "crash"
@@ -148,7 +148,7 @@ class _Worker:
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(OSError, ValueError):
-            if self.process.stdin is not None:  # the other pipe is the listener's to close
+            if self.process.stdin is not None:  # the listener closes the other pipe
                 self.process.stdin.close()
 
 
@@ -156,7 +156,7 @@ _ALARMS = (-27, -26, -14, -24)  # SIGPROF, SIGVTALRM, SIGALRM, SIGXCPU
 
 
 def _listen(pipe: Any, lines: queue.Queue[bytes]) -> None:
-    """What a worker writes, line by line; an empty line when it is gone."""
+    """Put a worker's output into the queue line by line; an empty line means that the worker has ended."""
     with contextlib.suppress(OSError, ValueError):
         while line := pipe.readline():
             lines.put(line)
@@ -172,12 +172,12 @@ def _why(answer: dict[str, Any]) -> str:
 
 
 def _installed() -> str:
-    """The versions that are to work together: an antlr4 that the parser was not made with is the usual cause."""
+    """The installed versions. The usual cause is an antlr4 version that the parser was not built with."""
     found = []
     for name in PACKAGES.values():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join(found) or "nothing of it is installed"
+    return ", ".join(found) or "none of its packages is installed"
 
 
 def need_math_verify() -> None:
@@ -185,7 +185,7 @@ def need_math_verify() -> None:
         raise TaskError(f"checking answers needs {', '.join(missing)}: {INSTALL}")
 
 
-_PROVEN: set[Path] = set()  # workers that have shown that their parser works
+_PROVEN: set[Path] = set()  # workers whose parser was tested
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 

@@ -1,12 +1,12 @@
-r"""How a problem is put to a model. The words must be the same when a model is trained, sampled from and evaluated.
+r"""How a problem is shown to a model. The words must be the same in training, sampling and evaluation.
 
     qwen-math      ChatML: a system message that asks for steps and for the marker of the answer, then the bare problem
     deepseek-math  "User: problem, instruction" and "Assistant:"; the answer always goes into a box
     plain          the problem and a newline
 
-A prompt is a text that is encoded as it stands, without special tokens added to it: its control tokens are those of the style, and a
-problem that holds one has only its characters. So the only BOS is the one written here: Qwen has
-none, DeepSeek's stands in front of its prompt, and for other models the option `bos` names theirs. `one_bos` says whether it worked.
+A prompt is encoded without further special tokens. Its control tokens are those of the style; in the problem itself
+they are plain characters. So the only BOS is the one written here. Qwen has none, DeepSeek's stands in front of its
+prompt, and for other models the option `bos` gives it. `one_bos` checks the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trailmark.tasks.math.extract import Marker
 from trailmark.texts import Marked, encode, mark
 
 Style = Literal["qwen-math", "deepseek-math", "plain"]
-IN_BOX = "Please reason step by step, and put your final answer within \\boxed{}."  # as these models were trained with
+IN_BOX = "Please reason step by step, and put your final answer within \\boxed{}."  # these models were trained with it
 BEHIND_HASHES = (
     "Please reason step by step, and end with a line that has your final answer behind four hash signs, as in #### 0."
 )
@@ -26,7 +26,7 @@ DEEPSEEK_BOS = "<｜begin▁of▁sentence｜>"
 
 
 def marker_of(style: Style, asks: Marker) -> Marker:
-    """Where the answer is to be written: DeepSeekMath knows boxes only."""
+    """Where the model must write the answer. DeepSeekMath knows only boxes."""
     return "boxed" if style == "deepseek-math" else asks
 
 
@@ -35,7 +35,7 @@ def bos_of(style: Style) -> str:
 
 
 def messages(question: str, style: Style, asks: Marker) -> list[dict[str, str]]:
-    """The problem as messages, for servers and chat templates, which write their own BOS."""
+    """The problem as messages, for servers and chat templates. They write their own BOS."""
     _known(style)
     instruction = IN_BOX if marker_of(style, asks) == "boxed" else BEHIND_HASHES
     if style == "qwen-math":
@@ -45,7 +45,7 @@ def messages(question: str, style: Style, asks: Marker) -> list[dict[str, str]]:
 
 
 def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) -> Marked:
-    """The problem as the text that the answer follows. `bos`: another one than the style's own."""
+    """The problem as the text before the answer. `bos` replaces the style's own BOS."""
     told = messages(question, style, asks)
     out = mark(bos_of(style) if bos is None else bos)
     if style == "qwen-math":
@@ -58,7 +58,7 @@ def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) ->
 
 
 def one_bos(tokenizer: Any, text: str) -> bool:
-    """Whether `text`, encoded as it stands, has exactly as many BOS as this tokenizer wants: one in front, or none."""
+    """Whether the encoded `text` has exactly as many BOS tokens as this tokenizer wants: one in front, or none."""
     ids = encode(tokenizer, text)
     wants = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
     found = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0

@@ -1,11 +1,12 @@
-r"""Problems from files and from the hub: each data set's own rows, read into one form.
+r"""Read problems from files and from the hub: the rows of each data set, in one form.
 
     gsm8k   {"question", "answer"}                               the answer ends in a line "#### 72"
     math    {"problem", "solution", …}                           the solution has the answer in a box
     svamp   {"Body", "Question", "Answer", "Equation", …}
-    asdiv   {"body", "question", "answer", "formula", …}         an answer is such as "9 (apples)"
+    asdiv   {"body", "question", "answer", "formula", …}         an answer looks like "9 (apples)"
 
-Files are JSON lines, a JSON list, one JSON object a file in folders (as MATH was published), or parquet; .gz is unpacked.
+Files are JSON lines, a JSON list, one JSON object a file in folders (as MATH was published), or parquet; .gz is
+allowed.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ HUB = {
 }  # fmt: skip
 DATASETS = tuple(HUB)
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-MARKS = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator
+MARKS = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     question: str
     answer: str
-    solution: str  # worked, its answer behind the data set's marker
-    about: dict[str, str]  # level, type: what the row says of it
+    solution: str  # the worked solution, with the answer after the data set's marker
+    about: dict[str, str]  # level and type, if the row has them
 
 
 def asks(dataset: str) -> Marker:
@@ -57,7 +58,7 @@ def _gsm8k(row: Row) -> Problem | None:
 
 
 def _math(row: Row) -> Problem | None:
-    """None where the solution's box is empty and the row has no answer of its own: nothing could be right."""
+    """None if the solution's box is empty and the row has no answer of its own: then no answer could be right."""
     value = row.fields(row.value, "", ("problem", "solution"), ("answer", "level", "type", "subject"))
     question, solution = row.text(value["problem"], "problem"), row.text(value["solution"], "solution")
     answer = (boxed(solution) or "").strip() or str(value.get("answer") or "").strip()
@@ -96,7 +97,7 @@ READ: dict[str, Callable[[Row], Problem | None]] = {"gsm8k": _gsm8k, "math": _ma
 
 
 def read_files(dataset: str, files: list[Path]) -> list[Problem | None]:
-    """Every row of the files, in order; None for one that has no answer."""
+    """All rows of the files, in order; None for a row without an answer."""
     made = [READ[dataset](row) for file in files for row in _rows(file)]
     if not any(made):
         raise DataError(f"holds no problem of {dataset}.", files[0] if files else None)
@@ -146,8 +147,9 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def find_files(dataset: str, path: Path, split: str) -> list[Path]:
-    """The files of a split. `path` is a file, or a folder with files named by data set and split (gsm8k_train.jsonl.gz), by split
-    (train.jsonl, train-00000-of-00001.parquet), or lying in a folder of the split's name (train/algebra/1.json)."""
+    """The files of a split. `path` is a file or a folder. In a folder the names say data set and split
+    (gsm8k_train.jsonl.gz) or only the split (train.jsonl, train-00000-of-00001.parquet), or the files lie in a folder
+    with the split's name (train/algebra/1.json)."""
     if path.is_file():
         words = _words(path)
         if split not in words and words & {"train", "test", "val", "valid", "validation", "dev"}:
@@ -160,9 +162,8 @@ def find_files(dataset: str, path: Path, split: str) -> list[Path]:
     plain = [p for p in here if re.split(r"[-_.]", p.name.lower())[0] == split]
     for found in (named, plain):
         if len(found) > 1 and not all(p.suffix == ".parquet" for p in found):
-            raise TaskError(
-                f"{path} has several files for split '{split}' of {dataset}: name one ({', '.join(p.name for p in found)})."
-            )
+            names = ", ".join(p.name for p in found)
+            raise TaskError(f"{path} has several files for split '{split}' of {dataset}: name one ({names}).")
         if found:
             return found
     if deep := sorted((path / split).rglob("*.json"), key=lambda p: (str(p.parent), len(p.stem), p.stem)):
@@ -176,12 +177,13 @@ def _words(path: Path) -> set[str]:
 
 
 def read_hub(dataset: str, split: str, name: str | None, revision: str | None) -> list[Problem | None]:
-    """The same rows by way of the datasets library, from the hub or its cache. `name`: another copy, with ":config" behind it."""
+    """The same rows from the hub or its cache, through the datasets library. `name`: another copy, or "name:config"."""
     try:
         import datasets  # type: ignore[import-not-found]
     except ImportError:
         raise TaskError(
-            f"reading {dataset} from the hub needs the datasets library: pip install datasets; or give path=, a file or folder."
+            f"reading {dataset} from the hub needs the datasets library: pip install datasets; "
+            "or give path=, a file or folder."
         ) from None
     known, configs = HUB[dataset]
     if name:

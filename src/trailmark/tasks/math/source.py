@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.errors import TaskError, nearest
+from trailmark.steps import LINES, SENTENCES
 from trailmark.tasks.base import Observation, Step
 from trailmark.tasks.math.check import Checker, Rules
 from trailmark.tasks.math.extract import Marker
 from trailmark.tasks.math.pool import Pool
 from trailmark.tasks.math.prompts import Style, marker_of, messages, prompt
 from trailmark.tasks.math.rows import DATASETS, Problem, asks, find_files, read_files, read_hub
-from trailmark.tasks.math.steps import LINES, SENTENCES
 from trailmark.types import Scored, Task
 
 Dataset = Literal["gsm8k", "math", "svamp", "asdiv"]
 
 
 class MathWorld:
-    """One turn: the action is the whole response. `info` of the step has the answer that was found, and why it counts or not."""
+    """A world of one turn: the action is the whole response. The step's `info` has the answer and the reason for the
+    verdict."""
 
     def __init__(self, source: Math):
         self.source = source
@@ -52,18 +53,18 @@ class Math:
     """The task source.
 
     dataset   "gsm8k", "math", "svamp" or "asdiv"
-    path      a file, or a folder that has the splits; none: from the hub
-    hub       another copy on the hub, "owner/name" or "owner/name:config"; `revision` of it
+    path      a file, or a folder with the splits; none: from the hub
+    hub       another copy on the hub, "owner/name" or "owner/name:config"; `revision` is its revision
     style     "qwen-math", "deepseek-math" or "plain": see prompts.py
-    bos       what a prompt begins with, where the style's own is wrong for the model
-    rules     "strict", or "lenient": judged as by the published reference
-    level     of MATH: one such as 5, or several
-    val       so many last problems of "train" are split "val" and no longer in "train"
-    seconds   of computing that the comparison of two formulas may take; `workers`: processes that compare
+    bos       the text at the start of a prompt, if the style's own is wrong for the model
+    rules     "strict", or "lenient": judged like the published reference
+    level     of MATH: one level such as 5, or several
+    val       the last `val` problems of "train" become the split "val" and leave "train"
+    seconds   computing time for the comparison of two formulas; `workers`: the number of comparing processes
 
-    `n=None` gives a split in its own order; otherwise `n` problems of it are drawn by seed, each once before any comes again. A
-    problem's worked solution is meta["gold"], with its answer where the style asks for it. Problems without an answer are left
-    out (`skipped` counts them).
+    `n=None` gives a split in its own order. Otherwise `n` problems are drawn by seed; none repeats before all have
+    occurred. A problem's worked solution is meta["gold"], with its answer where the style asks for it. Problems without
+    an answer are left out (`skipped` counts them).
     """
 
     name = "math"
@@ -90,7 +91,7 @@ class Math:
             raise TaskError(f"only MATH has levels, not {dataset}: leave out 'level'.")
         if val < 0:
             raise TaskError(f"math needs val >= 0, not {val}.")
-        messages("", style, asks(dataset))  # names an unknown style
+        messages("", style, asks(dataset))  # raises if the style is unknown
         self.dataset, self.path, self.hub, self.revision = dataset, None if path is None else Path(path), hub, revision
         self.style, self.bos, self.val = style, bos, val
         self.levels = None if level is None else {f"Level {k}" for k in ((level,) if isinstance(level, int) else level)}
@@ -98,11 +99,11 @@ class Math:
         self.checker = Checker(rules, Pool(workers, seconds))
         self.skipped: dict[str, int] = {}
         self._read: dict[str, list[tuple[int, Problem]]] = {}
-        self.checker.pool.check()  # any answer may be a formula: the parser proves itself now, not in the middle of a run
+        self.checker.pool.check()  # any answer may be a formula, so test the parser now and not in the middle of a run
 
     @property
     def step_ends(self) -> tuple[str, ...]:
-        """What a step of a solution ends with: lines, and in MATH sentences too."""
+        """The texts that end a step of a solution: newlines, and in MATH also sentence ends."""
         return SENTENCES if self.dataset == "math" else LINES
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
@@ -111,7 +112,7 @@ class Math:
         return [self._task(split, seed, i, p) for i, p in picked]
 
     def problems(self, split: str) -> list[tuple[int, Problem]]:
-        """(number in its file, problem) of a split."""
+        """The problems of a split, each with its number in its file."""
         if split not in self._read:
             of = "train" if split == "val" and self.val else split
             every = read_files(self.dataset, find_files(self.dataset, self.path, of)) if self.path else read_hub(
@@ -145,14 +146,14 @@ class Math:
         return prompt(task.data["question"], self.style, asks(self.dataset), self.bos)
 
     def messages(self, task: Task) -> list[dict[str, str]]:
-        """The same as a conversation."""
+        """The prompt as a conversation."""
         return messages(task.data["question"], self.style, asks(self.dataset))
 
     def make(self) -> MathWorld:
         return MathWorld(self)
 
     def example_actions(self, task: Task) -> list[str]:
-        """A right answer, a wrong one, and one that says nothing."""
+        """A right answer, a wrong one, and a text without an answer."""
         return [task.meta["gold"], "#### 987654321 and \\boxed{987654321}", "I do not know"]
 
 

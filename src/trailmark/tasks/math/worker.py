@@ -1,7 +1,7 @@
-r"""The other end of `pool.py`: a script that compares formulas with math-verify, one JSON line in, one out.
+r"""The worker process of `pool.py`: a script that compares formulas with math-verify, one JSON line in, one out.
 
-It is run as a file and imports nothing of ours. Formulas are read by the LaTeX parser only: the parser for plain text would hand
-them to Python's own, and an answer is not to be trusted with that.
+It runs as a file and imports nothing of ours. Only the LaTeX parser reads formulas. The parser for plain text would
+pass them to Python's own parser, and an answer cannot be trusted with that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROOF = ((r"\frac{1}{2}", "0.5"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}")
 def main() -> None:
     seconds, memory = float(sys.argv[1]), int(sys.argv[2]) << 20
     out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # what a library prints must not become an answer
     sys.setrecursionlimit(3000)
     try:
         import logging
@@ -52,8 +52,8 @@ def reply(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(*texts: str) -> list[Any]:
-    """Formulas as sympy has them. Their symbols are real numbers unless one of them is complex; A is not a, and no letter is
-    a unit."""
+    """Formulas as sympy expressions. Their symbols are real unless one formula is complex. A differs from a, and no
+    letter is a unit."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from math_verify.grader import should_treat_as_complex
@@ -69,14 +69,14 @@ def read(*texts: str) -> list[Any]:
 
 
 def imaginary(x: Any) -> Any:
-    """The letter i is the imaginary unit."""
+    """Replace the letter i by the imaginary unit."""
     from sympy import I
 
     return x.subs({s: I for s in getattr(x, "free_symbols", ()) if s.name == "i"})
 
 
 def equal(gold: str, answer: str) -> bool:
-    """The same number, expression, equation or inequality."""
+    """Whether both are the same number, expression, equation or inequality."""
     from math_verify import verify
 
     a, b = read(gold, answer)
@@ -84,7 +84,7 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def same_name(a: Any, b: Any) -> bool:
-    """A bare name and an expression that comes to it, x and 2x/2: math-verify compares a name by its spelling."""
+    """A name and an expression that simplifies to it, x and 2x/2. math-verify compares names only by their spelling."""
     from sympy import Expr, simplify
 
     named = [x.is_Symbol for x in (a, b) if isinstance(x, Expr)]
@@ -92,7 +92,7 @@ def same_name(a: Any, b: Any) -> bool:
 
 
 def same_solutions(a: Any, b: Any) -> bool:
-    """Two inequalities in one and the same variable that hold for the same numbers."""
+    """Whether two inequalities in the same variable hold for the same numbers."""
     from sympy import Eq
     from sympy.core.relational import Relational
 
@@ -104,7 +104,7 @@ def same_solutions(a: Any, b: Any) -> bool:
 
 
 def close(gold: str, answer: str) -> bool:
-    """The reference's last resort: the difference simplifies to 0, or both are numbers within 0.001."""
+    """The reference's last check: the difference simplifies to 0, or both are numbers within 0.001."""
     from sympy import simplify
 
     a, b = read(gold, answer)
@@ -115,7 +115,7 @@ def close(gold: str, answer: str) -> bool:
 
 
 def alarm(seconds: float) -> None:
-    """Computing time after which the process ends, wherever it is; 0 calls it off."""
+    """End the process after so much computing time, wherever it is; 0 cancels that."""
     with contextlib.suppress(ImportError, AttributeError):
         import signal
 

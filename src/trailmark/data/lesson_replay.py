@@ -1,12 +1,12 @@
-"""Decisions on record, shown again by the world that is to be played: what is imitated must be what play shows.
+"""Show recorded decisions again in the world of the recipe: lessons must be what play shows.
 
-A play that was recorded from its first step (taxi, ALFWorld) is made again, action by action, in the world of the recipe. Every
-state and every list of actions must come out as recorded; labels may differ, since they are those of the policy's tokenizer.
+A play that was recorded from its first step (taxi, ALFWorld) is repeated, action by action. Every state and every list
+of actions must equal the recorded one. Labels may differ, because they come from the policy's tokenizer.
 
-AutoExplore shows as much of a file as a number of the policy's tokens, so its text on record is that of another tokenizer. Its
-walks are made again from the records that lie beside the lessons, and what the world shows now is the lesson.
+AutoExplore limits the shown part of a file by the policy's tokens, so its recorded text belongs to another tokenizer.
+Its walks are repeated from the records beside the lessons, and what the world shows now becomes the lesson.
 
-Whatever does not come out is refused, with how many lessons it concerns, the first of them, and the options to set.
+If something differs, the error says how many lessons differ, the first of them, and the options to set.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from trailmark.errors import RecipeError, TaskError, TrailmarkError
 from trailmark.tasks.base import Observation
 from trailmark.types import Task
 
-# Options of the three worlds that change no text (unless the rules of the game are shown, which tell most of them).
-UNSEEN = {"horizon", "mode", "step_cost", "expert", "games", "first_bump_fatal", "malformed", "task_types", "only", "game", "labels"}  # fmt: skip
+# Options of the three worlds that change no text (if the rules are shown, they mention most of them).
+UNSEEN = {
+    "horizon", "mode", "step_cost", "expert", "games", "first_bump_fatal", "malformed", "task_types", "only", "game",
+    "labels",
+}  # fmt: skip
 TOLD_BY_RULES = {"horizon", "mode", "first_bump_fatal"}
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class Mismatch:
     """A lesson that the world does not show, and how it differs."""
 
     decision: Decision
     why: str
 
 
-def shown_again(path: Path, decisions: Sequence[Decision], source: Any) -> list[Decision]:
-    """The decisions as `source` shows them; RecipeError where it shows something else."""
+def replay_lessons(path: Path, decisions: Sequence[Decision], source: Any) -> list[Decision]:
+    """The decisions as `source` shows them. A RecipeError if it shows something else."""
     folder = path if path.is_dir() else path.parent
     if source.name == "auto-explore":
         made = _walked_again(folder, source)
@@ -58,39 +61,39 @@ def shown_again(path: Path, decisions: Sequence[Decision], source: Any) -> list[
     return out
 
 
-def _played_again(play: Sequence[Decision], task: Task | None, source: Any) -> tuple[list[Decision], list[Odd]]:
-    """One play. What was recorded behind the horizon of this world is kept: it was reached by what this world shows."""
+def _played_again(play: Sequence[Decision], task: Task | None, source: Any) -> tuple[list[Decision], list[Mismatch]]:
+    """One play. Steps recorded after the horizon of this world are kept, because this world's states lead to them."""
     if task is None:
-        return [], [Odd(d, "this task has no such start") for d in play]
+        return [], [Mismatch(d, "this task has no such start") for d in play]
     kept: list[Decision] = []
-    odd: list[Odd] = []
+    odd: list[Mismatch] = []
     world = source.make()
     try:
         seen, step = world.reset(task), None
         for k, d in enumerate(play):
             if d.step != k:
-                return kept, [*odd, *(Odd(x, f"step {k} of its play is missing") for x in play[k:])]
+                return kept, [*odd, *(Mismatch(x, f"step {k} of its play is missing") for x in play[k:])]
             if step is not None and step.over:
                 if step.truncated and kept:
                     return [*kept, *play[k:]], odd
-                return kept, [*odd, *(Odd(x, "the play is over by then") for x in play[k:])]
+                return kept, [*odd, *(Mismatch(x, "the play is over by then") for x in play[k:])]
             if why := _difference(d, seen):
-                odd.append(Odd(d, why))
+                odd.append(Mismatch(d, why))
             else:
                 kept.append(_relabelled(d, seen))
             command = d.command()
             if command not in seen.actions:
-                return kept, [*odd, *(Odd(x, f"'{command}' cannot be done before it") for x in play[k + 1 :])]
+                return kept, [*odd, *(Mismatch(x, f"'{command}' cannot be done before it") for x in play[k + 1 :])]
             step = world.step(seen.labels[seen.actions.index(command)])
             seen = step.observation
     except TaskError as problem:
         left = play[len(kept) + len(odd) :]
-        return kept, [*odd, *(Odd(x, f"the world refuses it ({problem})") for x in left)]
+        return kept, [*odd, *(Mismatch(x, f"the world refuses it ({problem})") for x in left)]
     return kept, odd
 
 
 def _difference(d: Decision, seen: Observation) -> str:
-    """Where a lesson and what is shown part, as a sentence; "" where they are the same but for labels."""
+    """The first difference between a lesson and what is shown, as a sentence; "" if only labels differ."""
     from trailmark.tasks.labels import relabel
 
     if d.state != seen.state:
@@ -113,11 +116,12 @@ def _relabelled(d: Decision, seen: Observation) -> Decision:
     return replace(d, state=seen.state, menu=seen.menu, labels=seen.labels, action=now[d.action], oracle=now[d.oracle])
 
 
-def _told(odd: Sequence[Odd], total: int, path: Path, source: Any) -> str:
+def _told(odd: Sequence[Mismatch], total: int, path: Path, source: Any) -> str:
     first = odd[0]
     said = (
-        f"{len(odd)} of {total} lessons of {path} are not what task '{source.name}' shows with the options of this recipe, so "
-        f"play would never ask what they teach. The first is step {first.decision.step} of '{first.decision.task}': {first.why}."
+        f"{len(odd)} of {total} lessons of {path} are not what task '{source.name}' shows with the options of this "
+        f"recipe, so play would never ask what they teach. The first is step {first.decision.step} of "
+        f"'{first.decision.task}': {first.why}."
     )
     recorded, now = other_options(path if path.is_dir() else path.parent, source)
     if not recorded:
@@ -132,7 +136,7 @@ def _word(value: Any) -> str:
 
 
 def other_options(folder: Path, source: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options that change what is shown and that the lessons were made with other values of: theirs, and those of `source`."""
+    """The options that change what is shown and that differ: the values of the lessons, and those of `source`."""
     settings = _settings(folder)
     if settings.get("kind") != source.name or not isinstance(settings.get("options"), dict):
         return {}, {}
@@ -144,7 +148,8 @@ def other_options(folder: Path, source: Any) -> tuple[dict[str, Any], dict[str, 
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What a folder of `trailmark data` was made with; of a folder made in stages the lessons lie one deeper."""
+    """The settings of a folder made by `trailmark data`. In a folder made in stages, the lessons lie one level
+    deeper."""
     from trailmark.data.stages import read_json
 
     for place in (folder / "settings.json", folder.parent / "settings.json"):
@@ -158,7 +163,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _starts(source: Any, folder: Path, ids: Sequence[str]) -> Mapping[str, Task]:
-    """The starts that lessons name, as far as `source` has them."""
+    """The starts that the lessons name, as far as `source` has them."""
     if source.name == "taxi":
         return _taxi_starts(ids)
     if source.name == "alfworld":
@@ -173,7 +178,7 @@ def _starts(source: Any, folder: Path, ids: Sequence[str]) -> Mapping[str, Task]
 
 
 def _taxi_starts(ids: Sequence[str]) -> dict[str, Task]:
-    """A name says how its start was drawn, and the first draws do not depend on how many follow."""
+    """The name of a start says how it was drawn, and the first draws do not depend on how many follow."""
     from trailmark.tasks.taxi import Taxi
 
     wanted: dict[tuple[Any, str, int], int] = {}
@@ -196,8 +201,8 @@ def _game_start(source: Any, id: str, seed: int) -> Task | None:
 
 
 def _walked_again(folder: Path, source: Any) -> list[Decision] | None:
-    """All walks of the records beside the lessons, in their whole repositories, as `source` shows them; None where lessons lie
-    without their records. A horizon shows nowhere, so that of the records holds."""
+    """All walks of the records beside the lessons, in their whole repositories, as `source` shows them; None if there
+    are no records. The horizon is never shown, so that of the records is used."""
     from trailmark.data.auto_explore.explorer import Explorer
     from trailmark.data.auto_explore.records import read_records
     from trailmark.data.auto_explore.replay import replay
@@ -213,7 +218,7 @@ def _walked_again(folder: Path, source: Any) -> list[Decision] | None:
     made, counts = replay(explorer, read_records(records))
     if left := counts.left_out.total():
         raise RecipeError(
-            f"{left} of {left + counts.kept['walks']} walks of {records} cannot be made again in {repos}: its files have "
-            f"changed. Make the lessons anew with `trailmark data auto-explore`."
+            f"{left} of {left + counts.kept['walks']} walks of {records} cannot be repeated in {repos}: its files have "
+            "changed. Make the lessons anew with `trailmark data auto-explore`."
         )
     return made

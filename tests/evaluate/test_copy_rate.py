@@ -1,11 +1,11 @@
-"""Whether an actor only does what the words of another seat name: counted from stored tokens."""
+"""How often an actor does what the words of another seat name, counted from stored tokens."""
 
 import json
 
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.evaluate.copied import copy_rate, named
+from trailmark.evaluate.copy_rate import copy_rate, named
 from trailmark.evaluate.run import summarise
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import to_json
@@ -40,7 +40,9 @@ def test_what_words_name():
 def test_the_share_of_decisions_that_are_what_the_words_name():
     one, ten, lost = "Next: go to shelf 1", "Next: go to shelf 10", "Next: open fridge 1"
     copied = play("a", (one, one, "3"), (ten, ten, "a"), (one, one, "7"))
-    other = play("b", (lost, lost, "3"), (one, "Next: look", "3"))  # not listed; and words that another's took the place of
+    other = play(
+        "b", (lost, lost, "3"), (one, "Next: look", "3")
+    )  # a command that is not listed; and words that were replaced
     found = copy_rate([copied, other], WORDS)
     assert (found["decisions"], found["naming"]) == (4, 3) and found["value"] == 2 / 3
     assert copy_rate([play("c", (lost, lost, "3"))], WORDS) | {"n": 0} == {

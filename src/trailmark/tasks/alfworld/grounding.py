@@ -1,16 +1,16 @@
-"""From actions with variables to actions with things.
+"""Grounding: from actions with variables to actions with things.
 
-A `Plan` is how the variables of a condition are found: a first changing fact (where the agent is, what it holds), then facts that
-never change and follow from it (what stands there), then further changing facts (what lies in it). Everything that depends on
-unchanging facts alone is worked out once for a game and remembered, so that in play a condition costs a few look-ups.
+A `Plan` says how to find the variables of a condition. First comes a changing fact (where the agent is, what it holds),
+then unchanging facts that follow from it (what stands there), then further changing facts (what lies in it). What
+depends only on unchanging facts is computed once per game and cached, so a condition costs a few look-ups in play.
 
-    root     a changing fact that begins; None where a condition has none
+    root     a changing fact to begin with; None if a condition has none
     prefix   unchanging facts; root and prefix make a row of things
     joins    changing facts that bring in more things
-    late     unchanging facts over those
-    early    formulas about the things of a row alone: what can be decided before a join is
+    late     unchanging facts about those
+    early    formulas about the things of a row alone, decided before the joins
 
-What is left of a condition for given things is a `Case`: facts that must be true, facts that must not, and other formulas.
+A `Case` is what is left of a condition for given things: facts that must be true, facts that must not, other formulas.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from trailmark.tasks.alfworld.pddl import (
 
 Names = tuple[tuple[str, str], ...]  # variables and their types
 Values = tuple[str, ...]  # things, one for each variable found so far
-Slot = int | str  # a place among values, or a constant
-Shape = tuple[str, tuple[Slot, ...]]  # a fact with slots for arguments
-Pair = tuple[Fact, Fact]  # a fact, and the fact that says it was taken away
-WIDEST = 50_000  # combinations of things that a condition may have to be tried on
+Slot = int | str  # an index into values, or a constant
+Shape = tuple[str, tuple[Slot, ...]]  # a fact with slots as arguments
+Pair = tuple[Fact, Fact]  # a fact, and the fact that says it was removed
+WIDEST = 50_000  # most combinations of things that a condition may be tried on
 DENIED = "not_"
 
 
 class Stage(Protocol):
-    """What never changes in a game."""
+    """The unchanging facts of a game."""
 
     @property
     def changing(self) -> frozenset[str]: ...
@@ -64,7 +64,7 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One fact to find: look it up by argument `at` (None: try all), compare `same`, and take over `new`."""
+    """One fact to find: look it up by argument `at` (None: try all), compare `same`, and add `new`."""
 
     predicate: str
     at: int | None
@@ -91,8 +91,8 @@ class Plan:
     prefix: tuple[Step, ...]
     joins: tuple[Step, ...]
     late: tuple[Step, ...]
-    names: tuple[str, ...]  # the variables in the order in which they are found, then those no fact is about
-    pools: tuple[str, ...]  # the types of the latter: every thing of it is tried
+    names: tuple[str, ...]  # the variables in the order in which they are found, then those in no fact
+    pools: tuple[str, ...]  # the types of the variables in no fact: every thing of the type is tried
     kinds: tuple[tuple[int, str], ...]  # types to check
     found: tuple[Shape, ...]  # changing facts that root and joins find
     asked: tuple[Shape, ...]  # other changing facts
@@ -100,7 +100,7 @@ class Plan:
     filters: tuple[Formula, ...]  # other formulas
 
     def begins(self, fact: Fact) -> bool:
-        """Whether this may be the fact it begins with; the empty one where it needs none."""
+        """Whether the plan may begin with this fact; the empty fact if it needs none."""
         root = self.root
         if root is None or not fact:
             return root is None and not fact
@@ -109,7 +109,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is left of a condition when its variables are things."""
+    """What is left of a condition once its variables are things."""
 
     need: frozenset[Fact]
     never: frozenset[Fact]
@@ -133,20 +133,22 @@ ALWAYS = Case(frozenset(), frozenset(), ())
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A plan with its action: what it changes, with slots for things. `more` are effects with conditions or variables."""
+    """A plan with its action: what it changes, with slots for things. `more` are effects with conditions or
+    variables."""
 
     action: Action
     plan: Plan
     adds: tuple[Shape, ...]
     deletes: tuple[Shape, ...]
     more: tuple[Effect, ...]
-    keys: tuple[str, ...]  # the parameters as texts know them: by name, then by name and type
+    keys: tuple[str, ...]  # the parameters as texts name them: by name, then by name and type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ground:
-    """An action on things: `args` are its parameters' values, `case` what must hold, `adds` and `deletes` what changes (with its
-    denial), `when` what changes under a condition. `rest` is what of `case` is not known already when it is found."""
+    """An action on things. `args` are its parameters' values, `case` is its condition, `adds` and `deletes` are its
+    changes (with their denials), `when` its conditional changes. `rest` is the part of `case` that is not yet known
+    when the action is found."""
 
     name: str
     args: Values
@@ -156,12 +158,12 @@ class Ground:
     adds: tuple[Pair, ...]
     deletes: tuple[Pair, ...]
     when: tuple[tuple[Formula, Pair, bool], ...]
-    decides: bool  # touches a fact the goal asks for
+    decides: bool  # whether it changes a fact in the goal
     keys: tuple[str, ...]
 
     @property
     def env(self) -> dict[str, str]:
-        """The parameters' values, as texts ask for them."""
+        """The parameters' values under the names that texts use."""
         return dict(zip(self.keys, self.args + self.args))
 
 
@@ -188,8 +190,8 @@ def _outline(action: Action, plan: Plan) -> Outline:
 
 
 def branches(condition: Formula) -> list[tuple[Names, list[Atom], list[Formula]]]:
-    """A condition as alternatives of (further variables, facts, other formulas). Only alternatives at the top are told
-    apart; those inside stay formulas, which are tried when their variables are known."""
+    """A condition as alternatives of (further variables, facts, other formulas). Only alternatives at the top are
+    separated. Inner ones stay formulas, which are checked when their variables are known."""
     if isinstance(condition, Some):
         return [b for part in condition.parts for b in branches(part)]
     if isinstance(condition, All) and len(condition.parts) == 1:
@@ -204,7 +206,7 @@ def branches(condition: Formula) -> list[tuple[Names, list[Atom], list[Formula]]
                 gather(part, renamed)
         elif isinstance(f, Exists):
             own = {name: f"{name}#{len(variables) + k}" for k, (name, _) in enumerate(f.variables)}
-            variables.extend((own[name], kind) for name, kind in f.variables)  # two quantifiers may use one name
+            variables.extend((own[name], kind) for name, kind in f.variables)  # two quantifiers may use the same name
             gather(f.body, {**renamed, **own})
         elif isinstance(f, Atom) and f.predicate != "=":
             atoms.append(Atom(f.predicate, tuple(renamed.get(x, x) for x in f.args)))
@@ -229,7 +231,8 @@ def _rename(f: Formula, renamed: Mapping[str, str]) -> Formula:
 def make_plan(
     variables: Names, atoms: list[Atom], filters: list[Formula], changing: frozenset[str], search: bool = True
 ) -> Plan:
-    """Order the facts of a condition. Without `search`, changing facts find nothing and are only asked for (goals)."""
+    """Order the facts of a condition. Without `search` (for goals), changing facts find no values and are only
+    checked."""
     found: dict[str, int] = {}
     moving = [a for a in atoms if a.predicate in changing] if search else []
     still = [a for a in atoms if a.predicate not in changing]
@@ -269,7 +272,7 @@ def make_plan(
 
 
 def _variables(f: Formula) -> frozenset[str]:
-    """The variables of a formula that no quantifier in it declares."""
+    """The free variables of a formula."""
     if isinstance(f, Atom):
         return frozenset(x for x in f.args if x.startswith("?"))
     if isinstance(f, Not):
@@ -280,7 +283,7 @@ def _variables(f: Formula) -> frozenset[str]:
 
 
 def _step(a: Atom, found: dict[str, int]) -> Step:
-    """How to find the facts of an atom; its new variables get the next places in `found`."""
+    """How to find the facts of an atom. Its new variables get the next indices in `found`."""
     at, by = None, ""
     same: list[tuple[int, Slot]] = []
     new: list[int] = []
@@ -306,7 +309,7 @@ def _fact(shape: Shape, values: Values) -> Fact:
 
 
 def static_values(steps: tuple[Step, ...], start: list[Values], stage: Stage) -> list[Values]:
-    """What unchanging facts add to values found so far."""
+    """The values found so far, extended by unchanging facts."""
     values = start
     for step in steps:
         p, at = step.predicate, step.at
@@ -319,11 +322,11 @@ def static_values(steps: tuple[Step, ...], start: list[Values], stage: Stage) ->
 
 
 def completed(plan: Plan, rows: list[Values], stage: Stage, where: str) -> Iterator[Values]:
-    """All values: what the late facts add, every thing for variables no fact is about, and types checked."""
+    """All values: extended by the late facts and by every thing for variables in no fact, with types checked."""
     pools = [stage.members(kind) for kind in plan.pools]
     found = [v for v in static_values(plan.late, rows, stage) if all(stage.is_a(v[k], kind) for k, kind in plan.kinds)]
     if len(found) * prod(map(len, pools)) > WIDEST:
-        raise DataError(f"a condition has to be tried on more than {WIDEST} combinations of things.", where)
+        raise DataError(f"a condition must be tried on more than {WIDEST} combinations of things.", where)
     for v in found:
         for rest in product(*pools):
             yield v + rest
@@ -332,7 +335,7 @@ def completed(plan: Plan, rows: list[Values], stage: Stage, where: str) -> Itera
 def case_of(
     filters: Iterable[Formula], need: Iterable[Fact], names: Values, values: Values, stage: Stage
 ) -> Case | None:
-    """What is left of formulas, and of facts asked for, with these things; None: it never holds."""
+    """What is left of formulas and facts for these things; None if it never holds."""
     needed = set(need)
     never: set[Fact] = set()
     rest: list[Formula] = []
@@ -350,7 +353,7 @@ def case_of(
 
 
 def cases(goal: Formula, stage: Stage, where: str) -> Iterator[Case]:
-    """A goal as cases, one of which must hold."""
+    """A goal as cases; one of them must hold."""
     for variables, atoms, filters in branches(goal):
         if all(stage.members(kind) for _, kind in variables):
             plan = make_plan(variables, atoms, filters, stage.changing, search=False)
@@ -361,7 +364,7 @@ def cases(goal: Formula, stage: Stage, where: str) -> Iterator[Case]:
 
 
 def simplify(f: Formula, b: Mapping[str, str], stage: Stage) -> Formula | bool:
-    """A formula over things, with what never changes worked out."""
+    """A formula over things, with its unchanging facts already evaluated."""
     if isinstance(f, Atom):
         args = tuple([b.get(x, x) for x in f.args])
         if f.predicate == "=":
@@ -399,14 +402,14 @@ def true(f: Formula, facts: set[Fact] | frozenset[Fact]) -> bool:
 
 
 def gate(plan: Plan, row: Values, stage: Stage) -> Case | None:
-    """What must hold for a row before its joins are worth looking at."""
+    """What must hold for a row before its joins are tried."""
     return case_of(plan.early, (), plan.names, row, stage)
 
 
 def changes(
     outline: Outline, values: Values, stage: Stage
 ) -> tuple[list[Fact], list[Fact], list[tuple[Formula, Pair, bool]]]:
-    """What an action on these things adds, deletes (not what it also adds), and changes under a condition."""
+    """What an action on these things adds, deletes (without what it also adds), and changes conditionally."""
     adds = [_fact(s, values) for s in outline.adds]
     deletes = [_fact(s, values) for s in outline.deletes]
     when: list[tuple[Formula, Pair, bool]] = []
@@ -425,7 +428,7 @@ def changes(
 
 
 def conditions(outline: Outline, values: Values, stage: Stage) -> tuple[Case, Case] | None:
-    """All that must hold, and the part of it that is not known already when the values have been found."""
+    """The whole condition, and the part of it that is not yet known when the values have been found."""
     plan = outline.plan
     rest = case_of(plan.filters, [_fact(s, values) for s in plan.asked], plan.names, values, stage)
     if rest is None:

@@ -1,6 +1,6 @@
-r"""One spelling for what is written in many: LaTeX that means the same thing becomes the same text.
+r"""One spelling for each notation: LaTeX that means the same becomes the same text.
 
-Only spelling is changed. What a formula is worth (2+3 and 5) is for `numbers.py` and the formula workers to say.
+Only the spelling changes. `numbers.py` and the formula workers compare values (2+3 and 5).
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ from fractions import Fraction
 from trailmark.tasks.math.extract import pairs
 
 LETTERS = {
-    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "√": r"\sqrt ",
-    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": "", "∈": r"\in ", "±": r"\pm ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+    "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ",
+    "√": r"\sqrt ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "°": "", "∈": r"\in ", "±": r"\pm ",
+    "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
     "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "\u00a0": " ", "\u2009": " ", "\x00": "",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "≈": r"\approx ",
 }  # fmt: skip
 WIDE = {i: chr(i - 0xFEE0) for i in range(0xFF01, 0xFF5F)}  # the full-width forms of ASCII
 NAMES = {
-    r"\\(?:d|t|c)frac(?![A-Za-z])": r"\\frac", r"\\(?:leqslant|leq)(?![A-Za-z])": r"\\le", r"\\(?:geqslant|geq)(?![A-Za-z])": r"\\ge",
-    r"\\neq(?![A-Za-z])": r"\\ne", r"\\lt(?![A-Za-z])": "<", r"\\gt(?![A-Za-z])": ">", r"\\(?:lbrace)(?![A-Za-z])": r"\\{",
-    r"\\(?:rbrace)(?![A-Za-z])": r"\\}", r"\\(?:land|wedge)(?![A-Za-z])": r"\\text{ and }", r"\\lor(?![A-Za-z])": r"\\text{ or }",
-    r"\\bigcup(?![A-Za-z])": r"\\cup", r"\\lvert(?![A-Za-z])": "|", r"\\rvert(?![A-Za-z])": "|", r"\\ast(?![A-Za-z])": r"\\cdot",
+    r"\\(?:d|t|c)frac(?![A-Za-z])": r"\\frac", r"\\(?:leqslant|leq)(?![A-Za-z])": r"\\le",
+    r"\\(?:geqslant|geq)(?![A-Za-z])": r"\\ge", r"\\neq(?![A-Za-z])": r"\\ne", r"\\lt(?![A-Za-z])": "<",
+    r"\\gt(?![A-Za-z])": ">", r"\\(?:lbrace)(?![A-Za-z])": r"\\{", r"\\(?:rbrace)(?![A-Za-z])": r"\\}",
+    r"\\(?:land|wedge)(?![A-Za-z])": r"\\text{ and }", r"\\lor(?![A-Za-z])": r"\\text{ or }",
+    r"\\bigcup(?![A-Za-z])": r"\\cup", r"\\lvert(?![A-Za-z])": "|", r"\\rvert(?![A-Za-z])": "|",
+    r"\\ast(?![A-Za-z])": r"\\cdot",
     r"\\emptyset(?![A-Za-z])": r"\\varnothing", r"\\imath(?![A-Za-z])": "i",
 }  # fmt: skip
 SPACES = re.compile(r"(?<!\\)\\(?:[,;:! ]|quad|qquad|thinspace|space)(?![A-Za-z])|(?<!\\)~")
 SIZES = re.compile(r"\\(?:left|right|[bB]ig{1,2}[lrm]?|displaystyle|textstyle|limits|boldsymbol)(?![A-Za-z])\s*")
 FONTS = re.compile(
-    r"\\(?:mathbf|mathrm|mathsf|mathit|mathcal|textbf|textit|textrm|textnormal|mbox|operatorname\*?|bold|rm|bf)(?![A-Za-z])\s*"
+    r"\\(?:mathbf|mathrm|mathsf|mathit|mathcal|textbf|textit|textrm|textnormal|mbox|operatorname\*?|bold|rm|bf)"
+    r"(?![A-Za-z])\s*"
 )
 DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\\circ(?![A-Za-z])")
 UNBRACED = re.compile(r"\\frac\s*(?:(\d)|\{([^{}]*)\})\s*(?:(\d)|\{([^{}]*)\})")
@@ -36,23 +40,30 @@ INFINITY = re.compile(r"(?<![A-Za-z\\])\+?(?:infinity|infty|inf|oo)(?![A-Za-z])|
 SPACED = re.compile(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?")  # 12 345
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 SCALED = re.compile(
-    rf"^([+-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d{{1,15}})(?:\.\d{{1,12}})?)\s*(?:\\text\s*\{{\s*)?({'|'.join(SCALES)})(?![A-Za-z])(.*)$",
+    r"^([+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,12})?)\s*(?:\\text\s*\{\s*)?"
+    rf"({'|'.join(SCALES)})(?![A-Za-z])(.*)$",
     re.IGNORECASE,
 )
 THOUSANDS = re.compile(r"(?<![\d,.])(\d{1,3}(?:\{,\}\d{3})+)")
 BASES = r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|sixteen)"
-BASED = (  # a base that is said behind a number instead of under it: 40\text{ (base nine)}, 40\text{_9}, 40 base 9
-    re.compile(rf"(?<=\d)\s*\\text\s*\{{\s*(?:_|,?\s*(\()?\s*(?:in\s+)?base[\s-]*){BASES}\s*(?(1)\))\s*\}}\s*$", re.IGNORECASE),
-    re.compile(rf"(?<=\d)\s*,?\s*(\()?\s*(?:in\s+base|base|\\text\s*\{{\s*(?:in\s+)?base\s*\}})[\s-]*{BASES}\s*(?(1)\))\s*$", re.IGNORECASE),
-)  # fmt: skip
+BASED = (  # a base written after a number instead of as a subscript: 40\text{ (base nine)}, 40\text{_9}, 40 base 9
+    re.compile(
+        rf"(?<=\d)\s*\\text\s*\{{\s*(?:_|,?\s*(\()?\s*(?:in\s+)?base[\s-]*){BASES}\s*(?(1)\))\s*\}}\s*$", re.IGNORECASE
+    ),
+    re.compile(
+        r"(?<=\d)\s*,?\s*(\()?\s*(?:in\s+base|base|\\text\s*\{\s*(?:in\s+)?base\s*\})[\s-]*"
+        rf"{BASES}\s*(?(1)\))\s*$",
+        re.IGNORECASE,
+    ),
+)
 
 
 def clean(text: str) -> str:
-    """`text` in one spelling; brackets, words and values as they were."""
+    """`text` in one spelling. Brackets, words and values stay."""
     for letter, plain in LETTERS.items():
         if letter in text:
             text = text.replace(letter, plain)
-    if not text.isascii():  # digits of any script; 2² keeps its square
+    if not text.isascii():  # digits of any script become ASCII, but 2² keeps its square
         text = re.sub(r"\d", lambda m: str(int(m[0])), text.translate(WIDE))
     text = _undollared(text.strip())
     text = re.sub(r"\\\$|\$", "", text)
@@ -65,11 +76,11 @@ def clean(text: str) -> str:
     text = DEGREES.sub("", text)
     text = FONTS.sub(r"\\text", text)
     text = re.sub(r"\\text(?![A-Za-z{])\s*", "", text)
-    text = re.sub(r"\\text\s*\{\s*i\s*\}", "i", text)  # the imaginary unit in roman
+    text = re.sub(r"\\text\s*\{\s*i\s*\}", "i", text)  # the imaginary unit in roman type
     for said in BASED:
         text = said.sub(r"_{\2}", text)
     text = re.sub(r"^\s*\\(?:approx|simeq)(?![A-Za-z])", "", text)
-    for _ in range(3):  # a fraction may stand in a fraction
+    for _ in range(3):  # fractions may be nested
         text = UNBRACED.sub(lambda m: rf"\frac{{{m[1] or m[2] or ''}}}{{{m[3] or m[4] or ''}}}", text)
     text = ROOT.sub(r"\\sqrt{\1}", text)
     text = INFINITY.sub(r"\\infty ", text)
@@ -95,7 +106,7 @@ def _undollared(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    """What people type without LaTeX: sqrt(2), pi, **, *, x^10."""
+    """Turn what people type without LaTeX into LaTeX: sqrt(2), pi, **, *, x^10."""
     text = text.replace("**", "^")
     text = re.sub(r"\*", r"\\cdot ", text)
     text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
@@ -110,7 +121,7 @@ def _ascii(text: str) -> str:
 
 
 def _round(text: str, at: int) -> int | None:
-    """Where the round bracket that opens at `at` is closed."""
+    """The position where the round bracket that opens at `at` closes."""
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")
@@ -120,7 +131,7 @@ def _round(text: str, at: int) -> int | None:
 
 
 def _unwrapped(text: str) -> str:
-    """Without braces, or \\text{…}, around the whole."""
+    """Remove braces, or \\text{…}, around the whole text."""
     for _ in range(10):
         start = next((p for p in ("\\text{", "{") if text.startswith(p)), None)
         if start is None or pairs(text).get(len(start) - 1) != len(text) - 1:
@@ -130,12 +141,12 @@ def _unwrapped(text: str) -> str:
 
 
 def tight(text: str) -> str:
-    """Without blanks, except between two numbers."""
+    """Remove blanks, except between two numbers."""
     return re.sub(r"(?<=\d) (?=\d)", "\x02", text).replace(" ", "")
 
 
 def split_top(text: str, *marks: str) -> list[str]:
-    """`text` cut at every mark that stands in no bracket, the longest mark first."""
+    """`text` split at every mark outside brackets, the longest mark first."""
     ordered = sorted(marks, key=len, reverse=True)
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):

@@ -1,4 +1,4 @@
-r"""Whether two answers are the same, strictly: structure is taken apart here, and only formulas go to the workers.
+r"""Whether two answers are the same by strict rules. Structure is compared here; only formulas go to the workers.
 
     lists    1, 2 and 2, 1 and \{1, 2\}       in any order, none missing, none too many
     tuples   (1, 2)                           in order, with the same brackets: (1,2] is not (1,2)
@@ -9,7 +9,7 @@ r"""Whether two answers are the same, strictly: structure is taken apart here, a
     units    5 cm and 5; but not 5 cm and 5 m
     words    in any case
 
-Nothing is the same as an empty answer.
+An empty answer equals nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from trailmark.tasks.math.normal import clean, split_top, tight
+from trailmark.tasks.math.normalise import clean, split_top, tight
 from trailmark.tasks.math.numbers import read_number, same_number
 from trailmark.tasks.math.units import compatible, split_unit
 
 Formulas = Callable[[str, str], bool]  # whether two formulas are equal
-LONGEST = 2000  # characters of an answer that is compared with more than its own spelling
-MOST = 50  # items of a list
-COMPARISONS = 2000  # of parts with parts, in one answer
+LONGEST = 2000  # a longer answer is compared only by its spelling
+MOST = 50  # most items of a list
+COMPARISONS = 2000  # most comparisons of parts in one answer
 MATRIX = re.compile(r"^\\begin\{([pbvBV]?matrix|array)\}(?:\{[clr|]*\})?(.*)\\end\{\1\}$", re.DOTALL)
 NAME = re.compile(r"^(?:\\?[A-Za-z]+(?:_\{?\w+\}?)?'*(?:\([A-Za-z, ]*\))?|\([A-Za-z](?:, ?[A-Za-z])*\))$")
 AND = (",", ";", r"\text{ and }", r"\text{and}", r"\text{ or }", r"\text{or}", r"\text{, and }", " and ", " or ")
 RANGE = re.compile(r"(<=|>=|<|>|\\le(?![A-Za-z])|\\ge(?![A-Za-z]))")
-UNDER = re.compile(r"[\d.]\s*\}?\s*_")  # a number with something under it
+UNDER = re.compile(r"[\d.]\s*\}?\s*_")  # a number with a subscript
 BASE = re.compile(r"\{?([0-9A-Fa-f]+)\}?_(?:(\d+)|\{(?:\\text\{)?(\w+)\}?\}|\\text\{(\w+)\})")
 COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
            "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")  # fmt: skip
@@ -39,11 +39,11 @@ FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
 class TooMany(Exception):
-    """An answer of more parts than anyone would read."""
+    """The answer has too many parts to compare."""
 
 
 class Ask:
-    """Compares formulas, and counts what is compared."""
+    """Compares formulas and counts all comparisons."""
 
     def __init__(self, formulas: Formulas):
         self.formulas, self.left = formulas, COMPARISONS
@@ -58,13 +58,13 @@ class Ask:
 
 
 def same(gold: str, answer: str, formulas: Formulas) -> bool:
-    """Compare two answers as they were written. `TooMany` or `RecursionError`: nobody can say."""
+    """Compare two answers as they were written. Raises `TooMany` or `RecursionError` if it cannot be decided."""
     if max(len(gold), len(answer)) > LONGEST:
         return bool(gold.strip()) and gold.strip() == answer.strip()
     one, two = clean(gold), clean(answer)
     for money, other in ((gold, two), (answer, one)):
         if DOLLARS.match(money.strip()) and split_unit(other)[1] not in ("", "?", "$"):
-            return False  # the sign is gone from a clean text
+            return False  # cleaning removes the sign
     return _same(one, two, Ask(formulas))
 
 
@@ -91,14 +91,14 @@ def _same(gold: str, answer: str, ask: Ask) -> bool:
         if found is not None:
             return found
     if gold.casefold() == answer.casefold() or any(len(w) > 1 for w in words):
-        return False  # one letter's case is a name's; words are no formula
+        return False  # a single letter is a name, so its case matters; words are not formulas
     if re.search(r"\d\s*:\s*\d", gold + "|" + answer):
-        return False  # a ratio or a time is its own spelling
+        return False  # a ratio or a time has only one spelling
     return ask(gold, answer)
 
 
 def _words(text: str) -> str:
-    """A text answer in one spelling, or "" for anything that may be a formula."""
+    """A text answer in one spelling, or "" if it may be a formula."""
     bare = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).strip()
     if m := re.fullmatch(r"\(?([A-Za-z])\)?\.?", bare):
         return m[1]
@@ -113,7 +113,7 @@ def _words(text: str) -> str:
 
 
 def _counted(word: str) -> int | None:
-    """What a word such as seven or forty-two counts."""
+    """The number of a word such as seven or forty-two."""
     if word in COUNTED:
         return COUNTED.index(word)
     ten, _, one = word.replace(" ", "-").partition("-")
@@ -123,7 +123,7 @@ def _counted(word: str) -> int | None:
 
 
 def _each(gold: Sequence[str], answer: Sequence[str], ask: Ask) -> bool:
-    """Every item of either side is an item of the other. One that is written twice, or in two ways, is one item."""
+    """Every item of each side is an item of the other. Repeated or equal items count once."""
     if not gold or not answer or max(len(gold), len(answer)) > MOST:
         return not gold and not answer
     met: set[int] = set()
@@ -169,7 +169,7 @@ def _member(text: str) -> str:
 
 
 def _named(text: str) -> str:
-    """Without the name of what a set is: x \\in, D =."""
+    """Remove the name of a set: x \\in, D =."""
     name, equals, rest = text.partition("=")
     return (
         rest.strip() if equals and NAME.match(name.strip()) and rest.strip()[:1] in ("[", "(", "\\") else _member(text)
@@ -177,7 +177,7 @@ def _named(text: str) -> str:
 
 
 def _ranges(gold: str, answer: str, ask: Ask) -> bool | None:
-    """An interval and an inequality: as intervals."""
+    """Compare an interval with an inequality, both as intervals."""
     gold, answer = _member(gold), _member(answer)
     g, a = _as_interval(gold), _as_interval(answer)
     if (g is None) == (a is None):
@@ -208,14 +208,14 @@ def _as_interval(text: str) -> str | None:
 
 
 def _items(text: str) -> list[str]:
-    """The items of a list; where commas are followed by blanks, one that is not stands inside a number."""
+    """The items of a list. If commas are followed by blanks, a comma without a blank belongs to a number."""
     spaced = re.sub(r",(?=\d{3}(?!\d))", "\x01", text) if ", " in text else text
     return [p.replace("\x01", ",") for p in split_top(spaced, *AND)]
 
 
 def _lists(gold: str, answer: str, ask: Ask) -> bool | None:
     if any(re.fullmatch(r"\d{1,3}(?:,\d{3})+\s*_.+", text.strip()) for text in (gold, answer)):
-        return None  # one number with something under it, not a list
+        return None  # one number with a subscript, not a list
     one, two = _listed(gold), _listed(answer)
     if one is None and two is None:
         return None
@@ -231,7 +231,7 @@ def _lists(gold: str, answer: str, ask: Ask) -> bool | None:
 
 
 def _listed(text: str) -> list[str] | None:
-    """The items where the text is a list, a set, or a value with plus-minus."""
+    """The items if the text is a list, a set, or a value with plus-minus."""
     name, equals, rest = text.partition("=")
     if equals and "=" not in rest and NAME.match(name.strip()):
         text = rest.strip()  # x = 1, 2
@@ -261,7 +261,7 @@ def _plus_minus(text: str) -> list[str]:
 
 
 def _brackets_of(text: str) -> tuple[str, list[str], str] | None:
-    """(left, items, right) where brackets hold all of a text and there are several items in them."""
+    """(left, items, right) if brackets hold the whole text and several items are in them."""
     if len(text) < 3 or text[0] not in "([" or text[-1] not in ")]":
         return None
     depth = 0
@@ -299,8 +299,8 @@ def _equations(gold: str, answer: str, ask: Ask) -> bool | None:
 
 
 def _bases(gold: str, answer: str, ask: Ask) -> bool | None:
-    """1010_2: an answer may leave the base out, but not name another. Where the gold answer names none it is decimal. What else
-    stands under a number is no formula that the workers could read."""
+    """1010_2: an answer may leave out the base, but must not name another. If the gold answer names none, it is
+    decimal. The workers cannot read other subscripts of a number."""
     found = [BASE.fullmatch(t.replace(" ", "")) for t in (gold, answer)]
     if not any(found):
         return False if UNDER.search(gold) or UNDER.search(answer) else None
@@ -321,5 +321,5 @@ def _based(m: re.Match[str]) -> tuple[int, int] | None:
         return None
     try:
         return int(m[1], base), base
-    except ValueError:  # a digit that the base does not have
+    except ValueError:  # the base does not have this digit
         return None

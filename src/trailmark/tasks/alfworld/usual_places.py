@@ -1,13 +1,12 @@
-"""Where things usually are: how often (in %) a receptacle of a kind holds a thing of a kind, where the room has one.
+"""Where things usually are: how often (in %) a receptacle of a kind holds a thing of a kind, if the room has one.
 
-Counted once over the rooms of the training split, and rounded; what is not listed is below one in a hundred. This is
-what somebody who has lived in such homes knows before entering another, and all that the exploring expert knows
-beforehand.
+Counted once over the rooms of the training split, and rounded. Pairs that are not listed are below one percent. This is
+the only knowledge that the exploring expert has before a play.
 """
 
 from __future__ import annotations
 
-RARE = 0.5  # for what is not listed
+RARE = 0.5  # percent for pairs that are not listed
 
 _COUNTED = """
 alarmclock: diningtable 59 countertop 52 desk 47 dresser 39 sidetable 33 shelf 11

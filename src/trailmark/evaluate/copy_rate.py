@@ -1,8 +1,9 @@
-"""How often an actor does what the words it was given name.
+"""How often an actor does what the advice in its prompt names.
 
-A reflector whose words end with "Next: go to shelf 1" makes the policy's task a lookup: find that command in the menu and say its label. A
-comparison with a policy that hears no words then measures the lookup. So the share is printed wherever words of another seat
-reach the one who acts. It is read from the stored tokens alone: a prompt holds the words and, behind them, the menu.
+A reflector whose words end with "Next: go to shelf 1" makes the policy's task a lookup: find that command in the menu
+and say its label. A comparison with a policy without advice then measures the lookup. So the share is printed wherever
+words of another seat reach the actor. It is computed only from the stored tokens: a prompt holds the words and, after
+them, the menu.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ _LINE = re.compile(r"^(?:Action )?(\w{1,3})[.:)] (.+)$", re.MULTILINE)
 
 
 def advised(e: Episode, tokenizer: Any) -> Iterator[tuple[str | None, str | None]]:
-    """(the command that the words name, the command that was chosen) of every decision that heard words of another seat; None where
-    they name none of the menu, or the choice is not in it."""
+    """(command that the words name, command that was chosen) of every decision with words of another seat. None if the
+    words name no command of the menu, or the choice is not in it."""
     for before, turn in zip(e.turns, e.turns[1:]):
         words = before.text.strip()
         if before.action is not None or before.seat == turn.seat or turn.action is None or not words:
             continue
         prompt = tokenizer.decode(turn.prompt)
         at = prompt.rfind(words)
-        if at >= 0:  # else other words were put in their place
+        if at >= 0:  # else the words were replaced by others
             menu = dict(_LINE.findall(prompt[at + len(words) :]))
             yield named(words, list(menu.values())), menu.get(turn.text.strip())
 
 
 def named(words: str, commands: Sequence[str]) -> str | None:
-    """The command of the menu that the words name: what stands behind their last "Next:", or else the one that they mention last (of
-    two that begin at one place, the longer)."""
+    """The command of the menu that the words name: the one after their last "Next:", or else the one mentioned last
+    (the longer one if two begin at the same place)."""
     _, said, last = words.rpartition("Next:")
     if said:
         return next((c for c in commands if c == last.strip()), None)
@@ -47,14 +48,14 @@ def named(words: str, commands: Sequence[str]) -> str | None:
 
 
 def hears_words(episodes: Sequence[Episode]) -> bool:
-    """Whether an actor may have heard the words of another seat."""
+    """Whether an actor may have seen the words of another seat."""
     pairs = [(a, b) for e in episodes for a, b in zip(e.turns, e.turns[1:])]
     return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
 
 
 def copy_rate(episodes: Sequence[Episode], tokenizer: Any) -> dict[str, Any] | None:
-    """Of the decisions whose words name a command of the menu, the share that is this command; and in how many of all advised
-    decisions (`decisions`) the words name one (`naming`)."""
+    """The share of decisions that follow the words, among those whose words name a command of the menu. `decisions`
+    counts all decisions with words, `naming` those whose words name a command."""
     every = [(e.task.id, name, chosen) for e in episodes for name, chosen in advised(e, tokenizer)]
     rows = [row for row in every if row[1] is not None]
     if not every:

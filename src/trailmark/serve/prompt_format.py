@@ -1,12 +1,12 @@
-"""How a conversation becomes a prompt: as the model's run was prompted.
+"""How a conversation becomes a prompt: in the form in which the model's run was prompted.
 
     template   by the tokenizer's chat template
-    text       a message of the user is the prompt itself. Whatever white space all prompts of the run end with is put behind it
-               where it is missing ("7+1-6=?" becomes "7+1-6=?\\n"). One message is all that can be said; more are refused
-    plain      contents joined as they are, the end of text behind each of the assistant's: SFT with `chat: false`, and models
-               without a template
+    text       the user's message is the prompt itself. If all prompts of the run end with the same white space, it is
+               added where it is missing ("7+1-6=?" becomes "7+1-6=?\\n"). Only a single message is accepted
+    plain      contents joined as they are, with an end of text after each of the assistant's: SFT with `chat: false`,
+               and models without a template
 
-A run's own prompts say which it was: those in its stored episodes, or those that its task would show, or its file of lessons.
+A run's own prompts decide: those in its stored episodes, or those that its task would show, or its file of lessons.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from trailmark.seats.locate import Located
 
 Kind = Literal["template", "text", "plain"]
-ROWS = 64  # prompts that are looked at
+ROWS = 64  # prompts that are read
 Told = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Speech:
+class PromptFormat:
     kind: Kind
     ending: str = ""
-    bos: Tokens = ()  # in front of a prompt of text
-    why: str = ""  # how it is known
+    bos: Tokens = ()  # before a text prompt
+    why: str = ""  # how the format was found
 
     def prompt(self, tokenizer: Any, messages: Told, **options: Any) -> Tokens:
         if self.kind == "text":
@@ -50,11 +50,11 @@ class Speech:
         talk.add(*messages)
         return talk.prompt()[0]
 
-    def spoken(self, tokenizer: Any, messages: Told, said: Any) -> tuple[Tokens, int]:
-        """The prompt and what the assistant would have written behind it to say this, without the end of its turn; and where that
-        begins."""
+    def with_answer(self, tokenizer: Any, messages: Told, said: Any) -> tuple[Tokens, int]:
+        """The prompt, followed by the tokens that the assistant would write for this text, without the end of its turn;
+        and where they begin."""
         if not isinstance(said, str):
-            raise ApiError(400, "behind messages a completion is a text.", "completion")
+            raise ApiError(400, "after messages a completion must be a text.", "completion")
         if self.kind == "text":
             before = self._text(tokenizer, messages)
             return before + tuple(encode(tokenizer, said)), len(before)
@@ -82,8 +82,8 @@ class Speech:
             roles = ", ".join(str(m.get("role")) for m in messages[:6])
             raise ApiError(
                 400,
-                "this model was trained on prompts of raw text, without a chat template: send one message of the user, which is the "
-                f"whole prompt, or use /v1/completions (these were: {roles}).",
+                "this model was trained on prompts of raw text, without a chat template: send one user message, "
+                f"which is the whole prompt, or use /v1/completions (these were: {roles}).",
                 "messages",
                 "unsupported_conversation",
             )
@@ -96,38 +96,38 @@ class Speech:
         return content if content.endswith(self.ending) else content.rstrip() + self.ending
 
 
-def plain_speech(tokenizer: Any) -> Speech:
-    """Of a model that lies in no run."""
+def plain_format(tokenizer: Any) -> PromptFormat:
+    """The format of a model that is not in a run."""
     if getattr(tokenizer, "chat_template", None):
-        return Speech("template")
-    return Speech("plain", why="the tokenizer has no chat template")
+        return PromptFormat("template")
+    return PromptFormat("plain", why="the tokenizer has no chat template")
 
 
-def speech_of(home: Located, tokenizer: Any) -> Speech:
+def format_of_run(home: Located, tokenizer: Any) -> PromptFormat:
     if home.run is None:
-        return plain_speech(tokenizer)
+        return plain_format(tokenizer)
     if home.method == "sft":
         return _lessons(home, tokenizer)
     return _stored(home.run, str(home.recipe.get("seat", "policy")), tokenizer) or _shown(home, tokenizer)
 
 
-def _lessons(home: Located, tokenizer: Any) -> Speech:
-    """Of imitation: the recipe says whether the template was used, the file how what came before an answer ended."""
+def _lessons(home: Located, tokenizer: Any) -> PromptFormat:
+    """For imitation: the recipe says whether the template was used, and the file how prompts end."""
     if home.recipe.get("chat", True) and getattr(tokenizer, "chat_template", None):
-        return Speech("template", why="as its run was trained")
+        return PromptFormat("template", why="as its run was trained")
     from trailmark.formats.messages import read_rows
 
     path = str(home.recipe.get("data", ""))
     try:
         rows = [messages for _, messages in islice(read_rows(path), ROWS)]
     except (TrailmarkError, OSError) as problem:
-        return Speech("plain", why=f"as its run was trained; how its prompts ended is not known: {problem}")
+        return PromptFormat("plain", why=f"as its run was trained; it is unknown how its prompts ended: {problem}")
     before = [a["content"] for m in rows for a, b in pairwise(m) if b["role"] == "assistant" and a["role"] == "user"]
-    return Speech("plain", _ending(before), why="as its run was trained")
+    return PromptFormat("plain", _ending(before), why="as its run was trained")
 
 
-def _stored(run: Path, seat: str, tokenizer: Any) -> Speech | None:
-    """From prompts that the run has kept."""
+def _stored(run: Path, seat: str, tokenizer: Any) -> PromptFormat | None:
+    """The format of prompts that the run has stored."""
     turns = list(islice(_turns(run, seat), ROWS))
     first = [t for t in turns if t.continues is None]
     if not first:
@@ -139,12 +139,12 @@ def _stored(run: Path, seat: str, tokenizer: Any) -> Speech | None:
             [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
         ).rpartition(PROBE)[2]
         if opened.strip() and all(t.endswith(opened) for t in texts):
-            return Speech("template", why=why)
+            return PromptFormat("template", why=why)
     if any(t.continues is not None for t in turns):
-        return Speech("plain", why=why)
+        return PromptFormat("plain", why=why)
     start = getattr(tokenizer, "bos_token_id", None)
     bos = (start,) if start is not None and all(t.prompt[0] == start for t in first) else ()
-    return Speech("text", _ending(texts), bos, why)
+    return PromptFormat("text", _ending(texts), bos, why)
 
 
 def _turns(run: Path, seat: str) -> Any:
@@ -154,15 +154,15 @@ def _turns(run: Path, seat: str) -> Any:
         for file in sorted((run / folder).glob("*.jsonl"))[:4]:
             try:
                 episodes = read_segment(file)
-            except TrailmarkError:  # half written, or of something else
+            except TrailmarkError:  # half written, or not an episode
                 continue
             for e in episodes:
                 mine = {name for name, p in e.players.items() if p.kind == "trained"} or {seat}
                 yield from (t for t in e.turns if t.seat in mine and t.prompt)
 
 
-def _shown(home: Located, tokenizer: Any) -> Speech:
-    """From what the run's task shows at its first starts."""
+def _shown(home: Located, tokenizer: Any) -> PromptFormat:
+    """The format of what the run's task shows at its first starts."""
     from trailmark.tasks import get_task
     from trailmark.tasks.base import bind
 
@@ -173,20 +173,20 @@ def _shown(home: Located, tokenizer: Any) -> Speech:
         source = get_task(task["name"], **(task.get("options") or {}))
         bind(source, tokenizer)
         if not source.markov:
-            return plain_speech(tokenizer)
+            return plain_format(tokenizer)
         starts = source.tasks("train", 8, 0)
         bos = (int(tokenizer.bos_token_id),) if adds_bos(tokenizer) else ()
-        return Speech("text", _ending([source.make().reset(s).text for s in starts]), bos, "as its task prompts")
-    except Exception as problem:  # a world may raise anything; the server can still serve
-        return _unknown(tokenizer, f"its task cannot say how it prompts: {problem}")
+        return PromptFormat("text", _ending([source.make().reset(s).text for s in starts]), bos, "as its task prompts")
+    except Exception as problem:  # a world may raise anything; the server can still work
+        return _unknown(tokenizer, f"its task does not show a prompt: {problem}")
 
 
-def _unknown(tokenizer: Any, why: str) -> Speech:
-    return Speech(plain_speech(tokenizer).kind, why=why)
+def _unknown(tokenizer: Any, why: str) -> PromptFormat:
+    return PromptFormat(plain_format(tokenizer).kind, why=why)
 
 
 def _ending(texts: Sequence[str]) -> str:
-    """The white space that all of them end with."""
+    """The white space that all texts end with."""
     ends = [t[len(t.rstrip()) :] for t in texts if t.strip()]
     shortest = min(ends, key=len, default="")
     return next(shortest[k:] for k in range(len(shortest) + 1) if all(x.endswith(shortest[k:]) for x in ends))

@@ -1,14 +1,15 @@
-"""The original judges the native engine: the same commands to both, and everything they say compared.
+"""Compare the native engine with the original: both get the same commands, and all their outputs are compared.
 
-    record    plays the original: along the walkthrough (and one command that nobody knows), along an errand with the rarer commands
-              where a game has the things for it (slice, clean, heat, cool, examine), and along seeded random walks
+    record    plays the original: along the walkthrough (and one unknown command), along an errand with the rarer
+              commands if a game has the things for it (slice, clean, heat, cool, examine), and along seeded random
+              walks
     compare   gives a recorded walk's commands to the native engine
     check     does both for games spread over all task types
 
-A walk picks a verb among those on offer and then one of its commands, so that opening, taking and heating are as likely as going;
-`help`, `look` and `inventory` count as one verb.
-Compared at the start and after every command: the text, the admissible commands in order, score, won, end, number of moves.
-A recording can be kept (`to_json`, `from_json`) and compared again where the original is not installed.
+A random walk draws a verb among those on offer and then one of its commands. So opening, taking and heating are as
+likely as going; `help`, `look` and `inventory` count as one verb. Compared at the start and after every command: the
+text, the admissible commands in order, score, won, end, number of moves. A recording can be stored (`to_json`,
+`from_json`) and compared again where the original is not installed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ORDER = ("valid_seen", "valid_train", "train", "valid_unseen")
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What the original said: `says[0]` at the start, `says[k]` after command number k."""
+    """The original's output: `says[0]` at the start, `says[k]` after command number k."""
 
     game: str
     name: str
@@ -48,7 +49,7 @@ def from_json(line: str) -> Walk:
         row = json.loads(line)
         return Walk(row["game"], row["name"], tuple(row["commands"]), tuple(row["says"]))
     except (ValueError, KeyError, TypeError) as e:
-        raise DataError(f"this is no recorded walk: {e}.") from None
+        raise DataError(f"this is not a recorded walk: {e}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def check(games: Games, n: int = 60, walks: int = 3, length: int = 30, seed: int
 
 
 def choose(games: Games, n: int, seed: int) -> list[str]:
-    """`n` games, as many of each task type as can be, from the splits in ORDER."""
+    """`n` games, as evenly as possible over the task types, from the splits in ORDER."""
     by_type: dict[str, list[str]] = {}
     total = 0
     for split in sorted(games.splits, key=lambda s: ORDER.index(s) if s in ORDER else len(ORDER)):
@@ -149,7 +150,7 @@ def _played(game: OriginalGame, name: str, script: Sequence[str], length: int, d
 
 
 def compare(walk: Walk, game: Game) -> Iterator[Difference]:
-    """Where the native engine says something else."""
+    """Where the native engine's output differs."""
     play = game.start()
     for step, (command, original) in enumerate(zip(("", *walk.commands), walk.says)):
         if step:
@@ -160,7 +161,7 @@ def compare(walk: Walk, game: Game) -> Iterator[Difference]:
 
 
 def pick(commands: Sequence[str], draw: random.Random) -> str:
-    """A verb, then a command that begins with it; those of one word count as one verb."""
+    """Draw a verb, then a command that begins with it. Commands of one word count as one verb."""
     verbs: dict[str, list[str]] = {}
     for command in commands:
         first, _, more = command.partition(" ")

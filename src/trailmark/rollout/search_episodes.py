@@ -1,0 +1,83 @@
+"""Whole episodes by search: every decision searched (beam, actions), or the best of several whole plays (best_of)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from trailmark.rollout.play import Seat, play, stop_ids
+from trailmark.rollout.search import Plan, Searcher, Text
+from trailmark.run_async import wait
+from trailmark.score.values import Scorer
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode, Failed, Invalid, Scored, Task
+
+
+def search_episodes(
+    source: TaskSource,
+    seat: Seat,
+    plan: Plan,
+    scorer: Scorer,
+    tasks: Sequence[Task],
+    seed: int = 0,
+    prefix: str = "eval:",
+) -> tuple[list[Episode], list[Episode], int]:
+    """The chosen episodes; the plain ones they were chosen from (best_of); and how many tokens were drawn in all."""
+    if plan.kind == "best_of":
+        plain = play(source, tasks, [seat], n=plan.width, seed=seed, prefix=prefix)
+        return best_by_value(plain, scorer, seat), plain, sum(map(written, plain))
+    searcher = Searcher(seat.engine, scorer, plan, keep=True)
+    played = play(source, tasks, [dataclasses.replace(seat, engine=searcher)], seed=seed, prefix=prefix)
+    return [noted(e, searcher) for e in played], [], sum(f.tokens for f in searcher.found.values())
+
+
+def written(e: Episode) -> int:
+    return sum(len(t.tokens) for t in e.turns)
+
+
+def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
+    """One episode of each group: the first with the highest value at its last state. One that failed takes no part, unless all
+    did. One that is invalid may be chosen: its value is all that is known when it is chosen."""
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.group, []).append(e)
+    can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
+    rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
+    lines = [last_state(e, seat) for _, e in rows]
+    values = wait(scorer.score(lines)) if lines else []
+    best: dict[str, tuple[float, Episode]] = {}
+    for (g, e), v in zip(rows, values):
+        if g not in best or v > best[g][0]:
+            best[g] = (v, e)
+    out = []
+    for g, es in groups.items():
+        value, e = best.get(g, (None, es[0]))
+        found = {"score": value, "of": len(es), "tokens": sum(map(written, es))}
+        out.append(dataclasses.replace(e, info={**e.info, "search": found}) if value is not None else e)
+    return out
+
+
+def last_state(e: Episode, seat: Seat) -> Any:
+    """The last thing that the seat wrote, behind all it had seen."""
+    turn = max(i for i, t in enumerate(e.turns) if t.seat == seat.name)
+    t = e.turns[turn]
+    stops = stop_ids(seat.engine.tokenizer, chat=True)
+    return Text(t.tokens, t.logp, t.logq, (), t.stop).line(e.context(turn) + t.forced, stops)
+
+
+def noted(e: Episode, searcher: Searcher) -> Episode:
+    """With what was searched in its `info`. Where the last decision finished nothing, the answer is wrong, whatever a world makes of
+    an empty one."""
+    decisions = [searcher.found.get(f"{e.id}\0{i}") for i in range(len(e.turns))]
+    known = [d for d in decisions if d is not None]
+    if not known:
+        return e
+    empty = known[-1].best is None
+    info: dict[str, Any] = {"tokens": sum(d.tokens for d in known), "empty": sum(d.best is None for d in known)}
+    if searcher.plan.tree:
+        info["decisions"] = [d.plain() for d in known]
+    outcomes = dict(e.outcomes)
+    if empty:
+        outcomes = {s: Scored(0.0, False) if isinstance(o, Scored | Invalid) else o for s, o in outcomes.items()}
+    return dataclasses.replace(e, outcomes=outcomes, info={**e.info, "search": info})
