@@ -44,7 +44,7 @@ def trained(monkeypatch):
     seen, update = [], Learner.update
 
     def watched(self, u):
-        for s in u.samples if u.name not in ("policy", "critic") else ():
+        for s in u.samples if u.objective.kind not in ("sft", "value") else ():
             on = s.streams["weight"] != 0
             seen.append((s.episode, s.streams["advantage"][on].tolist()))
         return update(self, u)

@@ -54,7 +54,7 @@ from trailmark.runs.store import Run, write_segment
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import stored_model
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
@@ -65,12 +65,14 @@ STARTS = 16  # of a world that cannot list its menus, so many first ones are loo
 class Players(Method):
     """The world and those who play in it: what imitation and play have in common."""
 
-    def __init__(self, config: PlayersRecipe, run: Run, imitates: Sequence[str] = ()):
+    def __init__(self, config: PlayersRecipe, run: Run | None, imitates: Sequence[str] = ()):
         """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the
         first step."""
-        super().__init__(config, run)
+        super().__init__(config, run)  # type: ignore[arg-type]
         need_rows(config.teacher.starts, "teacher.starts")
         self.source = get_task(config.task.name, **config.task.options)
+        if run is not None:
+            keep_judge(self.source, run.path)
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
         self.words = words
