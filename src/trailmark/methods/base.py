@@ -55,6 +55,11 @@ class Method(Training):
         begins with. Default: nothing."""
         return []
 
+    @classmethod
+    def can_go_on(cls, config: Any, run: Run) -> None:
+        """Refuse to go on with a run that this version cannot go on with. Default: it can."""
+        return None
+
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod

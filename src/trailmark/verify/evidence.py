@@ -182,7 +182,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, None)
+        first = self._load(0, None) if self.folder(0) is None else None
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -206,7 +206,7 @@ class Weights:
 
     def any(self) -> LM:
         """The model with the newest weights that can be loaded."""
-        for version in [*reversed(self.evidence.checkpoints), 0]:
+        for version in dict.fromkeys([*reversed(self.evidence.checkpoints), 0]):
             if (lm := self.at(version)) is not None:
                 return lm
         raise Missing(f"no weights are available: {next(iter(self.broken.values()), self.problem)}")
@@ -225,9 +225,7 @@ class Weights:
 
         if self._lm is None or version in self.broken:
             return None
-        if version == 0:
-            if self._first is None:
-                return None
+        if version == 0 and self._first is not None:
             own = dict(self._lm.parameters())
             for name, tensor in self._first.items():
                 own[name].data.copy_(tensor)
@@ -244,4 +242,4 @@ class Weights:
     @property
     def versions(self) -> list[int]:
         """The versions whose weights are available, oldest first."""
-        return [v for v in (0, *self.evidence.checkpoints) if self.at(v) is not None]
+        return [v for v in dict.fromkeys((0, *self.evidence.checkpoints)) if self.at(v) is not None]
