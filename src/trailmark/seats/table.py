@@ -26,6 +26,7 @@ from trailmark.run_async import wait
 from trailmark.score.function import load_function
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
+from trailmark.seats.names import fix_seats
 from trailmark.tasks.base import bind
 from trailmark.types import SamplingLaw
 
@@ -110,7 +111,7 @@ class Table:
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
     """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
-    there under the name of its seat. `model` is the recipe's section."""
+    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -119,7 +120,7 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return out
+    return fix_seats(out, checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:
