@@ -11,7 +11,8 @@ from trailmark.commands.serve import serving
 from trailmark.config import Config, ModelConfig, SamplingConfig, resolve
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import JudgeError, RecipeError
+from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
@@ -164,12 +165,12 @@ def test_scripts_and_people(tmp_path):
         None,
     ] and long.outcome.error == "engine: the person has left"
     for name, said in (
-        ("mine.py:f", "has no function 'f'"),
+        ("mine.py", "must be my_file.py:function"),
         ("gone.py:f", "there is no file"),
-        ("no.such:f", "there is no module"),
+        ("no.such:f", "there is no module 'no'"),
     ):
-        with pytest.raises(JudgeError, match=f"seats.adviser.function '.*{name}': .*{said}"):
-            Table({"adviser": ScriptedSeat(function=f"{tmp_path}/{name}" if "mine" in name else name)})
+        with pytest.raises(RecipeError, match=f"seats.x.function: .*{said}"):
+            load_function(name, "seats.x.function")
 
 
 def test_the_seats_of_a_checkpoint(lm, url, tmp_path):

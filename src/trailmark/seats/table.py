@@ -21,9 +21,9 @@ from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
-from trailmark.score.function import load_function
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
 from trailmark.seats.names import fix_seats
@@ -55,7 +55,7 @@ class Table:
             if isinstance(seat, HttpSeat):
                 self.engines[name] = open_server(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
-                function, _ = load_function(seat.function, f"seats.{name}.function")
+                function = load_function(seat.function, f"seats.{name}.function")[0]
                 self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
