@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 def test_a_task_of_your_own(tmp_path):
     readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    code, _ = re.findall(r"```python\n(.*?)```", readme, re.S)
     (tmp_path / "guess.py").write_text(code)
     command = "from trailmark.commands.app import main; main()"
     words = [
@@ -26,6 +26,34 @@ def test_a_task_of_your_own(tmp_path):
         done = subprocess.run([sys.executable, "-c", command, *line], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "make test" in readme and (ROOT / ".ci/run").read_text().strip().endswith("make test")
+
+
+def test_a_reward_of_your_own(tmp_path):
+    """The command as it stands, for a few steps."""
+    section = (ROOT / "README.md").read_text().split("## A reward of your own")[1]
+    rows, function, command = re.findall(r"^```\w*\n(.*?)^```$", section, re.S | re.M)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "my_file.py").write_text(function)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    words = [*command.split()[1:], "steps=12", "eval.every=4"]
+    run = [sys.executable, "-c", "from trailmark.commands.app import main; main()", *words]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    metrics = [json.loads(x) for x in (tmp_path / "runs/prompts-grpo/metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 12 and metrics[-1]["reward"] > 1.5 * metrics[0]["reward"] > 0
+
+
+def test_the_same_reward_from_python(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/rewards.md").read_text(), re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) < 30
+    words = ("sun", "moon", "sea", "hill", "rain")
+    rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou"} for w in words]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "mine.py").write_text(code)
+    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    curve = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(curve) == 30 and sum(curve[-3:]) > 2 * sum(curve[:3]) > 0
 
 
 def test_every_file_the_readme_names_exists():

@@ -32,6 +32,7 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
     "bandit-policy-gradient": [],
     "arith-sft": [],
+    "prompts-grpo": ["starts=2", "n=2"],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -50,6 +51,8 @@ def shell(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     right = '{"prompt": "1+1=?\\n", "response": "1+1=2\\n#### 2", "reward": 1}\n'
     Path("scored.jsonl").write_text(right * 4 + '{"prompt": "1+1=?\\n", "response": "3", "reward": 0}\n')
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    Path("my_file.py").write_text("def score(answer): return len(answer)")
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     return CliRunner()
 

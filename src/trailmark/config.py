@@ -13,7 +13,8 @@ from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump", "load_recipe", "resolve",
+    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
+    "load_recipe", "resolve",
 ]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]

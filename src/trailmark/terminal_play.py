@@ -94,6 +94,7 @@ class _Replay(World):
 def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     """The play as an episode with exact tokens."""
     from trailmark.engines.scripted import ScriptedEngine
+    from trailmark.rollout.judged import give_verdicts, judge_of
     from trailmark.rollout.play import Desk, Seat, Start
 
     answers = iter([a for a, _ in person_play.played])
@@ -108,16 +109,22 @@ def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
             seen = desk.observation
             length = len(encode(tokenizer, action))
             most = max(1, length) if seen.labels else length + 1  # a label is written without an end token
-            if markov:
+            if markov and not seen.messages:
                 await desk.ask("policy", text=seen.text, max_tokens=most)
             else:
-                said = [*(opening if k == 0 else []), {"role": "user", "content": seen.text}]
+                said = [*(opening if k == 0 else []), *(seen.messages or [{"role": "user", "content": seen.text}])]
                 await desk.ask("policy", messages=said, max_tokens=most)
             await desk.act(action)
 
     asyncio.run(tell())
     last = person_play.played[-1][1]
-    return desk.episode(last.outcome if last.over and last.outcome is not None else Invalid(STOPPED), "self")
+    episode = desk.episode(last.outcome if last.over and last.outcome is not None else Invalid(STOPPED), "self")
+    judge = judge_of(person_play.source, None)
+    if judge is None or not last.over or last.outcome is not None:
+        return episode
+    judged = {0: episode}
+    asyncio.run(give_verdicts(judged, {0: person_play.first.text}, judge))
+    return judged[0]
 
 
 # --- the terminal --------------------------------------------------------------------------------------------------

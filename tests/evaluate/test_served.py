@@ -162,7 +162,7 @@ def test_the_model_of_a_server():
         row = json.loads(shell(*words).stdout)["rows"][0]
         assert row["scored"] == 2
         done = shell(*words, "--served", "large")
-    assert done.exit_code == 2 and "serves 'small', and no model 'large'. Name one of them with --served." in done.output
+    assert done.exit_code == 2 and "serves 'small', but no model 'large'. Name one of them with --served." in done.output
 
 
 def test_rows_that_need_no_model():

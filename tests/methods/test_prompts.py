@@ -135,6 +135,14 @@ def test_mistakes_in_the_recipe(shell):
     )
 
 
+def test_a_person_is_judged_too(shell):
+    done = CliRunner().invoke(app, ["play", "prompts", "path=rows.jsonl", "reward=my_file.py:score"], input="aeix\n")
+    assert done.exit_code == 0 and "return 0.75" in done.output, done.output
+    (e,) = read_segment("play-prompts-1.jsonl")
+    assert e.outcome == Scored(0.75) and e.turns[0].reward == 0.75 and e.info["judge"]["name"] == "my_file.py:score"
+    assert "name who gives the reward" in shell("play", "prompts", "path=rows.jsonl", code=2)
+
+
 def test_verify_sees_what_was_edited(shell):
     train(shell, "run", "steps=1")
     (note, *rest) = read_annotations("run/annotations/reward")

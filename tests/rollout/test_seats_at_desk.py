@@ -1,5 +1,5 @@
-"""Seats of every kind at one desk: a chat server in a conversation, turns that begin with given words, worlds of several actors, and
-rewards that belong to sides."""
+"""Seats of every kind at one desk: a chat server in a conversation, turns that begin with given words, worlds of
+several actors, and rewards that belong to sides."""
 
 import asyncio
 import dataclasses
@@ -64,7 +64,10 @@ def test_labels_need_a_tokenizer():
             return world
 
     (e,) = play(Menu(), Menu().tasks(n=1), [Seat("policy", Told())])
-    assert "seat 'policy' is a chat server whose tokenizer is not known here: its answer cannot be held to labels" in e.outcome.error
+    assert (
+        "seat 'policy' is a chat server whose tokenizer is not known here: its answer cannot be held to labels"
+        in e.outcome.error
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +90,8 @@ LAW = SamplingLaw(0.9, allowed=(*LETTERS, TOKENIZER.eos_token_id))
 
 @pytest.mark.parametrize("prefix", ["", "Thought 1:"])
 def test_a_model_behind_our_server_plays_as_it_does_here(lm, url, prefix):
-    """The conversation goes as messages to the server and as tokens to the model here: the same draws, texts and log-probs."""
+    """The conversation goes as messages to the server and as tokens to the model here: the same draws, texts and
+    log-probs."""
 
     async def protocol(desk):
         while not desk.over:
@@ -98,7 +102,9 @@ def test_a_model_behind_our_server_plays_as_it_does_here(lm, url, prefix):
     here = play(Talk(), tasks, [Seat("policy", LocalEngine(lm, 4, 256), LAW, 8)], protocol, n=2, seed=3)
     for tokenizer in (None, TOKENIZER):
         engine = HttpEngine(url, "tiny", tokenizer)
-        there = play(Talk(), tasks, [Seat("policy", engine, LAW, 8, kind="remote", speaks="chat")], protocol, n=2, seed=3)
+        there = play(
+            Talk(), tasks, [Seat("policy", engine, LAW, 8, kind="remote", speaks="chat")], protocol, n=2, seed=3
+        )
         for a, b in zip(here, there):
             said = lambda e: [(t.text, t.tokens, t.logp, t.logq, t.action, t.reward, t.stop) for t in e.turns]
             assert said(a) == said(b) and isinstance(a.outcome, Scored) and a.outcome == b.outcome
@@ -107,7 +113,8 @@ def test_a_model_behind_our_server_plays_as_it_does_here(lm, url, prefix):
 
 
 def test_a_prefix_is_forced_and_never_trained_on(lm):
-    """Its tokens stand between prompt and answer, and the text is decoded as one: a letter may be cut in two by the border."""
+    """Its tokens stand between prompt and answer, and the text is decoded as one: a letter may be cut in two by the
+    border."""
     engine = ScriptedEngine(lambda prompt, draw: "ends" if prompt.endswith("begins and ") else "wrong", TOKENIZER)
 
     async def protocol(desk):
@@ -118,7 +125,9 @@ def test_a_prefix_is_forced_and_never_trained_on(lm):
     first, second = e.turns
     assert first.forced == encode("begins and ") and first.tokens == (*encode("ends"), TOKENIZER.eos_token_id)
     assert first.text == first.action == "begins and ends" and (second.forced, second.text) == ((), "wrong")
-    ((again,),) = branch(Talk(), [Point(e, 0, 2)], [Seat("policy", ScriptedEngine(lambda *_: "!", TOKENIZER))], protocol)
+    ((again,),) = branch(
+        Talk(), [Point(e, 0, 2)], [Seat("policy", ScriptedEngine(lambda *_: "!", TOKENIZER))], protocol
+    )
     assert again.turns[0].forced == encode("begins and en") and again.turns[0].text == "begins and en!"
     ((whole,),) = branch(Talk(), [Point(e, 0)], [Seat("policy", engine)], protocol)
     assert whole.turns[0].forced == encode("begins and ") and whole.turns[0].text == "begins and ends"
@@ -210,9 +219,12 @@ def test_a_world_says_whose_turn_it_is_and_pays_both_sides():
     assert e.outcomes == {"buyer": Scored(26.0), "seller": Scored(14.0)} and from_json(to_json(e)) == e
     assert (side_of(e, "anna"), outcome_of(e, "anna"), outcome_of(e, "bert")) == ("buyer", Scored(26.0), Scored(14.0))
     assert [t.continues for t in e.turns] == [None, None, 0, 1]  # each seat has a conversation of its own
-    # Anna is paid for her own word and for the answer to it; the 3 that Bert is paid for her first word came before his first.
+    # Anna is paid for her own word and for the answer to it. The 3 that Bert gets for her first word came before his.
     assert turn_rewards(e, "anna").tolist() == [13.0, 13.0] and turn_rewards(e, "bert").tolist() == [4.0 + 3.0, 4.0]
-    assert turn_returns(e, "anna", 0.5).tolist() == [13 + 6.5, 13.0] and turn_returns(e, "bert", 0.5).tolist() == [9.0, 4.0]
+    assert turn_returns(e, "anna", 0.5).tolist() == [13 + 6.5, 13.0] and turn_returns(e, "bert", 0.5).tolist() == [
+        9.0,
+        4.0,
+    ]
     assert check_task(Haggle()).ok
     ((again,),) = branch(Haggle(), [Point(e, 2)], table())
     assert again.turns == e.turns
@@ -224,11 +236,18 @@ def test_a_world_says_whose_turn_it_is_and_pays_both_sides():
 
 def test_an_adviser_earns_what_its_words_led_to():
     """Adviser, actor, adviser, adviser, actor, adviser: rewards 1 and 2, discount 1/2 for each action."""
-    turn = lambda seat, reward=None: Turn(seat, (1,), (2, 3), action=None if reward is None else "x", reward=reward or 0.0)
+    turn = lambda seat, reward=None: Turn(
+        seat, (1,), (2, 3), action=None if reward is None else "x", reward=reward or 0.0
+    )
     turns = (turn("adviser"), turn("actor", 1.0), turn("adviser"), turn("adviser"), turn("actor", 2.0), turn("adviser"))
     e = Episode("e", Task("t"), "t", turns, {"self": Scored(3.0)}, True)
-    assert turn_rewards(e, "adviser").tolist() == [1.0, 2.0, 2.0, 0.0] and turn_rewards(e, "actor").tolist() == [1.0, 2.0]
-    assert turn_returns(e, "adviser", 0.5).tolist() == [2.0, 2.0, 2.0, 0.0] and turn_returns(e, "actor", 0.5).tolist() == [2.0, 2.0]
+    assert turn_rewards(e, "adviser").tolist() == [1.0, 2.0, 2.0, 0.0] and turn_rewards(e, "actor").tolist() == [
+        1.0,
+        2.0,
+    ]
+    assert turn_returns(e, "adviser", 0.5).tolist() == [2.0, 2.0, 2.0, 0.0] and turn_returns(
+        e, "actor", 0.5
+    ).tolist() == [2.0, 2.0]
     other = dataclasses.replace(e, players={"adviser": Player("frozen", side="coach")})
     assert turn_rewards(other, "adviser").tolist() == [0.0] * 4  # of another side, which nobody paid
 

@@ -21,8 +21,10 @@ from trailmark.seats.names import fix_names
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
 ARITH = {
-    "method": "policy_gradient", "task": {"name": "arith"}, "starts": 2, "n": 2, "steps": 2, "model": TINY, "checkpoint": {"every": 1, "keep_last": 9},
-    "sampling": {"max_tokens": 3, "stop": ["####"]}, "engine": {"slots": 4, "max_len": 48}, "objective": {"kind": "clipped", "beta": 0.1},
+    "method": "policy_gradient", "task": {"name": "arith"}, "starts": 2, "n": 2, "steps": 2, "model": TINY,
+    "checkpoint": {"every": 1, "keep_last": 9},
+    "sampling": {"max_tokens": 3, "stop": ["####"]}, "engine": {"slots": 4, "max_len": 48},
+    "objective": {"kind": "clipped", "beta": 0.1},
 }  # fmt: skip
 
 
@@ -43,10 +45,20 @@ def runs(tmp_path_factory):
 def test_every_kind_of_name(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(runs)
     run, newest = (runs / "first").resolve(), Path("first/checkpoints/000002")
-    for name, kind in (("first", "run"), ("first/", "run"), (str(newest), "checkpoint"), (f"{newest}/policy", "folder")):
+    for name, kind in (
+        ("first", "run"),
+        ("first/", "run"),
+        (str(newest), "checkpoint"),
+        (f"{newest}/policy", "folder"),
+    ):
         found = locate(name)
         assert (found.kind, found.folder, found.checkpoint, found.run) == (kind, f"{newest}/policy", newest, run)
-        assert (found.method, found.engine.max_len, found.sampling.stop, found.dtype) == ("policy_gradient", 48, ["####"], "float32")
+        assert (found.method, found.engine.max_len, found.sampling.stop, found.dtype) == (
+            "policy_gradient",
+            48,
+            ["####"],
+            "float32",
+        )
     assert locate("first/checkpoints/000001").folder == "first/checkpoints/000001/policy"
     for name, kind in (("tiny", "made"), ("smollm2", "made"), ("org/model", "hub"), ("http://h:1", "server")):
         found = locate(name)
@@ -66,7 +78,10 @@ def test_what_is_not_there_is_named(runs, tmp_path):
             locate(str(name), seat, key)
         return str(problem.value)
 
-    assert refused(runs / "first", "critic", "critic.name") == f"critic.name: {newest} holds no critic, but: policy. Name one of these folders."
+    assert (
+        refused(runs / "first", "critic", "critic.name")
+        == f"critic.name: {newest} holds no critic, but: policy. Name one of these folders."
+    )
     assert "name the run, or one of them" in refused(newest.parent)
     young = Run.create(tmp_path / "young", "method: policy_gradient\n")
     assert refused(young.path).startswith(f"{young.path} has no checkpoint yet")
@@ -98,8 +113,8 @@ def test_a_stored_model_keeps_its_own_tokenizer(runs):
 
 
 def test_train_takes_a_run_and_remembers_which_checkpoint_it_was(runs, monkeypatch):
-    """`second` names the run `first`, which goes on before `second` is resumed. `exact` names the checkpoint's folder from the start:
-    the two must be the same, bit for bit, and so must their references."""
+    """`second` names the run `first`, which goes on before `second` is resumed. `exact` names the checkpoint's folder
+    from the start: the two must be the same, bit for bit, and so must their references."""
     monkeypatch.chdir(runs)
     shutil.copytree("first", "grows")
     train("second", model={"name": "grows"}, steps=1)
@@ -118,11 +133,15 @@ def test_train_takes_a_run_and_remembers_which_checkpoint_it_was(runs, monkeypat
         """recipe.yaml: key 'model.name': "grows" and "first/checkpoints/000002/policy\""""
     ]
     assert [(link.run.name, link.until) for link in chain("second")] == [("grows", 2), ("second", None)]
-    config = resolve({**ARITH, "model": {"name": "grows"}, "out": "second", "steps": 3}, get_method("policy_gradient").Config)
+    config = resolve(
+        {**ARITH, "model": {"name": "grows"}, "out": "second", "steps": 3}, get_method("policy_gradient").Config
+    )
     assert fix_names(config, Run("second"), write=False).model.name == "grows/checkpoints/000002/policy"
     assert fix_names(config).model.name == "grows/checkpoints/000003/policy" and "name: grows" in dump(config)
     shutil.rmtree("grows/checkpoints/000002")
-    with pytest.raises(ModelError, match=r"model.name: this run began from grows/checkpoints/000002/policy .* which is gone"):
+    with pytest.raises(
+        ModelError, match=r"model.name: this run began from grows/checkpoints/000002/policy .* which is gone"
+    ):
         train("second", model={"name": "grows"}, steps=4, resume=True)
     assert len(Run("second").recipe) and (runs / "second/checkpoints/000003").is_dir()  # nothing of it is lost
 
@@ -133,12 +152,16 @@ def test_the_command_says_what_a_name_lacks(runs, tmp_path):
 
     def told(*words, code=2):
         done = CliRunner().invoke(app, ["train", str(recipe), *words])
-        assert (done.exit_code == code and not (tmp_path / "out").is_dir()) or not any((tmp_path / "out").glob("*.yaml"))
+        assert (done.exit_code == code and not (tmp_path / "out").is_dir()) or not any(
+            (tmp_path / "out").glob("*.yaml")
+        )
         return done.output
 
     assert "model.name: http://127.0.0.1:9 is a server" in told("model={name: 'http://127.0.0.1:9'}")
     Run.create(tmp_path / "empty", "method: policy_gradient\n").close()
     for words in ([], ["--dry-run"]):
-        assert f"model.name: {tmp_path}/empty has no checkpoint yet" in told(f"model={{name: {tmp_path}/empty}}", *words)
+        assert f"model.name: {tmp_path}/empty has no checkpoint yet" in told(
+            f"model={{name: {tmp_path}/empty}}", *words
+        )
     dry = told(f"model={{name: {runs}/first}}", "--dry-run", code=0)
     assert f"model: {runs}/first/checkpoints/000002/policy (llama" in dry and f"name: {runs}/first\n" in dry

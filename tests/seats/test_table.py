@@ -1,4 +1,5 @@
-"""The `seats:` section: what it refuses, and that the table it opens plays with models here, behind a server, scripts and people."""
+"""The `seats:` section: what it refuses, and that the table it opens plays with models here, behind a server, scripts
+and people."""
 
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from trailmark.config import Config, ModelConfig, SamplingConfig, resolve
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
@@ -23,7 +25,7 @@ from trailmark.seats.config import (
     filled,
     seats_section,
 )
-from trailmark.seats.table import Table, load_function, stored_seats
+from trailmark.seats.table import Table, stored_seats
 from trailmark.types import Scored
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
@@ -61,7 +63,10 @@ TRAINED = {"kind": "local", "trained": True}
         ({"a": TRAINED, "b": TRAINED}, "seats: a and b are trained, and this method trains one model"),
         ({"a": {"kind": "person"}}, "seats: none of a is trained: set seats.a.trained: true"),
         ({"a": {**TRAINED, "model": TINY}}, "seats.a.model: this seat is trained"),
-        ({"a": TRAINED, "b": {"kind": "http", "address": "http://x", "model": "m", "speaks": "text"}}, "seats.b.tokenizer"),
+        (
+            {"a": TRAINED, "b": {"kind": "http", "address": "http://x", "model": "m", "speaks": "text"}},
+            "seats.b.tokenizer",
+        ),
     ],
 )
 def test_seats_that_cannot_be_filled(given, said):
@@ -108,7 +113,10 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
         assert isinstance(e.outcome, Scored) and [t.seat for t in e.turns] == ["adviser", "actor"] * (len(e.turns) // 2)
         assert {(t.seat, t.version) for t in e.turns} == {("adviser", 7), ("actor", 0)}
         assert all(t.logp and t.tokens for t in e.turns) and all(not t.prompt for t in e.turns if t.seat == "actor")
-        assert {n: (p.kind, p.model) for n, p in e.players.items()} == {"adviser": ("trained", "tiny"), "actor": ("remote", "tiny")}
+        assert {n: (p.kind, p.model) for n, p in e.players.items()} == {
+            "adviser": ("trained", "tiny"),
+            "actor": ("remote", "tiny"),
+        }
     assert table.seat("actor", SamplingConfig(max_tokens=9)).max_tokens == 9
 
     class Bound:
@@ -121,10 +129,14 @@ def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
 
 
 def test_a_server_that_is_another_model_or_not_there(lm, url):
-    with pytest.raises(EngineError, match=r"seats.actor: http://127.* serves 'tiny', but no model 'large'. Set seats.actor.model"):
+    with pytest.raises(
+        EngineError, match=r"seats.actor: http://127.* serves 'tiny', but no model 'large'. Set seats.actor.model"
+    ):
         Table({"actor": HttpSeat(address=url, model="large")})
     gone = HttpSeat(address="http://127.0.0.1:9", model="m", retries=0)
-    with pytest.raises(EngineError, match=r"seats.actor: http://127.0.0.1:9 cannot be reached.* Is the server running\?"):
+    with pytest.raises(
+        EngineError, match=r"seats.actor: http://127.0.0.1:9 cannot be reached.* Is the server running\?"
+    ):
         Table({"actor": gone})
     with pytest.raises(EngineError, match=r"seats.actor.headers.x: the environment variable NO_SUCH is not set"):
         Table({"actor": HttpSeat(address=url, model="tiny", headers={"x": "env:NO_SUCH"})})
@@ -133,22 +145,36 @@ def test_a_server_that_is_another_model_or_not_there(lm, url):
 def test_scripts_and_people(tmp_path):
     (tmp_path / "mine.py").write_text("def answer(prompt, draw):\n    return 'line 1'\n")
     typed, shown = iter(["", "hello", "again"]), []
-    given = {"adviser": ScriptedSeat(function=f"{tmp_path}/mine.py:answer"), "actor": PersonSeat(sampling=SamplingConfig(max_tokens=8))}
+    given = {
+        "adviser": ScriptedSeat(function=f"{tmp_path}/mine.py:answer"),
+        "actor": PersonSeat(sampling=SamplingConfig(max_tokens=8)),
+    }
     with pytest.raises(RecipeError, match="seats.actor: a person can sit at the table of `trailmark play`"):
         Table(given)
     table = Table(given, terminal=(lambda: next(typed, None), shown.append))
     short, long = play(Talk(), Talk().tasks(n=2), table.seats, advised, at_once=1)
-    assert [t.action for t in short.turns if t.seat == "actor"] == ["", "hello"] and short.players["actor"].kind == "person"
+    assert [t.action for t in short.turns if t.seat == "actor"] == ["", "hello"] and short.players[
+        "actor"
+    ].kind == "person"
     assert short.turns[3].tokens == (*encode("hello"), TOKENIZER.eos_token_id) and short.turns[0].text == "line 1"
     assert "word 0: begin. line 1" in shown[0] and "begin" not in shown[1]  # what was shown is not shown again
-    assert [t.action for t in long.turns] == [None, "again", None] and long.outcome.error == "engine: the person has left"
-    for name, said in (("mine.py", "must be package.module:function"), ("gone.py:f", "there is no file"), ("no.such:f", "cannot be imported")):
+    assert [t.action for t in long.turns] == [
+        None,
+        "again",
+        None,
+    ] and long.outcome.error == "engine: the person has left"
+    for name, said in (
+        ("mine.py", "must be my_file.py:function"),
+        ("gone.py:f", "there is no file"),
+        ("no.such:f", "there is no module 'no'"),
+    ):
         with pytest.raises(RecipeError, match=f"seats.x.function: .*{said}"):
             load_function(name, "seats.x.function")
 
 
 def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
-    """What was trained is there under its seat's name, or as the policy; a frozen seat that the checkpoint holds is that one."""
+    """What was trained is there under its seat's name, or as the policy; a frozen seat that the checkpoint holds is
+    that one."""
     checkpoint = tmp_path / "checkpoints" / "000003"
     save_model(lm, checkpoint / "policy", tmp_path / "base")
     save_model(lm, checkpoint / "reflector", tmp_path / "base")
@@ -159,7 +185,11 @@ def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
     made = stored_seats(given, checkpoint, section, "cpu")
     assert made["adviser"].model.name == str(checkpoint / "policy")
     assert made["reflector"].model.name == str(checkpoint / "reflector")
-    assert (made["reflector"].model.dtype, made["reflector"].model.lora, made["reflector"].model.shape) == ("float64", None, None)
+    assert (made["reflector"].model.dtype, made["reflector"].model.lora, made["reflector"].model.shape) == (
+        "float64",
+        None,
+        None,
+    )
     assert made["other"] == given["other"] and made["actor"] == given["actor"]
     two = Table({"a": made["adviser"], "b": made["adviser"]})
     assert two.engines["a"].lm is two.engines["b"].lm and [s.kind for s in two.seats] == ["trained", "trained"]

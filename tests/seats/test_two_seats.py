@@ -1,7 +1,8 @@
-"""An adviser that is trained and an actor behind a served chat model, in recipes of a method that knows neither: train, dry run, resume,
-eval, verify, play, and what is refused."""
+"""An adviser that is trained and an actor behind a served chat model, in recipes of a method that knows neither: train,
+dry run, resume, eval, verify, play, and what is refused."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,28 +16,14 @@ from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.models.load import load_model
 from trailmark.runs.diff import diff_runs
-from trailmark.runs.store import read_episodes, read_segment
+from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
 from trailmark.seats.locate import locate
 from trailmark.types import Scored
 
 HERE = Path(__file__).parent
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 256}}
-METHOD = '''
-from trailmark.methods.policy_gradient import PolicyGradientMethod
-
-
-class Advised(PolicyGradientMethod):
-    @classmethod
-    def protocol(cls, config, source):
-        return advised
-
-
-async def advised(desk):
-    while not desk.over:
-        advice = await desk.ask("adviser", text=desk.observation.text + "\\n", prefix="I say:")
-        user = {"role": "user", "content": f"{desk.observation.text} {advice.text}"}
-        await desk.act((await desk.ask("actor", messages=[user])).text)
-'''
+PAGE = (HERE.parents[1] / "docs" / "seats.md").read_text()
+METHOD = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Advised" in block)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +40,10 @@ def room(tmp_path, monkeypatch, url):
     (tmp_path / "advised.py").write_text(METHOD)
     sys.modules.pop("advised", None)
     recipe = {
-        "method": "advised", "task": {"name": "rollout_talk:Talk"}, "steps": 2, "starts": 2, "n": 2, "credit": "returns", "out": "run",
-        "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 256}, "model": TINY,
+        "method": "advised", "task": {"name": "rollout_talk:Talk"}, "steps": 2, "starts": 2, "n": 2,
+        "credit": "returns", "out": "run",
+        "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 256},
+        "model": TINY,
         "eval": {"every": 1, "n": 2, "split": "train"}, "checkpoint": {"every": 1},
         "seats": {
             "actor": {"kind": "http", "address": url, "model": "small", "sampling": {"max_tokens": 5}},
@@ -87,7 +76,9 @@ def test_an_adviser_is_trained_with_an_actor_behind_a_server(room, url):
     # What the run evaluates itself is what `eval` plays.
     rows = json.loads(shell("eval", "run", "--out", "again.jsonl", "--json").stdout)["rows"]
     assert rows[0]["episodes"] == rows[0]["scored"] == 2
-    told = lambda file: [[(t.prompt, t.tokens, t.logp, t.text, t.action, t.reward) for t in e.turns] for e in read_segment(file)]
+    told = lambda file: [
+        [(t.prompt, t.tokens, t.logp, t.text, t.action, t.reward) for t in e.turns] for e in read_segment(file)
+    ]
     assert told("again.jsonl") == told("run/evaluation/000002.jsonl")
     assert "the same rewards, ends and prompts" in " ".join(shell("verify", "run").output.split())
     assert locate("run").folder == "run/checkpoints/000002/policy"  # what `serve run` serves
@@ -104,15 +95,47 @@ def test_a_person_takes_a_seat_of_a_run(room):
     assert "Nothing was played" in shell("play", "run", "--seat", "actor", input="").output
 
 
+def test_a_world_of_two_sides_trains_one_of_them(room):
+    """The buyer is trained against a script. Its rewards are those of its side: for its own word, and for the answer to
+    it."""
+    Path("bert.py").write_text("def answer(prompt, draw):\n    return str(draw.randrange(3))\n")
+    seats = {"anna": {"kind": "local", "trained": True, "side": "buyer"},
+             "bert": {"kind": "scripted", "function": "bert.py:answer", "side": "seller"}}  # fmt: skip
+    words = [
+        "method=policy_gradient",
+        "task={name: test_seats_at_desk:Haggle}",
+        f"seats={json.dumps(seats)}",
+        "eval.every=0",
+    ]
+    shell("train", "recipe.yaml", *words)
+    episodes = list(read_episodes("run/episodes"))
+    noted = {(a.episode, a.turn): a.values for a in read_annotations("run/annotations/advantage")}
+    rewards = []
+    for e in episodes:
+        assert list(e.outcomes) == ["buyer", "seller"] and [t.seat for t in e.turns] == ["anna", "bert"] * 2
+        paid = [t.reward if t.seat == "anna" else t.rewards["buyer"] for t in e.turns]
+        assert e.outcome.reward == sum(paid) and e.outcomes["seller"].reward == 40 - sum(paid)
+        for turn, ahead in ((0, sum(paid)), (2, sum(paid[2:]))):
+            assert noted[e.id, turn] == pytest.approx([ahead] * len(noted[e.id, turn]), abs=1e-12)
+        rewards.append(e.outcome.reward)
+    assert [row["reward"] for row in read_metrics("run")] == [sum(rewards[:4]) / 4, sum(rewards[4:]) / 4]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["seats.actor.model=large"], "serves 'small', and no model 'large'. Set seats.actor.model"),
+        (["seats.actor.model=large"], "serves 'small', but no model 'large'. Set seats.actor.model"),
         (["seats.actor={kind: local}"], "seats.actor: this seat has no model: set seats.actor.model.name"),
-        (["seats.actor={kind: local, trained: true}"], "adviser and actor are trained, and this method trains one model"),
+        (
+            ["seats.actor={kind: local, trained: true}"],
+            "adviser and actor are trained, and this method trains one model",
+        ),
         (["seats.actor={kind: person}"], "seats.actor: a person can sit at the table of `trailmark play`, not here"),
         (["seats.actor.address=http://127.0.0.1:9", "seats.actor.retries=0"], "cannot be reached"),
-        (["seats.actor={kind: local, model: {name: nowhere/run}}"], "model 'nowhere/run' is neither a local folder nor"),
+        (
+            ["seats.actor={kind: local, model: {name: nowhere/run}}"],
+            "model 'nowhere/run' is neither a local folder nor",
+        ),
     ],
 )
 def test_seats_that_are_refused(room, words, said):

@@ -1,6 +1,7 @@
 """`trailmark play`: a person at the keyboard plays a task, and the episode is kept.
 
-End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the command runs.
+End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the
+command runs.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ def play(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
-    """Play a task in the terminal and save the episode. With a run and --seat, play its task at the table of its models."""
+    """Play a task in the terminal and save the episode. With a run and --seat, play its task at the table of its
+    models."""
+    from trailmark.rollout.judged import judge_of
     from trailmark.seats.locate import load_tokenizer
     from trailmark.tasks import get_task
     from trailmark.terminal_play import PersonPlay, pick_start, play_in_terminal
@@ -95,6 +98,7 @@ def play(
     if seat is not None:
         return _sit_at_table(task, seat, words or [], split, start, seed, out)
     source = get_task(task, **_options(words or [], game, repo, query, target))
+    judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and source.binds:
@@ -148,7 +152,9 @@ def _sit_at_table(
         raise TrailmarkError(f"'{run}' has no seat '{seat}' (seats: {', '.join(seats)}).{nearest(seat, seats)}")
     mine = PersonSeat(sampling=seats[seat].sampling, side=seats[seat].side)
     others = stored_seats({n: s for n, s in seats.items() if n != seat}, found.checkpoint, config.model)
-    table = Table({n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False)))
+    table = Table(
+        {n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False))
+    )
     source = get_task(config.task.name, **options)
     table.bind(source)
     first = pick_start(source, split or "train", start, seed)

@@ -332,8 +332,7 @@ def http_engine(
         k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()
     }
     return HttpEngine(config.address, config.model, tokenizer, headers, config.query, api_key, config.concurrency,
-        config.deadline,
-                      config.retries, config.backoff, chat, exact, seed)  # fmt: skip
+                      config.deadline, config.retries, config.backoff, chat, exact, seed)  # fmt: skip
 
 
 def _variable(name: str, key: str) -> str:

@@ -1,4 +1,5 @@
-"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said nothing."""
+"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said
+nothing."""
 
 from __future__ import annotations
 
@@ -67,9 +68,9 @@ def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = N
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits beside it, and
-    rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the address of a server, "random" or
-    "oracle"."""
+    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits
+    beside it, and rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the
+    address of a server, "random" or "oracle"."""
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
@@ -147,7 +148,8 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
 
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE of an option. VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not stand on a command line."""
+    """NAME=VALUE of an option. VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not stand on a command
+    line."""
     for word in words:
         if "=" not in word:
             raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
@@ -194,7 +196,9 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     options = (task.get("options") or {}) | task_options(wish.options)
     method, config = method_of(found.recipe, {**task, "options": options})
     source = get_task(config.task.name, **options)
-    stored = stored_seats(method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device)
+    stored = stored_seats(
+        method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
+    )
     table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
     table.bind(source)
     split, n = wish.split or config.eval.split, wish.n or config.eval.n

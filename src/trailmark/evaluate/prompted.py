@@ -1,13 +1,14 @@
-"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and must be read.
+"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and
+must be read.
 
     plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
     react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
 
-Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a reply names
-none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of use plays at random and
-the row says so.
-The same protocol runs on a model in this process and on a server; our own server draws the same tokens. Worlds that list no actions
-need none of this: there an answer is the action (`rollout.play.solo`).
+Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a
+reply names none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of
+use plays at random and the row says so. The same protocol runs on a model in this process and on a server; our own
+server draws the same tokens. Worlds that list no actions need none of this: there an answer is the action
+(`rollout.play.solo`).
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ from trailmark.tasks.base import Observation, TaskSource, draw_tasks
 from trailmark.types import Episode
 
 SYSTEM = (
-    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, or the "
-    "action itself as it is listed."
+    "You act in a small world, one action at a time. End your answer with a line 'Action: ' and the label you choose, "
+    "or the action itself as it is listed."
 )
 THINK = "Look at what was done and seen so far, and say in a few sentences what it means and what to do next."
 CHOOSE = "Choose one of the listed actions. Answer with 'Action: ' and its label or its text."
 BOTH = (
-    "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label or the text of one listed action."
+    "Say what the situation is, why, and your plan; then answer with 'Action: ' and the label or the text of one "
+    "listed action."
 )
 
 Messages = Sequence[Mapping[str, str]]
 
 
-def read_choice(
-    text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()
-) -> tuple[str, bool]:
+def read_choice(text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()) -> tuple[str, bool]:
     """The label that a reply means (`actions` are what the labels stand for), and whether it had to be drawn by lot."""
     found = read_reply(text, labels, actions)
     return (draw.choice(list(labels)), True) if found is None else (found, False)
@@ -77,8 +77,8 @@ class Prompted:
         return await self.say(desk, [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
 
     async def say(self, desk: Desk, messages: Messages) -> str:
-        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in its chat template,
-        or as plain lines where it has none."""
+        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in
+        its chat template, or as plain lines where it has none."""
         seat = desk.seats["policy"]
         if seat.hears_messages:
             return (await desk.ask("policy", messages=messages, fresh=True)).text

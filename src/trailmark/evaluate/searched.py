@@ -1,14 +1,16 @@
 """Evaluate with search: the same starts and draws as a plain evaluation, with a value that chooses.
 
-`beam` and `actions` search every decision. `best_of:N` plays N whole episodes of each start and keeps the one whose last state has the
-highest value; what the N are worth without a value (pass@k, maj@k) stands beside it. For the other two, `--samples N` plays N plain
-episodes for the same purpose.
+`beam` and `actions` search every decision. `best_of:N` plays N whole episodes of each start and keeps the one whose
+last state has the highest value; what the N are worth without a value (pass@k, maj@k) stands beside it. For the other
+two, `--samples N` plays N plain episodes for the same purpose.
 
 A server that holds the policy is searched too (`AnswerSearch`), where a world is talked to:
 
-    --search actions:K --value URL   K answers of the policy's server, each put behind the conversation and valued by the other server
-                                     (`trailmark serve MODEL --value RUN`, route /v1/values); the best one is played
-    --search actions:K               the policy's server chooses by its own value model (`serve --value`); beam:B works so too
+    --search actions:K --value URL   K answers of the policy's server, each put behind the conversation and valued by
+                                     the other server (`trailmark serve MODEL --value RUN`, route /v1/values); the
+                                     best one is played
+    --search actions:K               the policy's server chooses by its own value model (`serve --value`); beam:B
+                                     works so too
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.engines.http import HttpEngine
-from trailmark.engines.wire import EngineGarbage, Wire
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
 
 
 class AnswerSearch:
-    """A server in whose place the best of `k` answers is given: by the values of another server, or, with `search`, as it chooses
-    itself."""
+    """A server in whose place the best of `k` answers is given: by the values of another server, or, with `search`, as
+    it chooses itself."""
 
     by_chat = True
 
-    def __init__(self, engine: HttpEngine, k: int = 1, values: Wire | None = None, search: Mapping[str, Any] | None = None):
+    def __init__(
+        self, engine: HttpEngine, k: int = 1, values: HttpValues | None = None, search: Mapping[str, Any] | None = None
+    ):
         self.engine, self.k, self.values, self.search = engine, k, values, search
         self.name, self.tokenizer, self.version = engine.name, engine.tokenizer, engine.version
 
@@ -56,7 +59,7 @@ class AnswerSearch:
         if self.values is None or len(made) == 1:
             return made[:1]
         begun = more.get("prefix", "")
-        found = await valued(self.values, [[*messages, {"role": "assistant", "content": begun + c.text}] for c in made])
+        found = await self.values.ask([[*messages, {"role": "assistant", "content": begun + c.text}] for c in made])
         return [made[max(range(len(made)), key=lambda i: found[i])]]
 
 
@@ -64,7 +67,9 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
     """The seat of a server, searched: by the values of the server at `value`, or by the policy's own server."""
     engine: Any = seat.engine
     if plan.width > 1 and seat.law.temperature == 0:
-        raise TrailmarkError(f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are one.")
+        raise TrailmarkError(
+            f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are one."
+        )
     if value is None:
         kind = "beam" if plan.kind == "beam" else "best_of"
         ends = {"step_ends": list(plan.step_ends)} if plan.kind == "beam" else {}
@@ -72,20 +77,10 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
         return dataclasses.replace(seat, engine=AnswerSearch(engine, search=search))
     if plan.kind != "actions" or not is_address(value):
         raise TrailmarkError(
-            "eval of a server chooses here by actions:K and --value URL, the address of a server of values; without --value "
-            "the server itself searches (serve --value)."
+            "eval of a server chooses here by actions:K and --value URL, the address of a server of values; without "
+            "--value the server itself searches (serve --value)."
         )
-    return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, Wire(value, {}, {}, deadline=120.0)))
-
-
-async def valued(wire: Wire, states: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-    """The values of conversations that end with an answer, each read where that answer ends."""
-    said = await wire.post("/v1/values", {"states": list(states)})
-    found = said.get("values") if isinstance(said, dict) else said
-    good = isinstance(found, list) and len(found) == len(states) and all(isinstance(v, int | float) for v in found)
-    if not good:
-        raise EngineGarbage(f"{wire.base_url} was asked for {len(states)} values and answered {str(said)[:80]}")
-    return [float(v) for v in found]
+    return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, HttpValues(value)))
 
 
 def play_searched(

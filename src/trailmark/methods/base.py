@@ -1,7 +1,7 @@
 """What a method is: a class with a `Config`, the updates of each step, and answers about its runs.
 
-`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a run that exists, so none
-of them knows a method by its name.
+`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a
+run that exists, so none of them knows a method by its name.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Method(Training):
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
-        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the model that is
-        trained."""
+        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the
+        model that is trained."""
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
         check_seats(given)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))

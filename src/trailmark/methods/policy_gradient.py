@@ -108,9 +108,7 @@ def credit_name(credit: str, gamma: float) -> str:
     )
 
 
-def advantages(
-    episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy"
-) -> dict[str, list[float]]:
+def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
     """One number per turn of the trained seat: discounted return to go, or the episode's reward against its group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}

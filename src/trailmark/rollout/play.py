@@ -1,8 +1,8 @@
 """Play tasks: many episodes at once, any number of seats, an engine per seat.
 
-A *protocol* is an async function that says who speaks when. It gets a `Desk`: `await desk.ask(seat, …)` lets a seat decide,
-`await desk.act(action)` tells the world. The default, `solo`, lets one seat act on what the world shows; two-player methods
-bring their own of a dozen lines.
+A *protocol* is an async function that says who speaks when. It gets a `Desk`: `await desk.ask(seat, …)` lets a seat
+decide, `await desk.act(action)` tells the world. The default, `solo`, lets one seat act on what the world shows;
+two-player methods bring their own of a dozen lines.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class Desk:
         prefix: str = "",
         fresh: bool = False,
     ) -> Turn:
-        """Let a seat decide. With `text` the turn starts a new sequence that is exactly this text; with `messages` the seat's
-        conversation grows by them (`fresh`: a new one begins). `allowed` restricts the answer to one of these labels, each a single
-        token. With a `prefix` the answer begins with these words, which are forced on it."""
+        """Let a seat decide. With `text` the turn starts a new sequence that is exactly this text; with `messages` the
+        seat's conversation grows by them (`fresh`: a new one begins). `allowed` restricts the answer to one of these
+        labels, each a single token. With a `prefix` the answer begins with these words, which are forced on it."""
         player = self.seat(seat)
         if (text is None) == (messages is None):
             raise TaskError(f"seat '{seat}' must be asked with either text or messages")
@@ -179,10 +179,14 @@ class Desk:
         law: SamplingLaw | None,
         prefix: str,
     ) -> Turn:
-        """A turn of a seat that hears messages. Its tokens and log-probs are those that the server tells; what it was shown is known
-        there only, so the turn has no prompt and cannot be trained on."""
+        """A turn of a seat that hears messages. Its tokens and log-probs are those that the server tells; what it was
+        shown is known there only, so the turn has no prompt and cannot be trained on."""
         engine: Any = player.engine
-        told = [*self._heard.get(player.name, ()), *messages] if messages is not None else [{"role": "user", "content": text}]
+        told = (
+            [*self._heard.get(player.name, ()), *messages]
+            if messages is not None
+            else [{"role": "user", "content": text}]
+        )
         turn: Turn | None = None
         if self._replay:
             turn = self._replay.pop(0)
@@ -191,7 +195,9 @@ class Desk:
         else:
             law = law or player.law
             if (allowed is not None or self._forced) and engine.tokenizer is None:
-                wanted = "its answer cannot be held to labels" if allowed is not None else "it cannot go on inside a turn"
+                wanted = (
+                    "its answer cannot be held to labels" if allowed is not None else "it cannot go on inside a turn"
+                )
                 raise EngineError(f"seat '{player.name}' is a chat server whose tokenizer is not known here: {wanted}")
             begun = self._begun(player.name, ())
             prefix = engine.tokenizer.decode(begun) if begun else prefix
@@ -227,8 +233,8 @@ class Desk:
         return begun
 
     async def act(self, action: str) -> Step:
-        """Tell the world. The turn that was just taken remembers the action and what it paid: to the side of its seat, and to others
-        where the world pays several."""
+        """Tell the world. The turn that was just taken remembers the action and what it paid: to the side of its seat,
+        and to others where the world pays several."""
         if not self.turns or self.turns[-1].action is not None:
             raise TaskError(
                 "the world was told twice after one turn, or before any: each turn carries one action and its reward"
@@ -317,7 +323,6 @@ class Desk:
             s.seed,
         )
 
-
     def _by_side(self, outcome: Outcome | Mapping[str, Outcome], side: str) -> Mapping[str, Outcome]:
         """The side of the first seat comes first: its outcome is the episode's."""
         sides = [s or side for s in self.sides]
@@ -337,9 +342,10 @@ def solo(
     opening: Sequence[Mapping[str, str]] = (),
     told: Callable[[Task], Sequence[Mapping[str, str]]] | None = None,
 ) -> Protocol:
-    """One seat acts until the world ends; where the world says whose turn it is, that seat. Listed actions are answered by a label;
-    otherwise the whole text is the action. `opening` are messages of a conversation before its first observation. `told` are the
-    messages of a task whose observation is a whole prompt, template and all: a seat that hears messages has a template of its own."""
+    """One seat acts until the world ends; where the world says whose turn it is, that seat. Listed actions are answered
+    by a label; otherwise the whole text is the action. `opening` are messages of a conversation before its first
+    observation. `told` are the messages of a task whose observation is a whole prompt, template and all: a seat that
+    hears messages has a template of its own."""
 
     async def play_one(desk: Desk) -> None:
         begun: set[str] = set()
@@ -373,10 +379,10 @@ async def play_all(
     notes: list[Annotation] | None = None,
     each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A source
-    may have `first_messages` that are said before its first observation. The plays of a source that is `judged` are shown to
-    `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode when it is over and
-    judged; without it, the judge is asked once, about all."""
+    """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A
+    source may have `first_messages` that are said before its first observation. The plays of a source that is `judged`
+    are shown to `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode
+    when it is over and judged; without it, the judge is asked once, about all."""
     source = declared(source)
     judge, unjudged = judge_of(source, judge), dict[int, str]()
     played: dict[int, Episode] = {}
@@ -463,7 +469,8 @@ def play(
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
-    """`n` starts of each task. A task that is listed twice is played 2n times in one group, each with draws of its own."""
+    """`n` starts of each task. A task that is listed twice is played 2n times in one group, each with draws of its
+    own."""
     seen: dict[str, int] = {}
     out = []
     for t in tasks:
@@ -488,7 +495,8 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
         found = encode(tokenizer, label)
         if len(found) != 1:
             raise TaskError(
-                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or add it as a token"
+                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or "
+                "add it as a token"
             )
         ids.append(int(found[0]))
     if len(set(ids)) != len(ids):

@@ -1,8 +1,8 @@
 """Runs that go on from one another: one log, one curve, and no more checkpoints than wanted.
 
-A run that began from a checkpoint of another (`load.policy` of method reflect, `model.name` of the others) continues it: its step k is
-step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all runs before it. Steps that the
-earlier run took after that checkpoint belong to another branch and are left out.
+A run that began from a checkpoint of another (`load.policy` of method reflect, `model.name` of the others) continues
+it: its step k is step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all runs
+before it. Steps that the earlier run took after that checkpoint belong to another branch and are left out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class Link:
 def origin(run: Path) -> tuple[Path, int] | None:
     """The run and step that a run began from; None where it began from no run's checkpoint."""
     recipe = read_recipe(run)
-    named = {"load.policy": (recipe.get("load") or {}).get("policy"), "model.name": (recipe.get("model") or {}).get("name")}
+    named = {
+        "load.policy": (recipe.get("load") or {}).get("policy"),
+        "model.name": (recipe.get("model") or {}).get("name"),
+    }
     key, said = next(((k, v) for k, v in named.items() if isinstance(v, str)), ("", ""))
     meant = read_models(run).get(key)
     folder = Path(meant["folder"] if meant else said).resolve()
@@ -52,8 +55,8 @@ def origin(run: Path) -> tuple[Path, int] | None:
 
 
 def read_models(run: Path) -> dict[str, dict[str, str]]:
-    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where nothing had to be
-    fixed."""
+    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where nothing
+    had to be fixed."""
     file = run / MODELS
     if not file.is_file():
         return {}
@@ -61,7 +64,9 @@ def read_models(run: Path) -> dict[str, dict[str, str]]:
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as problem:
         raise DataError(f"cannot be read ({problem}).", file) from None
-    if not isinstance(found, dict) or not all(isinstance(v, dict) and {"name", "folder"} <= v.keys() for v in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(v, dict) and {"name", "folder"} <= v.keys() for v in found.values()
+    ):
         raise DataError("must hold a name and a folder for each key of the recipe.", file)
     return found
 
@@ -84,7 +89,8 @@ def chain(run: str | Path) -> list[Link]:
 
 
 def merged(run: str | Path) -> list[dict[str, Any]]:
-    """The metrics of a run and of those it goes on from, as one log: `step` counts through, `run` and `own_step` say whose."""
+    """The metrics of a run and of those it goes on from, as one log: `step` counts through, `run` and `own_step` say
+    whose."""
     rows = []
     for link in chain(run):
         for row in read_metrics(link.run):
@@ -94,7 +100,8 @@ def merged(run: str | Path) -> list[dict[str, Any]]:
 
 
 def smooth(steps: Sequence[int], values: Sequence[float], width: int) -> list[float]:
-    """The mean over the values within `width` steps, half before and half after; steps without a value count nothing."""
+    """The mean over the values within `width` steps, half before and half after; steps without a value count
+    nothing."""
     out, first, last = [], 0, 0
     for step in steps:
         while steps[first] < step - width // 2:
@@ -160,8 +167,8 @@ def write_merged(run: str | Path, out: Path) -> int:
 
 
 def prune_run(run: str | Path, keep: int = 1) -> int:
-    """Remove all but the newest `keep` checkpoints of a run that nobody trains now; the bytes that were freed. Checkpoints
-    that another run beside it goes on from are not looked for: prune a chain's last run first."""
+    """Remove all but the newest `keep` checkpoints of a run that nobody trains now; the bytes that were freed.
+    Checkpoints that another run beside it goes on from are not looked for: prune a chain's last run first."""
     with Run.open(run, lock=True) as held:
         before = _bytes(held.checkpoints_dir)
         prune(held.checkpoints_dir, keep, [])

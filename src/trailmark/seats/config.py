@@ -1,11 +1,11 @@
 """The `seats:` section of a recipe: who sits where. No torch here, so that a mistake in it is told at once.
 
-    seats:
-      adviser: {kind: local, trained: true}                        # the model of the recipe, which is trained
-      actor:   {kind: http, address: http://127.0.0.1:8000, model: tiny, sampling: {max_tokens: 20}}
-      critic:  {kind: local, model: {name: runs/other}}            # a frozen model in this process
-      oracle:  {kind: scripted, function: my_file.py:answer}       # answer(prompt, draw) -> text
-      guest:   {kind: person}                                      # whoever sits at the terminal
+seats:
+  adviser: {kind: local, trained: true}                        # the model of the recipe, which is trained
+  actor:   {kind: http, address: http://127.0.0.1:8000, model: tiny, sampling: {max_tokens: 20}}
+  critic:  {kind: local, model: {name: runs/other}}            # a frozen model in this process
+  oracle:  {kind: scripted, function: my_file.py:answer}       # answer(prompt, draw) -> text
+  guest:   {kind: person}                                      # whoever sits at the terminal
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from trailmark.errors import RecipeError
 class AnySeat(Config):
     """What every kind of seat has."""
 
-    sampling: SamplingConfig | None = Field(None, description="how its tokens are drawn; none: as the recipe's `sampling`")
+    sampling: SamplingConfig | None = Field(
+        None, description="how its tokens are drawn; none: as the recipe's `sampling`"
+    )
     side: str = Field("", description="whose rewards and outcome are its own, in a world of several sides")
 
 
@@ -40,7 +42,8 @@ class HttpSeat(AnySeat, ServerConfig):
 
     kind: Literal["http"] = Field("http", description="a server")
     speaks: Literal["chat", "text"] = Field(
-        "chat", description="chat: it gets messages and applies its template; text: it gets tokens, and needs a tokenizer here"
+        "chat",
+        description="chat: it gets messages and applies its template; text: it gets tokens, and needs a tokenizer here",
     )
     tokenizer: Annotated[str | None, NamesModel()] = Field(
         None, description="the model's tokenizer, here: tiny, a folder, a run or a name on the hub"
@@ -53,7 +56,8 @@ class ScriptedSeat(AnySeat):
 
     kind: Literal["scripted"] = Field("scripted", description="a Python function")
     function: str = Field(
-        min_length=3, description="package.module:function or file.py:function; it is called with (prompt, draw) and gives text"
+        min_length=3,
+        description="package.module:function or file.py:function; it is called with (prompt, draw) and gives text",
     )
 
 
@@ -74,22 +78,27 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
         if not isinstance(seat, LocalSeat):
             if isinstance(seat, HttpSeat) and seat.speaks == "text" and seat.tokenizer is None:
                 raise RecipeError(
-                    f"seats.{name}: a server that is asked in tokens (speaks: text) needs a tokenizer here: set seats.{name}.tokenizer, or "
-                    "speaks: chat."
+                    f"seats.{name}: a server that is asked in tokens (speaks: text) needs a tokenizer here: "
+                    f"set seats.{name}.tokenizer, or speaks: chat."
                 )
             continue
         if seat.trained and seat.model is not None:
             raise RecipeError(
-                f"seats.{name}.model: this seat is trained, and what is trained is the recipe's `model`: leave it out here."
+                f"seats.{name}.model: this seat is trained, and what is trained is the recipe's `model`: "
+                "leave it out here."
             )
         if not seat.trained and seat.model is None:
             raise RecipeError(
-                f"seats.{name}: this seat has no model: set seats.{name}.model.name, or trained: true for the model of the recipe."
+                f"seats.{name}: this seat has no model: set seats.{name}.model.name, or trained: true for the "
+                "model of the recipe."
             )
     learns = trained_seats(seats)
     if len(learns) > trains:
         what = "one model" if trains == 1 else f"{trains} models"
-        raise RecipeError(f"seats: {' and '.join(learns)} are trained, and this method trains {what}: set trained: false for the others.")
+        raise RecipeError(
+            f"seats: {' and '.join(learns)} are trained, and this method trains {what}: set trained: false for "
+            "the others."
+        )
     if seats and not learns:
         raise RecipeError(f"seats: none of {', '.join(seats)} is trained: set seats.{next(iter(seats))}.trained: true.")
 

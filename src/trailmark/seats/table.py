@@ -1,16 +1,14 @@
 """The seats of a recipe, opened: an engine for each, and the weights that are trained published to theirs.
 
-    table = Table(seats, {"adviser": lm}, seed=config.seed)
-    table.bind(source)                      # a world that asks for a tokenizer gets one
-    table.publish(step)                     # the trained engines write with the weights as they are now
-    play(source, tasks, table.seats, protocol)
+table = Table(seats, {"adviser": lm}, seed=config.seed)
+table.bind(source)                      # a world that asks for a tokenizer gets one
+table.publish(step)                     # the trained engines write with the weights as they are now
+play(source, tasks, table.seats, protocol)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
@@ -38,8 +37,9 @@ Terminal = tuple[Callable[[], str | None], Callable[[str], None]]  # how a perso
 
 
 class Table:
-    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order of the recipe, the
-    trained one first: it is the one that acts where neither world nor protocol says who, and its side's outcome is the episode's."""
+    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order
+    of the recipe, the trained one first: it is the one that acts where neither world nor protocol says who, and its
+    side's outcome is the episode's."""
 
     def __init__(
         self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
@@ -54,7 +54,7 @@ class Table:
             if isinstance(seat, HttpSeat):
                 self.engines[name] = open_server(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
-                function = load_function(seat.function, f"seats.{name}.function")
+                function = load_function(seat.function, f"seats.{name}.function")[0]
                 self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
@@ -80,11 +80,12 @@ class Table:
         trained = isinstance(config, LocalSeat) and config.trained
         kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
-        return Seat(name, self.engines[name], sampling_law(s), s.max_tokens, tuple(s.stop), kind, speaks, config.side)  # type: ignore[arg-type]
+        law, stop = sampling_law(s), tuple(s.stop)
+        return Seat(name, self.engines[name], law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
 
     def bind(self, source: Any, seat: str | None = None) -> None:
-        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of `seat`, or of the
-        trained seat."""
+        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
+        `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
         declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
 
@@ -108,8 +109,8 @@ class Table:
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
-    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies there under the name
-    of its seat. `model` is the recipe's section."""
+    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
+    there under the name of its seat. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -130,9 +131,9 @@ class NoServer(EngineError):
 
 
 def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
-    """The engine of a seat behind a server. The server must be there, and must serve the model that the seat names: else hundreds of
-    episodes would fail one by one. A seat that names none (`UNNAMED`) takes the only one. `key` begins an error; empty: the seat comes
-    from a command line."""
+    """The engine of a seat behind a server. The server must be there, and must serve the model that the seat names:
+    else hundreds of episodes would fail one by one. A seat that names none (`UNNAMED`) takes the only one. `key` begins
+    an error; empty: the seat comes from a command line."""
     tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
     engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key or "server")
     says = f"{key}: " if key else ""
@@ -160,25 +161,3 @@ def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
             hint = f"Set {key}.model, or another {key}.address." if key else "Name one of them with --served."
             raise EngineError(f"{says}{problem}. {hint}") from None
     return engine
-
-
-def load_function(name: str, key: str) -> Callable[..., Any]:
-    """`package.module:function`, or `path/to/file.py:function`."""
-    where, _, function = name.rpartition(":")
-    if not where or not function:
-        raise RecipeError(f"{key}: '{name}' must be package.module:function or file.py:function.")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            if spec is None or spec.loader is None or not Path(where).is_file():
-                raise RecipeError(f"{key}: there is no file '{where}'.")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        return getattr(module, function)
-    except RecipeError:
-        raise
-    except Exception as problem:  # somebody's module may raise anything while it is imported
-        raise RecipeError(f"{key}: '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
-

@@ -26,6 +26,7 @@ class Prompts(TaskSource):
     test   share of the prompts in split "test", at least one. The prompts themselves decide, so the order of the lines
            does not matter. If rows have a `split`, it is used instead.
     chat   whether a prompt that is a text becomes a message of the user
+    and, as for every task that cannot judge itself, `reward`: the judge, for example `my_file.py:score`
 
     Splits are "train", "test" and "all". `n=None` gives a split in the order of the file. Otherwise `n` rows of it are
     drawn by seed, each once (all of them, if there are fewer)."""
