@@ -98,8 +98,8 @@ def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room)
 
 def menus(source: Any, split: str) -> Iterator[tuple[str, str]]:
     """(where, menu): every list of actions of a world that can say them (`menus`), else those of some first moments."""
-    if hasattr(source, "menus"):
-        yield from source.menus()
+    if (listed := source.menus()) is not None:
+        yield from listed
         return
     for part in dict.fromkeys(("train", split)):
         try:

@@ -39,7 +39,6 @@ from trailmark.methods.reflect_play import (
     ANALYZE,
     Talk,
     coin,
-    has_oracle,
     label_alphabet,
     label_words,
     menu_labels,
@@ -75,7 +74,7 @@ from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import newest_checkpoint, stored_model
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import TaskSource, bind
+from trailmark.tasks.base import TaskSource, has_oracle
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Episode, Sample, SamplingLaw, Task
 
@@ -94,7 +93,7 @@ class ReflectMethod(Method):
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
         models = {"policy": load_seat(config, self.source, "policy", words)}
-        bind(self.source, models["policy"].tokenizer)
+        self.source.bind(models["policy"].tokenizer)
         trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
         if config.reflect:
             models["reflector"] = load_seat(config, self.source, "reflector", words)
@@ -141,7 +140,7 @@ class ReflectMethod(Method):
         if imitates := [name for name, steps in taught.items() if steps]:
             tokenizers = {name: self.learner.models[name].tokenizer for name in self.engines}
             check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
-        if self.source.markov or hasattr(self.source, "menus"):
+        if self.source.markov or self.source.menus() is not None:
             check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
 
     @property
@@ -330,7 +329,7 @@ def players_of(config: ReflectRecipe) -> tuple[Literal["policy", "reflector"], .
 def load_seat(config: ReflectRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
     """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
     lm = load_model(seat_model(config, seat), words)
-    if config.labels == "all" and hasattr(source, "bind"):
+    if config.labels == "all" and source.binds:
         add_labels(lm, seed=config.model.seed)
     return lm
 

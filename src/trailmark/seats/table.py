@@ -27,7 +27,7 @@ from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
 from trailmark.seats.names import fix_seats
-from trailmark.tasks.base import bind
+from trailmark.tasks.base import declared
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Table:
         """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
         `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
-        bind(source, self.engines[name].tokenizer if name else self.tokenizer)
+        declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
 
     def publish(self, version: int) -> None:
         """The engines of the method's own models write with the weights as they are now."""

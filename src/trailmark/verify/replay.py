@@ -131,7 +131,7 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
             )
         if acted is not None and reward is not None and as_played(e)[acted].reward + reward != e.turns[acted].reward:
             found.defect("the last act does not carry the judge's reward (edited?)", where)
-    judge = getattr(ev.source, "judge", None)
+    judge = ev.source.judge
     if judge is None or not judge.repeatable:
         found.notes.append("the judge was not asked again: its answers may cost money, or differ")
         return 0
