@@ -49,6 +49,11 @@ class Method(Training):
         """What is made before training, in RUN/stages. Default: nothing."""
         return []
 
+    @classmethod
+    def can_go_on(cls, config: Any, run: Run) -> None:
+        """Refuse to go on with a run that this version cannot go on with. Default: it can."""
+        return None
+
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
@@ -86,7 +91,7 @@ class Method(Training):
         """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
         config = fix_names(config, run)
         cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
-        if stages := cls.stages(config, run):
+        if (stages := cls.stages(config, run)) or (run.path / "stages" / "used.json").exists():
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)

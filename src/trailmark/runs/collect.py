@@ -3,8 +3,8 @@
     FOLDER/000003.partial.jsonl    finished episodes, in the order in which they came
     FOLDER/000003.jsonl            all of them, in the order of their starts; then the partial file goes
 
-An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a collection that
-was never stopped.
+An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a
+collection that was never stopped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ class Collection:
         self.path, self.partial = path, path.with_name(f"{path.stem}.partial.jsonl")
         self.found: dict[str, Episode] = {}
         if self.partial.exists():
-            self.found = {e.id: e for i, line in enumerate(whole_lines(self.partial), 1) for e in [from_json(line, self.partial, i)]}
+            self.found = {
+                e.id: e
+                for i, line in enumerate(whole_lines(self.partial), 1)
+                for e in [from_json(line, self.partial, i)]
+            }
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
-        """The episodes of all starts, in their order. `play(left, each)` plays those that are left and gives each episode to `each`
-        when it is over, as `rollout.play.play_all` does."""
+        """The episodes of all starts, in their order. `play(left, each)` plays those that are left and gives each
+        episode to `each` when it is over, as `rollout.play.play_all` does."""
         if left := [s for s in starts if s.id not in self.found]:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             play(left, self._keep)

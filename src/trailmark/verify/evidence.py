@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
@@ -167,7 +168,8 @@ class Evidence:
 
 class Weights:
     """One model that can take the weights of any available version. It is made from the newest checkpoint that loads.
-    Version 0 is the model as the recipe loads it, if that has the same shape (a method may add words of its own)."""
+    Version 0 is what a stage of that name left (RUN/stages/policy), else the model as the recipe loads it, if that has
+    the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
@@ -181,7 +183,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, None)
+        first = self._load(0, None) if self.folder(0) is None else None
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -197,7 +199,7 @@ class Weights:
             return load_model(config or fix_names(ev.config, ev.run, write=False).model)
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
-            if version:
+            if version or self.folder(0) is not None:
                 self.broken[version] = said
             else:
                 self.problem = said
@@ -205,7 +207,7 @@ class Weights:
 
     def any(self) -> LM:
         """The model with the newest weights that can be loaded."""
-        for version in [*reversed(self.evidence.checkpoints), 0]:
+        for version in dict.fromkeys([*reversed(self.evidence.checkpoints), 0]):
             if (lm := self.at(version)) is not None:
                 return lm
         raise Missing(f"no weights are available: {next(iter(self.broken.values()), self.problem)}")
@@ -213,6 +215,8 @@ class Weights:
     def folder(self, version: int, seat: str = "policy") -> Path | None:
         """The folder of a seat's trained model in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
+        if root is None and version == 0:
+            root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
         if root is None:
             return None
         held = models_in(root)
@@ -224,9 +228,7 @@ class Weights:
 
         if self._lm is None or version in self.broken:
             return None
-        if version == 0:
-            if self._first is None:
-                return None
+        if version == 0 and self._first is not None:
             own = dict(self._lm.parameters())
             for name, tensor in self._first.items():
                 own[name].data.copy_(tensor)
@@ -243,4 +245,4 @@ class Weights:
     @property
     def versions(self) -> list[int]:
         """The versions whose weights are available, oldest first."""
-        return [v for v in (0, *self.evidence.checkpoints) if self.at(v) is not None]
+        return [v for v in dict.fromkeys((0, *self.evidence.checkpoints)) if self.at(v) is not None]
