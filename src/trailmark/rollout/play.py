@@ -383,7 +383,7 @@ async def play_all(
     source may have `first_messages` that are said before its first observation. The plays of a source that is `judged`
     are shown to `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode
     when it is over and judged; without it, the judge is asked once, about all."""
-    judge, unjudged = judge_of(source, judge), dict[int, str]()
+    judge, unjudged = judge_of(source, judge), dict[int, Observation]()
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}
@@ -399,7 +399,7 @@ async def play_all(
             try:
                 world = source.make()
                 desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
-                first = desk.observation.text
+                first = desk.observation
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
