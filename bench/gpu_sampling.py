@@ -76,8 +76,25 @@ def theirs(model: Any, distinct: int, n: int, repeats: int) -> dict[str, Any]:
                     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, min_new_tokens=NEW,
                                    do_sample=True, top_k=0, pad_token_id=0, use_cache=True)  # fmt: skip
 
-        out[str(batch)] = distinct * n * NEW / float(np.median(timed(call, repeats)))
+        out[str(batch)] = [distinct * n * NEW / seconds for seconds in timed(call, repeats)]
     return out
+
+
+def record(
+    case: str, mine: dict[str, Any], fixed: dict[str, Any] | None, peer: dict[str, list[float]], about: dict[str, Any]
+) -> dict[str, Any]:
+    """The row of the page: tokens a second; the peer at its best batch."""
+    rates = [CASES[case][0] * CASES[case][1] * NEW / s for s in mine["seconds"]]
+    row = {"name": f"gpu_sampling/sampling {case}", "ours": float(np.median(rates)), "unit": "tokens/s", **about,
+           "details": {"ours": mine, "ours fixed": fixed, "generate": peer}}  # fmt: skip
+    what = f"{NEW} tokens after {PROMPT}"
+    if peer:
+        batch, best = max(peer.items(), key=lambda x: float(np.median(x[1])))
+        row |= {"peer": float(np.median(best)), "peer_name": "transformers generate",
+                "ratio": row["ours"] / float(np.median(best)),
+                "spread": [min(rates) / max(best), max(rates) / min(best)]}  # fmt: skip
+        what += f"; generate at batch {batch}"
+    return {**row, "what": what + (f"; with fixed shapes {fixed['tokens_per_second']:,.0f} tokens/s" if fixed else "")}
 
 
 def main() -> None:
@@ -89,21 +106,17 @@ def main() -> None:
     parser.add_argument("--fixed", action="store_true", help="also with fixed shapes")
     parser.add_argument("--out", default="bench/results/gpu_sampling.jsonl")
     args = parser.parse_args()
-    about = {"commit": args.commit, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "transformers": transformers.__version__, "repeats": args.repeats}  # fmt: skip
+    about = {"commit": args.commit, "device": torch.cuda.get_device_name(), "repeats": args.repeats,
+             "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     for case in args.cases.split(","):
         distinct, n = CASES[case]
-        row: dict[str, Any] = {"name": f"sampling {case}", **about}
-        row["ours"] = ours(made("sdpa"), distinct, n, args.repeats, fixed=False)
-        print(json.dumps(row["ours"]), flush=True)
-        if args.fixed:
-            row["ours fixed"] = ours(made("sdpa"), distinct, n, args.repeats, fixed=True)
+        mine = ours(made("sdpa"), distinct, n, args.repeats, fixed=False)
+        fixed = ours(made("sdpa"), distinct, n, args.repeats, fixed=True) if args.fixed else None
         gc.collect()
         torch.cuda.empty_cache()
-        if not args.no_generate:
-            row["generate"] = theirs(made("sdpa"), distinct, n, args.repeats)
-            row["ratio"] = row["ours"]["tokens_per_second"] / max(row["generate"].values())
+        peer = {} if args.no_generate else theirs(made("sdpa"), distinct, n, args.repeats)
+        row = record(case, mine, fixed, peer, about)
         print(json.dumps(row), flush=True)
         with Path(args.out).open("a") as f:
             f.write(json.dumps(row) + "\n")

@@ -151,6 +151,22 @@ def theirs(played: list[Episode], repeats: int) -> dict[str, Any]:
     return found
 
 
+def record(case: str, found: dict[str, Any], trl: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
+    """The row of the page: gradients a second, and what each took in memory."""
+    mine, prompt, written = found["tree"], *CASES[case]
+    row = {"name": f"gpu_training/grpo {case}", "ours": 1 / mine["seconds"], "unit": "gradients/s", **about,
+           "details": {"ours": found, "trl": trl}}  # fmt: skip
+    what = f"16 samples of {written} after {prompt}; {mine['gib']:.1f} GiB"
+    done = [v for v in trl.values() if isinstance(v, dict)]
+    if done:
+        best = min(done, key=lambda v: v["seconds"])
+        row |= {"peer": 1 / best["seconds"], "peer_name": "TRL", "ratio": best["seconds"] / mine["seconds"],
+                "spread": [best["least"] / mine["most"], best["most"] / mine["least"]]}  # fmt: skip
+        what += f", TRL {best['gib']:.1f} GiB; losses differ by {abs(best['loss'] - mine['loss']):.1g}"
+    less = found["tree, checkpointed"]
+    return {**row, "what": f"{what}; checkpointed {less['seconds']:.3f} s, {less['gib']:.1f} GiB"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
@@ -160,22 +176,17 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also our path without compiled layers")
     parser.add_argument("--out", default="bench/results/gpu_training.jsonl")
     args = parser.parse_args()
-    about = {"commit": args.commit, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-             "transformers": transformers.__version__, "repeats": args.repeats}  # fmt: skip
+    about = {"commit": args.commit, "device": torch.cuda.get_device_name(), "repeats": args.repeats,
+             "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     for case in args.cases.split(","):
         played = episodes(*CASES[case])
-        row: dict[str, Any] = {"name": f"grpo {case}", **about}
-        row["ours"] = ours(played, args.repeats, False, True)
-        print(json.dumps(row["ours"]), flush=True)
-        row["ours checkpointed"] = ours(played, args.repeats, True, True)
+        found: dict[str, Any] = {"tree": ours(played, args.repeats, False, True)}
+        found["tree, checkpointed"] = ours(played, args.repeats, True, True)
         if args.plain:
-            row["ours uncompiled"] = ours(played, args.repeats, False, False)
-        if not args.no_trl:
-            row["trl"] = theirs(played, args.repeats)
-            done = [v for v in row["trl"].values() if isinstance(v, dict)]
-            row["ratio"] = min(v["seconds"] for v in done) / row["ours"]["seconds"]
-            row["losses agree"] = abs(done[0]["loss"] - row["ours"]["loss"])
+            found["tree, uncompiled"] = ours(played, args.repeats, False, False)
+        trl = {} if args.no_trl else theirs(played, args.repeats)
+        row = record(case, found, trl, about)
         print(json.dumps(row), flush=True)
         with Path(args.out).open("a") as f:
             f.write(json.dumps(row) + "\n")

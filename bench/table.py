@@ -17,6 +17,8 @@ TITLES = {
     "decisions": "Label decisions",
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
+    "gpu_sampling": "Sampling on a GPU",
+    "gpu_training": "GRPO's gradient on a GPU",
     "sampling": "Sampling",
     "training": "Training",
     "worlds": "ALFWorld",

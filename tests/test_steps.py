@@ -31,7 +31,7 @@ def test_split_steps(text, newline, sentence):
 
 
 def plainly(text, ends):
-    """Letter by letter: a step ends where the text so far ends with a delimiter; then what is blank is given to its neighbour."""
+    """Letter by letter: a step ends with a delimiter. Then blank pieces are joined to their neighbours."""
     pieces, piece = [], ""
     for letter in text:
         piece += letter
@@ -54,7 +54,7 @@ def test_steps_are_those_of_a_loop_over_letters(text, ends):
 
 
 def test_a_token_belongs_to_the_step_in_which_it_ends():
-    assert token_borders([2, 5, 6, 9], [5, 6, 7]) == [2, 3, 3]  # the token from 6 to 9 reaches over 7 and is of the last step
+    assert token_borders([2, 5, 6, 9], [5, 6, 7]) == [2, 3, 3]  # the token from 6 to 9 reaches over 7
 
 
 def test_steps_are_spans_of_the_tokens_that_are_there():

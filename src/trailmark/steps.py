@@ -1,8 +1,8 @@
-r"""Reasoning steps: where a text is cut into steps, and which tokens belong to which step. Everything that cuts steps does it here.
+r"""Reasoning steps: where a text is cut into steps, and which tokens belong to which step. All steps are cut here.
 
-A step ends behind a delimiter: a newline (LINES), and where solutions run in paragraphs also ". " and ".$ " (SENTENCES). "3.5" has no
-blank behind its point and stays whole. Blank pieces belong to the step before them, or at the very top to the first. Texts of ReAct name
-their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in which it ends.
+A step ends behind a delimiter: a newline (LINES), and in solutions of paragraphs also ". " and ".$ " (SENTENCES). "3.5"
+has no blank behind its point and stays whole. Blank pieces belong to the step before them, or at the very top to the
+first. ReAct texts name their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in which it ends.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def named_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
 
 
 def token_borders(ends: Sequence[int], cuts: Sequence[int]) -> list[int]:
-    """For each place in a text where a new step begins, the first token that ends behind it. `ends[i]` is where token i ends."""
+    """For each place in a text where a step begins, the first token that ends behind it. Token i ends at `ends[i]`."""
     return [bisect_right(ends, at) for at in cuts]
 
 
 def token_steps(
     tokenizer: Any, tokens: Tokens, text: str, ends: Sequence[str] = LINES
 ) -> tuple[tuple[int, int], ...]:
-    """The steps as spans that cover `tokens`. The text is never encoded in their place: its offsets are used only where it encodes
-    to these very tokens."""
+    """The steps as spans that cover `tokens`. The text is never encoded in their place: its offsets are used only if it
+    encodes to these very tokens."""
     places: Sequence[int] | None = None
     if tokenizer.is_fast:
         ids, offsets = encode_with_places(tokenizer, text)
@@ -100,7 +100,7 @@ class _Lengths(Sequence[int]):
 
 
 def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
-    """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence where the prompt asks for a
+    """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence if the prompt asks for a
     \\boxed{} answer, else by newline; `turn` leaves a whole turn as one step."""
     if split == "turn":
         return e

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from trailmark.errors import JudgeError, RecipeError
+from trailmark.errors import JudgeError, RecipeError, TrailmarkError
+from trailmark.functions import load_function
 from trailmark.score.base import Judge, Play, open_judge
-from trailmark.score.function import FunctionJudge, load_function
+from trailmark.score.function import FunctionJudge
 from trailmark.score.likelihood import TextScorer
 from trailmark.types import Episode, Invalid, Scored, Task
 
@@ -76,7 +77,7 @@ def test_what_is_no_reward(text, said, tmp_path):
     if said is None:
         assert rewards(text, tmp_path) == [1.0] * 4
         return
-    with pytest.raises(JudgeError, match=said) as caught:
+    with pytest.raises(TrailmarkError, match=said) as caught:
         rewards(text, tmp_path)
     assert "\n" not in str(caught.value) and "mine.py" in str(caught.value)
 
@@ -87,14 +88,14 @@ def test_where_it_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found, file = load_function("mine.py:score")
     assert found("ab") == 6 and file.name == "mine.py"
-    assert load_function("mine.py")[0]("ab") == 6  # `score` is the name unless another is said
     assert load_function("math:sqrt")[0](9) == 3
     for path, said in (
         ("none.py:score", "no file none.py"),
         ("no_such_package.x:score", "no module 'no_such_package'"),
         ("math:root", "has no function 'root'"),
+        ("mine.py", "reward: 'mine.py' must be my_file.py:function"),
     ):
-        with pytest.raises(JudgeError, match=said):
+        with pytest.raises(RecipeError, match=said):
             load_function(path)
 
 

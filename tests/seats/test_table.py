@@ -11,6 +11,7 @@ from trailmark.config import Config, ModelConfig, SamplingConfig, resolve
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.learn.checkpoint import save_model
 from trailmark.models.load import load_model
 from trailmark.rollout.play import play
@@ -24,7 +25,7 @@ from trailmark.seats.config import (
     filled,
     seats_section,
 )
-from trailmark.seats.table import Table, load_function, stored_seats
+from trailmark.seats.table import Table, stored_seats
 from trailmark.types import Scored
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
@@ -163,9 +164,9 @@ def test_scripts_and_people(tmp_path):
         None,
     ] and long.outcome.error == "engine: the person has left"
     for name, said in (
-        ("mine.py", "must be package.module:function"),
+        ("mine.py", "must be my_file.py:function"),
         ("gone.py:f", "there is no file"),
-        ("no.such:f", "cannot be imported"),
+        ("no.such:f", "there is no module 'no'"),
     ):
         with pytest.raises(RecipeError, match=f"seats.x.function: .*{said}"):
             load_function(name, "seats.x.function")

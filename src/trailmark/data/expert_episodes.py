@@ -3,7 +3,7 @@
     told = read_trajectories("expert_trajs_train.jsonl.xz")
     found = as_episodes(told.trajectories, Alfworld("data/alfworld", mode="text", dialect="put"), tokenizer)
 
-The world plays them again, so prompts, rewards and end are those of a policy that gave the same answers, token by
+The world plays them again. So prompts, rewards and end are those of a policy that gave the same answers, token by
 token. Log-probabilities are unknown and left out.
 """
 
@@ -24,7 +24,7 @@ from trailmark.types import Episode, Failed, Invalid, Player, Scored
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`skipped` says which trajectories could not be played, and why."""
+    """The episodes; `skipped` says which trajectories could not be played, and why."""
 
     episodes: list[Episode]
     skipped: tuple[str, ...] = ()
@@ -39,9 +39,8 @@ def as_episodes(
     suffix: str = "",
     prefix: str = "",
 ) -> Made:
-    """The same plays in the mode and dialect of `source`. With labels, `suffix` stands behind each prompt as in
-    `solo`. A play that the horizon cuts off is `truncated`, as it would be for a policy; so is one that ends before
-    it is won."""
+    """The same plays in the mode and dialect of `source`. With labels, `suffix` follows each prompt as in `solo`. A
+    play that the horizon cuts off is `truncated`, as for a policy. So is a play that ends before it is won."""
     names, numbers = game_names(source.games), dict[str, int]()
     episodes, skipped = [], []
     for t in trajectories:
@@ -85,6 +84,6 @@ def _episode(
     (made,) = wait(play_all(source, [start], [actor], tell))
     turns = tuple(replace(turn, logp=(), logq=()) for turn in made.turns)
     made = replace(made, turns=turns, players={seat: Player("scripted", "expert trajectory")}, info={"from": t.where})
-    if isinstance(made.outcome, Invalid):  # it stopped before the world did
+    if isinstance(made.outcome, Invalid):  # the recording stopped before the world ended
         return replace(made, outcomes={"self": Scored(total[0], False)}, truncated=True)
     return made

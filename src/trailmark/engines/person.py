@@ -1,4 +1,4 @@
-"""A person in the place of a model: shown what a model would be shown, and asked for a line."""
+"""A person as an engine: the person sees what a model would see and types the answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trailmark.texts import encode
 
 
 class PersonEngine:
-    """`ask()` gives a typed line, None when the person has left; `say(text)` shows something. Of a conversation only
-    what is new is shown. What is typed has log-prob 0, as a script's words have."""
+    """`ask()` returns a typed line, or None if the person has left; `say(text)` shows a text. In a conversation only
+    new messages are shown. Typed tokens have log-prob 0, like a script's."""
 
     def __init__(self, tokenizer: Any, ask: Callable[[], str | None], say: Callable[[str], None], name: str = "person"):
         self.tokenizer, self.ask, self.say, self.name, self.version = tokenizer, ask, say, name, 0
@@ -37,7 +37,7 @@ class PersonEngine:
                 self.say(f"One of these: {' '.join(self.tokenizer.decode([t]) for t in allowed)}\n")
                 continue
             if len(tokens) > request.max_tokens:
-                self.say(f"That is {len(tokens)} tokens, and {request.max_tokens} are the most.\n")
+                self.say(f"That is {len(tokens)} tokens; the limit is {request.max_tokens}.\n")
                 continue
             if allowed is None and request.stop_ids and len(tokens) < request.max_tokens:
                 tokens += request.stop_ids[:1]
@@ -45,4 +45,4 @@ class PersonEngine:
             return Completion(tokens, zeros, zeros, text, "stop")
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
-        raise EngineError(f"'{self.name}' is a person, who has no probabilities to score with")
+        raise EngineError(f"'{self.name}' is a person and cannot score tokens")

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.engines.http import HttpEngine
-from trailmark.engines.wire import EngineGarbage, Wire
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
@@ -44,7 +43,7 @@ class AnswerSearch:
     by_chat = True
 
     def __init__(
-        self, engine: HttpEngine, k: int = 1, values: Wire | None = None, search: Mapping[str, Any] | None = None
+        self, engine: HttpEngine, k: int = 1, values: HttpValues | None = None, search: Mapping[str, Any] | None = None
     ):
         self.engine, self.k, self.values, self.search = engine, k, values, search
         self.name, self.tokenizer, self.version = engine.name, engine.tokenizer, engine.version
@@ -60,7 +59,7 @@ class AnswerSearch:
         if self.values is None or len(made) == 1:
             return made[:1]
         begun = more.get("prefix", "")
-        found = await valued(self.values, [[*messages, {"role": "assistant", "content": begun + c.text}] for c in made])
+        found = await self.values.ask([[*messages, {"role": "assistant", "content": begun + c.text}] for c in made])
         return [made[max(range(len(made)), key=lambda i: found[i])]]
 
 
@@ -81,17 +80,7 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
             "eval of a server chooses here by actions:K and --value URL, the address of a server of values; without "
             "--value the server itself searches (serve --value)."
         )
-    return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, Wire(value, {}, {}, deadline=120.0)))
-
-
-async def valued(wire: Wire, states: Sequence[Sequence[Mapping[str, Any]]]) -> list[float]:
-    """The values of conversations that end with an answer, each read where that answer ends."""
-    said = await wire.post("/v1/values", {"states": list(states)})
-    found = said.get("values") if isinstance(said, dict) else said
-    good = isinstance(found, list) and len(found) == len(states) and all(isinstance(v, int | float) for v in found)
-    if not good:
-        raise EngineGarbage(f"{wire.base_url} was asked for {len(states)} values and answered {str(said)[:80]}")
-    return [float(v) for v in found]
+    return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, HttpValues(value)))
 
 
 def play_searched(

@@ -29,7 +29,7 @@ from trailmark.rollout.play import play
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import bind, draw_tasks
 from trailmark.types import Episode, Scored
 
@@ -61,6 +61,7 @@ class OfflineMethod(Method):
         self.source = get_task(config.task.name, **config.task.options) if config.task else None
         self.engine = local_engine(policy, config.engine) if config.task else None
         if self.source is not None:
+            keep_judge(self.source, run.path)
             bind(self.source, policy.tokenizer)
 
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:

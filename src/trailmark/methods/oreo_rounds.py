@@ -38,7 +38,7 @@ from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import bind, draw_tasks
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
@@ -126,6 +126,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     c = config.collect
     need_rows(c.starts * c.n, "collect.starts * collect.n")
     source = get_task(config.task.name, **config.task.options)
+    keep_judge(source, run.path)
     lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
     if policy_of(config, run.path, k) != config.model.name:
         lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies

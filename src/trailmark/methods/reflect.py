@@ -74,7 +74,7 @@ from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import newest_checkpoint, stored_model
 from trailmark.seats.table import Table, stored_seats
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, bind
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Episode, Sample, SamplingLaw, Task
@@ -90,6 +90,7 @@ class ReflectMethod(Method):
         super().__init__(config, run)
         need_rows(max(config.sft.batch, config.rl.starts, config.teacher.starts), "sft.batch, rl.starts or teacher.starts")
         self.source = get_task(config.task.name, **config.task.options)
+        keep_judge(self.source, run.path)
         teacher = get_teacher(config.teacher.name, config.teacher.path)
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
         models = {"policy": load_seat(config, self.source, "policy", words)}

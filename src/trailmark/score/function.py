@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import JudgeError, nearest
+from trailmark.errors import JudgeError
+from trailmark.functions import load_function, where_it_failed
 from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
 
@@ -31,60 +28,6 @@ if TYPE_CHECKING:
     from trailmark.config import ModelConfig
 
 ONE, ALL = ("prompt", "answer", "row"), ("prompts", "answers", "rows")
-
-
-def load_function(path: str) -> tuple[Callable[..., Any], Path]:
-    """The function at `my_file.py:score` or `package.module:score`, and the file it stands in. The only code that runs is what
-    an import of that file runs."""
-    where, colon, name = path.rpartition(":")
-    if not colon or path.endswith(".py"):
-        where, name = path, "score"
-    module = _from_file(Path(where), path) if where.endswith(".py") else _from_package(where, path)
-    found = getattr(module, name, None)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]
-        hint = nearest(name, known) if known else " It has no functions."
-        raise JudgeError(f"reward '{path}': {where} has no function '{name}'.{hint}")
-    return found, Path(getattr(module, "__file__", None) or where)
-
-
-def _from_file(file: Path, path: str) -> Any:
-    if not file.is_file():
-        raise JudgeError(f"reward '{path}': there is no file {file}.")
-    name = f"_reward_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(file.resolve().parent))  # what lies beside the file can be imported, as if it were run
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as problem:
-        del sys.modules[name]
-        raise JudgeError(f"reward '{path}': importing {_said(problem, file)}.") from problem
-    finally:
-        sys.path.remove(str(file.resolve().parent))
-    return module
-
-
-def _from_package(name: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as problem:
-        if isinstance(problem, ModuleNotFoundError) and problem.name and f"{name}.".startswith(f"{problem.name}."):
-            raise JudgeError(
-                f"reward '{path}': there is no module '{problem.name}'; a file is written my_file.py:score."
-            ) from problem
-        raise JudgeError(f"reward '{path}': importing '{name}' failed with {type(problem).__name__}: {problem}.") from problem
-
-
-def _said(problem: BaseException, file: Path) -> str:
-    """The file, the line and the problem. The line is the last one in the person's own file."""
-    if isinstance(problem, SyntaxError):
-        return f"{problem.filename}:{problem.lineno} failed with SyntaxError: {problem.msg}"
-    lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if Path(f.filename).name == file.name]
-    at = f":{lines[-1]}" if lines else ""
-    return f"{file}{at} failed with {type(problem).__name__}: {problem}"
 
 
 def open_function(config: FunctionJudgeConfig) -> Judge:
@@ -166,7 +109,7 @@ class FunctionJudge(Judge):
             found = self.function(**{k: v for k, v in given.items() if k in self.wanted})
             return await found if inspect.isawaitable(found) else found
         except (Exception, SystemExit) as problem:
-            raise JudgeError(f"{self.name}: {_said(problem, self.file)} (for {where}).") from problem
+            raise JudgeError(f"{self.name}: {where_it_failed(problem, self.file)} (for {where}).") from problem
 
     def _about(self, play: Play) -> str:
         return f"{self.name} returned {{}} for {play.where}"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trailmark.errors import ModelError
 from trailmark.models.layout import FIXED_ROWS
@@ -165,10 +165,13 @@ class HttpValues:
         self.wire = Wire(base_url, {"Authorization": f"Bearer {api_key}"} if api_key else {}, {}, deadline=deadline)
 
     async def score(self, lines: Sequence[Line]) -> list[float]:
+        return await self.ask([list(x.prompt + x.tokens) for x in lines])
+
+    async def ask(self, states: Sequence[Any]) -> list[float]:
+        """The values of states: token ids, texts, or conversations that end with an answer."""
         from trailmark.engines.wire import EngineGarbage
 
-        states = [list(x.prompt + x.tokens) for x in lines]
-        said = await self.wire.post("/v1/values", {"states": states}) if states else {"values": []}
+        said = await self.wire.post("/v1/values", {"states": list(states)}) if states else {"values": []}
         found = said.get("values") if isinstance(said, dict) else said
         if (
             not isinstance(found, list)

@@ -9,8 +9,6 @@ play(source, tasks, table.seats, protocol)
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import RecipeError
+from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
@@ -55,7 +54,7 @@ class Table:
             if isinstance(seat, HttpSeat):
                 self.engines[name] = open_server(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
-                function = load_function(seat.function, f"seats.{name}.function")
+                function = load_function(seat.function, f"seats.{name}.function")[0]
                 self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
@@ -164,24 +163,3 @@ def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
             hint = f"Set {key}.model, or another {key}.address." if key else "Name one of them with --served."
             raise EngineError(f"{says}{problem}. {hint}") from None
     return engine
-
-
-def load_function(name: str, key: str) -> Callable[..., Any]:
-    """`package.module:function`, or `path/to/file.py:function`."""
-    where, _, function = name.rpartition(":")
-    if not where or not function:
-        raise RecipeError(f"{key}: '{name}' must be package.module:function or file.py:function.")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            if spec is None or spec.loader is None or not Path(where).is_file():
-                raise RecipeError(f"{key}: there is no file '{where}'.")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        return getattr(module, function)
-    except RecipeError:
-        raise
-    except Exception as problem:  # somebody's module may raise anything while it is imported
-        raise RecipeError(f"{key}: '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem

@@ -62,7 +62,7 @@ def with_judge(source: Any, judge: Judge) -> Any:
 
 
 def keep_judge(source: Any, run: str | Path) -> None:
-    """Let the source's judge work for this run. It keeps its answers there. A run keeps the judge it began with."""
+    """Bind the source's judge to this run, where it stores its answers. A run keeps the judge that it began with."""
     if (judge := getattr(source, "judge", None)) is not None:
         judge.keep(Path(run) / "judge")
 
