@@ -199,3 +199,13 @@ def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
     assert made["other"] == given["other"] and made["actor"] == given["actor"]
     two = Table({"a": made["adviser"], "b": made["adviser"]})
     assert two.engines["a"].lm is two.engines["b"].lm and [s.kind for s in two.seats] == ["trained", "trained"]
+
+
+def test_two_seats_of_the_model_that_is_trained(lm):
+    """Self-play: both seats write with one engine, and weights are published to it once."""
+    both = {"one": LocalSeat(trained=True, side="a"), "two": LocalSeat(trained=True, side="b")}
+    check_seats(both, trains=2)
+    table = Table(filled(both, None, None), {"one": lm, "two": lm})
+    assert table.engines["one"] is table.engines["two"]
+    table.publish(3)
+    assert [s.engine.version for s in table.seats] == [3, 3] and [s.side for s in table.seats] == ["a", "b"]

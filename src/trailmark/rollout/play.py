@@ -384,7 +384,7 @@ async def play_all(
     are shown to `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode
     when it is over and judged; without it, the judge is asked once, about all."""
     source = declared(source)
-    judge, unjudged = judge_of(source, judge), dict[int, str]()
+    judge, unjudged = judge_of(source, judge), dict[int, Observation]()
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}
@@ -400,7 +400,7 @@ async def play_all(
             try:
                 world = source.make()
                 desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
-                first = desk.observation.text
+                first = desk.observation
                 await protocol(desk)
                 if desk.pending:
                     raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")

@@ -92,15 +92,17 @@ class Table:
 
     def publish(self, version: int) -> None:
         """The engines of the method's own models write with the weights as they are now."""
-        for name, lm in self.models.items():
-            self.engines[name].publish(version, lm)
+        for engine, lm in {id(self.engines[n]): (self.engines[n], lm) for n, lm in self.models.items()}.values():
+            engine.publish(version, lm)
 
     def _local(self, name: str, seat: LocalSeat) -> LocalEngine:
         from trailmark.models.load import load_model
 
         settings = seat.engine or EngineConfig()
-        if name in self.models:
-            return local_engine(self.models[name], settings)
+        if name in self.models:  # two seats of one model, as in self-play, write with one engine
+            own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
+            same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
+            return self.engines[same[0]] if same else local_engine(self.models[name], settings)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
