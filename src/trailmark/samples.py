@@ -12,7 +12,7 @@ decision    1 / k_t                  T                      the mean over tokens
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -170,6 +170,38 @@ def annotate_turns(
             else:
                 out.append(Annotation(s.episode, stream, "token", values, mine[s.episode][k], source))
     return out
+
+
+def turn_values(
+    annotations: Iterable[Annotation], episodes: Sequence[Episode], seat: str, name: str
+) -> dict[str, list[float | Sequence[float]]]:
+    """Annotations called `name` as `values` of `build_samples`: one number per turn of the seat that wrote something,
+    or one for each of its tokens. The way back from `annotate_turns`."""
+    known = {(a.episode, a.turn): a for a in annotations if a.name == name and a.level in ("turn", "token")}
+    out: dict[str, list[float | Sequence[float]]] = {}
+    for e in episodes:
+        out[e.id] = []
+        for i, t in enumerate(e.turns):
+            if t.seat != seat or not t.tokens:
+                continue
+            if (note := known.get((e.id, i))) is None:
+                raise LearnError(f"episode '{e.id}': turn {i} of seat '{seat}' has no annotation '{name}'")
+            out[e.id].append(note.values[0] if note.level == "turn" else note.values)
+    return out
+
+
+def class_sample(
+    tokens: Sequence[int], labels: Mapping[int, int], episode: str = "", group: str = "", weight: str = "class_weight"
+) -> Sample:
+    """A sequence for `Classify`: `labels` gives the class after a token, by the token's place. Each label counts once,
+    so the loss is the mean over all labels of a batch."""
+    mark, label = np.zeros(len(tokens)), np.zeros(len(tokens), np.int64)
+    for at, c in labels.items():
+        if not 0 <= at < len(tokens):
+            raise LearnError(f"episode '{episode}': a label at place {at} of {len(tokens)} tokens")
+        mark[at], label[at] = 1.0, c
+    streams = {weight: mark, "label": label}
+    return Sample(np.array(tokens, np.int64), streams, {weight: float(len(labels))}, episode=episode, group=group)
 
 
 def pair(chosen: Sample, rejected: Sample, unit: str) -> list[Sample]:

@@ -25,7 +25,7 @@ rl: {{algorithm: ppo, starts: 12, replay_batch: 3, entropy: 0.01, critic: {{kind
 curriculum: {{kind: modes}}
 final: {{n: 6, references: true}}
 eval: {{every: 5, n: 3}}
-thought: 4
+thought: 12
 reflect_prob: 0.75
 model: {{name: tiny, shape: {{layers: 1, width: 16, heads: 2, context: 128}}}}
 engine: {{slots: 16, max_len: 128}}

@@ -5,11 +5,12 @@ import json
 
 import pytest
 
+from trailmark.credit import turn_returns
 from trailmark.engines.base import Completion
 from trailmark.errors import DataError, JudgeError, TaskError
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
-from trailmark.rollout.judged import as_played
+from trailmark.rollout.judged import as_played, judge_episodes
 from trailmark.rollout.play import Seat, play, play_all, start_all
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.function import FunctionJudge
@@ -224,3 +225,53 @@ def test_the_world_passes_the_check_of_worlds(rows):
     source = get_task("prompts", path=str(rows))
     report = check_task(source)
     assert report.ok and report.counts["tasks"] == 2
+
+
+class Bargain(Talk):
+    """Two sides speak in turn, twice each, and each action pays its side 0.5."""
+
+    def make(self):
+        world, said = Bargain(), []
+
+        def reset(task):
+            said.clear()
+            return Observation("begin", seat="buyer")
+
+        def step(action):
+            said.append(action)
+            return Step(Observation("go on", seat=("buyer", "seller")[len(said) % 2]), 0.5, len(said) == 4, False)
+
+        world.reset, world.step = reset, step
+        return world
+
+
+TWO = [Seat("buyer", Counting(), side="a"), Seat("seller", Counting(), side="b")]
+
+
+def test_each_side_has_an_outcome_of_its_own():
+    """A judge of two sides: each side's reward is on the turn of that side that acted last, beside what the world paid."""
+    verdicts = iter([{"a": Scored(2.0), "b": Scored(-1.0)}, {"b": Failed("no answer"), "a": Scored(3.0)}])
+    judge, notes = Marks(lambda plays: [Verdict(next(verdicts)) for _ in plays]), []
+    first, second = play(Bargain(), Bargain().tasks(n=2), TWO, judge=judge, notes=notes)
+    assert first.outcomes == {"a": Scored(2.0), "b": Scored(-1.0)} and second.outcomes["b"] == Failed("no answer")
+    assert [t.reward for t in first.turns] == [0.5, 0.5, 2.5, -0.5]
+    assert [t.reward for t in second.turns] == [0.5, 0.5, 3.5, 0.5] and list(second.outcomes) == ["a", "b"]
+    assert [t.reward for t in as_played(first)] == [t.reward for t in as_played(second)] == [0.5] * 4
+    said = [(n.episode, n.name, n.values[0]) for n in notes]
+    assert said == [(first.id, "reward", 2.0), (first.id, "reward_b", -1.0), (second.id, "reward", 3.0)]
+    assert turn_returns(first, "buyer").tolist() == [3.0, 2.5] and turn_returns(first, "seller").tolist() == [0.0, -0.5]
+    ((again,),) = branch(Bargain(), [Point(first, 1)], TWO, judge=Marks(lambda plays: [Verdict(Scored(1.0))]))
+    assert again.turns[0] == first.turns[0] and set(again.outcomes.values()) == {Scored(1.0)}
+    with pytest.raises(JudgeError, match=r"gave outcomes to 'a', 'c' in row '0', where 'a', 'b' played"):
+        play(Bargain(), Bargain().tasks(n=1), TWO, judge=Marks(lambda _: [Verdict({"a": Scored(1.0), "c": Scored(1.0)})]))
+
+
+def test_plays_that_are_over_can_be_judged_once_more():
+    """Somebody else's opinion of finished plays: it sees what the first judge saw, and changes nothing."""
+    episodes = play(Talk(), Talk().tasks(n=2), [Seat("policy", Counting())], judge=Marks(lambda p: [Verdict(Scored(1.0))] * 2))
+    seen = []
+    found = judge_episodes(Talk(), episodes, Marks(lambda plays: seen.extend(plays) or [Verdict(Scored(7.0))] * 2))
+    assert [v.outcome for v in found] == [Scored(7.0)] * 2
+    assert [(p.prompt, p.answer) for p in seen] == [(f"begin {k}", e.turns[1].action) for k, e in enumerate(episodes)]
+    with pytest.raises(JudgeError, match="gave 1 verdicts for 2 plays"):
+        judge_episodes(Talk(), episodes, Marks(lambda plays: [Verdict(Scored(7.0))]))

@@ -11,7 +11,7 @@ from trailmark.credit import group_relative
 from trailmark.errors import JudgeError
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
-from trailmark.score.likelihood import LikelihoodJudge, after_markers
+from trailmark.score.likelihood import Likelihood, LikelihoodJudge, after_markers, improvement
 from trailmark.types import Episode, Invalid, Scored, Task
 
 
@@ -28,9 +28,9 @@ def plays():
     return made
 
 
-def perplexity(lm, context, gold):
+def perplexity(lm, context, gold, end=True):
     """By the model's own forward pass, token by token."""
-    ids = lm.tokenizer.encode(context) + (tail := lm.tokenizer.encode(gold) + [lm.tokenizer.eos_token_id])
+    ids = lm.tokenizer.encode(context) + (tail := lm.tokenizer.encode(gold) + [lm.tokenizer.eos_token_id] * end)
     lm.base.set_attn_implementation("eager")
     with torch.no_grad():
         logp = lm.base(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -47,8 +47,8 @@ def test_the_numbers_of_the_definition(lm, tmp_path):
         base = perplexity(lm, play.prompt, "They went home.")
         now = perplexity(lm, f"{play.prompt}Plan of T: {plan}", "They went home.")
         notes = {n.name: n.values[0] for n in verdict.notes}
-        assert verdict.outcome.reward == pytest.approx(100 * (1 - now / base), abs=1e-9)
-        assert notes["improvement"] == verdict.outcome.reward
+        assert notes["improvement"] == pytest.approx(100 * (1 - now / base), abs=1e-9)
+        assert verdict.outcome.reward == notes["improvement"] / 100
         assert math.exp(notes["baseline_nll"]) == pytest.approx(base, abs=1e-9 * base)
         assert math.exp(notes["nll"]) == pytest.approx(now, abs=1e-9 * now)
         assert {n.episode for n in verdict.notes} == {play.episode.id} and verdict.notes[0].source == judge.stamp
@@ -64,8 +64,6 @@ def test_stepped_rewards_become_group_credit(lm):
     judge = LikelihoodJudge(LikelihoodJudgeConfig(), lm)
     percents = iter([-4.0, 0.05, 1.5, 2.0])
     judge.scorer.baselines  # noqa: B018  (the model is at hand)
-    from trailmark.score.likelihood import Likelihood
-
     verdicts = [
         judge._verdict(p, Likelihood(-math.log(10.0), 1), Likelihood(-math.log(10.0 * (1 - next(percents) / 100)), 1))
         for p in plays()
@@ -85,3 +83,23 @@ def test_a_row_without_gold(lm):
     play = Play(plays()[0].episode, "p", "a", {"gold": ""})
     with pytest.raises(JudgeError, match=r"row 't0' has no text 'gold' \(reward.gold\)"):
         asyncio.run(LikelihoodJudge(None, lm).judge([play]))
+
+
+def test_a_conversation_is_the_context_as_it_was_shown(lm):
+    """The template stands in the place of the last message; the system's words before it are read too."""
+    talk = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Story."})
+    shown = Play(plays()[0].episode, "Story.", "a plan", {"gold": "home"}, talk)
+    settings = LikelihoodJudgeConfig(plan="{prompt} Plan: {answer}", tokens="text", reward="linear")
+    (verdict,) = asyncio.run(LikelihoodJudge(settings, lm).judge([shown]))
+    chatml = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    base, now = (perplexity(lm, chatml.format(said), "home", end=False) for said in ("Story.", "Story. Plan: a plan"))
+    assert verdict.outcome.reward == pytest.approx(1 - now / base, abs=1e-11)
+
+
+def test_a_likelihood_that_is_no_number_is_no_reward(lm):
+    """A model that has become infinite somewhere gives no reward: neither a zero nor minus infinity."""
+    with torch.no_grad():
+        lm.base.get_output_embeddings().weight[lm.tokenizer.encode("h")[0]] = torch.nan
+    verdicts = asyncio.run(LikelihoodJudge(LikelihoodJudgeConfig(reward="linear"), lm).judge(plays()[:1]))
+    assert isinstance(verdicts[0].outcome, Invalid) and "likelihood of 'gold' is no number" in verdicts[0].outcome.reason
+    assert improvement(Likelihood(-1.0, 1), Likelihood(-900.0, 1)) == -math.inf

@@ -200,7 +200,7 @@ def test_the_improvement_of_vr_cli(lm, tmp_path):
     got = [gain_reward(i) for i in (-3.0, 0.0499, 0.05, 0.999, 1.0, 1.99, 2.0, 50.0)]
     assert got == [0.0, 0.0, 0.5, 0.5, 0.9, 0.9, 1.0, 1.0]
     assert [gain_reward(i, "clipped") for i in (-3.0, 4.0)] == [0.0, 4.0]
-    assert [gain_reward(i, "binary") for i in (-0.1, 0.0)] == [0.0, 1.0] and gain_reward(-7.0, "linear") == -7.0
+    assert [gain_reward(i, "binary") for i in (-0.1, 0.0, 0.1)] == [0.0, 0.0, 1.0] and gain_reward(-7.0, "linear") == -0.07
     assert gain_reward(improvement(nats(20.0), nats(19.0)), "nll") == pytest.approx(math.log(20 / 19))
     assert gain_reward(6.0, "stepped", ((5.0, 0.5), (10.0, 1.0))) == 0.5
 

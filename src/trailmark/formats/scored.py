@@ -9,6 +9,7 @@ pairs          lines of {"prompt", "chosen", "rejected"}
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import DataError
@@ -92,6 +93,17 @@ def tie_pairs(episodes: Iterable[Episode]) -> list[tuple[Episode, Episode]]:
         if missing := SIDES.keys() - sides:
             raise DataError(f"pair '{name}' lacks its {missing.pop()} episode.")
     return [(p["chosen"], p["rejected"]) for p in pairs.values()]
+
+
+def pair_sides(pairs: Iterable[tuple[Episode, Episode]]) -> list[Episode]:
+    """The two episodes of every pair as episodes of a file: the way back from `tie_pairs`. An episode may be in many
+    pairs, so each side gets an id of its own."""
+    out = []
+    for n, both in enumerate(pairs):
+        for side, e in zip(SIDES, both):
+            info = {**e.info, "pair": f"pair {n}", "side": side}
+            out.append(replace(e, id=f"{e.id} {side} {n}", info=info))
+    return out
 
 
 def pairs_to_rows(w: Writer, episodes: Sequence[Episode]) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
+from trailmark.methods.collect import collect_starts, play_left
 from trailmark.methods.offline import won
-from trailmark.rollout.play import Protocol, Seat, Start, play_all, start_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Protocol, Seat, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import build_samples
 from trailmark.tasks.base import TaskSource
@@ -79,8 +79,8 @@ def collect(
     protocol: Protocol | None = None,
 ) -> Path:  # fmt: skip
     """`n` episodes of each task, every one kept, those of a task next to one another. They are written as they finish."""
-    kept = Collection(path)
-    return kept.finish(_played(kept, source, start_all(tasks, n, seed, prefix), seats, protocol))
+    collect_starts(path, source, start_all(tasks, n, seed, prefix), seats, protocol)
+    return path
 
 
 def collect_balanced(
@@ -95,16 +95,10 @@ def collect_balanced(
         if not open_:
             break
         starts = start_all(open_, 1, seed, f"{prefix}{number}:")
-        for t, e in zip(open_, _played(kept, source, starts, seats, protocol), strict=True):
+        for t, e in zip(open_, play_left(kept, source, starts, seats, protocol), strict=True):
             found[t.id].append(replace(e, group=f"{prefix}{t.id}"))
         open_ = [t for t in open_ if not _enough(found[t.id], want)]
     return kept.finish([e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")])
-
-
-def _played(
-    kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat], protocol: Protocol | None
-) -> list[Episode]:
-    return kept.play(starts, lambda left, each: wait(play_all(source, left, seats, protocol, each=each)))
 
 
 def _enough(plays: Sequence[Episode], want: int) -> bool:

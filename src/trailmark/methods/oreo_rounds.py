@@ -40,7 +40,7 @@ from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import bind, draw_tasks
+from trailmark.tasks.base import draw_tasks
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 EPISODES = replace(LAYOUT, home="episodes")
@@ -140,7 +140,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
         lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
     engine = local_engine(lm, config.engine)
     engine.publish(k - 1, lm)
-    bind(source, lm.tokenizer)
+    source.bind(lm.tokenizer)
     seats = [trained_seat(engine, config.seat, c.sampling)]
     tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
     if c.balanced is None:

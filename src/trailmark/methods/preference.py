@@ -1,7 +1,8 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, KTO, and rejection sampling.
 
     rejection   imitate the successes
-    dpo, ipo    pairs of a success and a failure of one prompt, built here, or read from a file of format `pairs`
+    dpo, ipo    pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, or of episodes
+                that are sides of pairs (`formats.scored.pair_sides`), whose tokens are kept as they were written
     kto         good and bad ones, unpaired
 
 The reference of DPO, IPO and KTO is the policy as it starts, or `ref`.
@@ -41,7 +42,7 @@ class PreferenceMethod(OfflineMethod):
         """Pairs, successes, or all trajectories."""
         c = config
         if c.objective in ("dpo", "ipo"):
-            given = c.format == "pairs"
+            given = c.format == "pairs" or all("pair" in e.info for e in episodes)
             made = stored_pairs(episodes) if given else preference_pairs(episodes, c.pairs, c.seed)
             groups = 0 if given else len(by_group(episodes)) - len({a.group for a, _ in made})
             if not made:

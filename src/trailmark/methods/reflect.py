@@ -59,7 +59,7 @@ from trailmark.methods.reflect_imitation import (
     seat_model,
     talk_of,
 )
-from trailmark.methods.reflect_play import has_oracle, oracle_player, random_player, two_players
+from trailmark.methods.reflect_play import oracle_player, random_player, two_players
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
@@ -75,6 +75,7 @@ from trailmark.seats.locate import locate, newest_checkpoint
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
+from trailmark.tasks.base import has_oracle
 from trailmark.types import Annotation, Episode, Sample, Scored
 
 

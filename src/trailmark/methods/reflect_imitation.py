@@ -55,7 +55,7 @@ from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import stored_model
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import TaskSource, bind
+from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import add_labels
 from trailmark.types import Sample, SamplingLaw, Task
 
@@ -77,7 +77,7 @@ class Players(Method):
         words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
         self.words = words
         self.models: dict[str, LM] = {name: load_seat(config, self.source, name, words) for name in players_of(config)}
-        bind(self.source, self.models["policy"].tokenizer)
+        self.source.bind(self.models["policy"].tokenizer)
         for lm in self.models.values():
             lm.name = _below(lm.name, run)
         self.engines = {n: local_engine(lm, config.engine) for n, lm in self.models.items()}
@@ -111,7 +111,7 @@ class Players(Method):
         if imitates:
             tokenizers = {name: lm.tokenizer for name, lm in self.models.items()}
             check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
-        if self.source.markov or hasattr(self.source, "menus"):
+        if self.source.markov or self.source.menus() is not None:
             check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
 
     def seats(self) -> list[Seat]:
@@ -230,7 +230,7 @@ def players_of(config: PlayersRecipe) -> tuple[Literal["policy", "reflector"], .
 def load_seat(config: PlayersRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
     """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
     lm = load_model(seat_model(config, seat), words)
-    if config.labels == "all" and hasattr(source, "bind"):
+    if config.labels == "all" and source.binds:
         add_labels(lm, seed=config.model.seed)
     return lm
 
@@ -373,8 +373,8 @@ def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room)
 
 def menus(source: Any, split: str) -> Iterator[tuple[str, str]]:
     """(where, menu): every list of actions of a world that can say them (`menus`), else those of some first moments."""
-    if hasattr(source, "menus"):
-        yield from source.menus()
+    if (listed := source.menus()) is not None:
+        yield from listed
         return
     for part in dict.fromkeys(("train", split)):
         try:

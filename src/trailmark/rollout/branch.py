@@ -38,9 +38,14 @@ def branch(
 ) -> list[list[Episode]]:
     """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
     are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
-    starts = [s for p in points for s in _starts(p, n, seed)]
+    starts = branch_starts(points, n, seed)
     episodes = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
+
+
+def branch_starts(points: Sequence[Point], n: int = 1, seed: int = 0) -> list[Start]:
+    """`n` starts from every point, for whoever plays them himself, such as a long collection (`runs/collect.py`)."""
+    return [s for p in points for s in _starts(p, n, seed)]
 
 
 def _starts(point: Point, n: int, seed: int) -> list[Start]:

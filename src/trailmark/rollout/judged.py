@@ -1,21 +1,28 @@
-"""Plays of a world that cannot judge itself: a judge gives each its outcome before anybody sees the episode."""
+"""Plays of a world that cannot judge itself: a judge gives each its outcome before anybody sees the episode.
+
+A judge may give one outcome, or one for each side. The reward of an outcome is put on the turn that acted last; of a side's
+own outcome, on the turn of that side that acted last.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trailmark.credit.turns import side_of
 from trailmark.errors import JudgeError, TaskError
-from trailmark.score.base import Judge, Play
-from trailmark.types import Annotation, Episode, Scored, Turn
+from trailmark.run_async import wait
+from trailmark.score.base import Judge, Play, Verdict
+from trailmark.tasks.base import Observation, TaskSource
+from trailmark.types import Annotation, Episode, Outcome, Scored, Turn
 
 
 def judge_of(source: Any, given: Judge | None) -> Judge | None:
     """Who judges the plays of a source: the one that was given, or the source's own. None: the world judges itself."""
-    if not getattr(source, "judged", False):
+    if not source.judged:
         return None
-    judge = given or getattr(source, "judge", None)
+    judge = given or source.judge
     if judge is None:
         raise TaskError(
             f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."
@@ -24,46 +31,98 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 
 
 async def give_verdicts(
-    episodes: dict[int, Episode], prompts: Mapping[int, str], judge: Judge, notes: list[Annotation] | None = None
+    episodes: dict[int, Episode], first: Mapping[int, Observation], judge: Judge, notes: list[Annotation] | None = None
 ) -> None:
-    """Ask the judge about the episodes whose numbers are in `prompts`, all at once, and put what it says into them."""
-    plays = [as_play(episodes[k], prompt) for k, prompt in sorted(prompts.items())]
+    """Ask the judge about the episodes whose numbers are in `first`, all at once, and put what it says into them. `first` is
+    what each was shown first."""
+    numbers = sorted(first)
+    plays = [as_play(episodes[k], first[k]) for k in numbers]
+    for k, play, verdict in zip(numbers, plays, await _ask(judge, plays)):
+        episodes[k] = _with_verdict(play.episode, verdict, judge, notes)
+
+
+def judge_episodes(source: TaskSource, episodes: Sequence[Episode], judge: Judge) -> list[Verdict]:
+    """What a judge says about plays that are over, whoever gave their outcomes: one verdict for each. The episodes stay as they
+    are."""
+    return wait(_ask(judge, [as_play(e, source.make().reset(e.task)) for e in episodes]))
+
+
+async def _ask(judge: Judge, plays: Sequence[Play]) -> list[Verdict]:
     verdicts = await judge.judge(plays)
     if len(verdicts) != len(plays):
         raise JudgeError(f"judge '{judge.name}' gave {len(verdicts)} verdicts for {len(plays)} plays.")
-    for k, play, verdict in zip(sorted(prompts), plays, verdicts):
+    for play, verdict in zip(plays, verdicts):
         wrong = next((n.episode for n in verdict.notes if n.episode != play.episode.id), None)
         if wrong is not None:
             raise JudgeError(f"judge '{judge.name}' answered for episode '{wrong}' where '{play.episode.id}' was asked.")
-        e, outcome = play.episode, verdict.outcome
-        about: dict[str, Any] = {"name": judge.name, "source": judge.source, "fingerprint": judge.fingerprint}
-        turns, acted = list(e.turns), last_act(e)
-        if isinstance(outcome, Scored) and acted is not None:
-            if own := turns[acted].reward:
-                about["world_reward"] = own
-            turns[acted] = dataclasses.replace(turns[acted], reward=own + outcome.reward)
-            if notes is not None:
-                notes.append(Annotation(e.id, "reward", "episode", (outcome.reward,), None, judge.stamp))
-        if notes is not None:
-            notes.extend(verdict.notes)
-        outcomes = dict.fromkeys(e.outcomes, outcome)
-        episodes[k] = dataclasses.replace(e, turns=tuple(turns), outcomes=outcomes, info={**e.info, "judge": about})
+        sides = set(play.episode.outcomes)
+        if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
+            raise JudgeError(
+                f"judge '{judge.name}' gave outcomes to {_listed(verdict.outcome)} in {play.where}, where "
+                f"{_listed(sides)} played."
+            )
+    return verdicts
 
 
-def as_play(e: Episode, prompt: str) -> Play:
+def _listed(sides: Any) -> str:
+    return ", ".join(f"'{s}'" for s in sorted(sides)) or "nobody"
+
+
+def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annotation] | None) -> Episode:
+    about: dict[str, Any] = {"name": judge.name, "source": judge.source, "fingerprint": judge.fingerprint}
+    given, turns = verdict.outcome, list(e.turns)
+    outcomes = {s: given[s] for s in e.outcomes} if isinstance(given, Mapping) else dict.fromkeys(e.outcomes, given)
+    if isinstance(given, Mapping):
+        about["sides"] = True
+    own = {}
+    for i, reward in judged_rewards(dataclasses.replace(e, outcomes=outcomes, info={**e.info, "judge": about})).items():
+        if turns[i].reward:
+            own[str(i)] = turns[i].reward
+        turns[i] = dataclasses.replace(turns[i], reward=turns[i].reward + reward)
+    if own:  # one number where there is one outcome
+        about |= {"world_rewards": own} if isinstance(given, Mapping) else {"world_reward": next(iter(own.values()))}
+    if notes is not None:
+        for k, (side, outcome) in enumerate(outcomes.items()):
+            if isinstance(outcome, Scored) and (k == 0 or isinstance(given, Mapping)):
+                name = f"reward_{side}" if k else "reward"
+                notes.append(Annotation(e.id, name, "episode", (outcome.reward,), None, judge.stamp))
+        notes.extend(verdict.notes)
+    return dataclasses.replace(e, turns=tuple(turns), outcomes=outcomes, info={**e.info, "judge": about})
+
+
+def as_play(e: Episode, first: Observation) -> Play:
+    """An episode as a judge sees it; `first` is what it was shown first."""
     acted = last_act(e)
     answer = "" if acted is None else e.turns[acted].action or ""
-    return Play(e, prompt, answer, {**e.task.data, **e.task.meta})
+    return Play(e, first.text, answer, {**e.task.data, **e.task.meta}, first.messages)
 
 
-def last_act(e: Episode) -> int | None:
-    return max((i for i, t in enumerate(e.turns) if t.action is not None), default=None)
+def last_act(e: Episode, side: str | None = None) -> int | None:
+    """The turn that acted last: of all, or of one side."""
+    acted = [i for i, t in enumerate(e.turns) if t.action is not None and side in (None, side_of(e, t.seat))]
+    return max(acted, default=None)
+
+
+def judged_rewards(e: Episode) -> dict[int, float]:
+    """What a judge paid, by turn."""
+    about: Mapping[str, Any] = e.info.get("judge", {})
+    named = {p.side for p in e.players.values()}
+    whose: list[tuple[str | None, Outcome]] = [(None, e.outcome)]
+    if about.get("sides"):  # the only side has no name
+        whose = [(side if side in named else "", outcome) for side, outcome in e.outcomes.items()]
+    found = {}
+    for side, outcome in whose:
+        acted = last_act(e, side)
+        if about and acted is not None and isinstance(outcome, Scored):
+            found[acted] = outcome.reward
+    return found
 
 
 def as_played(e: Episode) -> tuple[Turn, ...]:
     """The turns of an episode with the rewards that its world gave, without what a judge added."""
-    acted = last_act(e)
-    if "judge" not in e.info or acted is None:
-        return e.turns
-    own = float(e.info["judge"].get("world_reward", 0.0))
-    return tuple(dataclasses.replace(t, reward=own) if i == acted else t for i, t in enumerate(e.turns))
+    about: Mapping[str, Any] = e.info.get("judge", {})
+    turns = list(e.turns)
+    for i in judged_rewards(e):
+        own = about.get("world_rewards", {}).get(str(i), 0.0) if about.get("sides") else about.get("world_reward", 0.0)
+        turns[i] = dataclasses.replace(turns[i], reward=float(own))
+    return tuple(turns)

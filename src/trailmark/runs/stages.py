@@ -39,14 +39,8 @@ from trailmark.runs.diff import IGNORED
 from trailmark.runs.store import atomic_write, cannot_write, hold
 
 RECORD = "stage.json"
-TRAINED = (
-    "checkpoints",
-    "metrics.jsonl",
-    "timings.jsonl",
-    "episodes",
-    "evaluation",
-    "annotations",
-)  # what a run makes itself
+# What a run makes itself.
+TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
 Say = Callable[[str], None]
 
@@ -62,9 +56,7 @@ class Stage:
     inputs: Mapping[str, str | Path] = field(default_factory=dict)
     outputs: tuple[str, ...] | None = None  # files and folders that count, below the stage's folder; None: all of them
     single: bool = False  # the output is one file that lies where the folder would
-    grows: tuple[
-        str, ...
-    ] = ()  # settings whose change lets the stage go on from where it is, such as a number of steps
+    grows: tuple[str, ...] = ()  # settings that may change without a new start, such as a number of steps
     earlier: Callable[[Path], Summary | None] | None = None  # the summary of outputs that an older version finished
 
 

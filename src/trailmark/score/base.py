@@ -27,6 +27,7 @@ class Play:
     prompt: str
     answer: str
     row: Mapping[str, Any]
+    messages: tuple[Mapping[str, str], ...] = ()  # what was shown first, if it was a conversation; `prompt` is its last
 
     @property
     def where(self) -> str:
@@ -36,9 +37,10 @@ class Play:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`notes` are further numbers about the episode, such as marks by criterion."""
+    """One outcome for everybody, or one for each side. `notes` are further numbers about the episode, such as marks by
+    criterion, or about its turns."""
 
-    outcome: Outcome
+    outcome: Outcome | Mapping[str, Outcome]
     notes: tuple[Annotation, ...] = ()
 
 

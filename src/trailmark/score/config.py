@@ -63,7 +63,10 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     tokens: Literal["text", "turn", "template"] = Field(
         "turn", description="what is scored: the text, the token that ends it too, or all that the template writes"
     )
-    chat: bool = Field(False, description="the context is a user's message, and the gold text the assistant's answer")
+    chat: bool = Field(
+        False,
+        description="the context is a user's message, and the gold text the assistant's answer; rows of messages are so anyway",
+    )
     reward: Literal["stepped", "clipped", "binary", "linear", "nll"] = Field(
         "stepped", description="what an improvement in percent is worth"
     )

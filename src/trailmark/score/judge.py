@@ -24,7 +24,7 @@ from trailmark.score.config import ModelJudgeConfig
 from trailmark.types import Annotation, Failed, SamplingLaw
 
 ASK = (
-    "\n\nReply with one JSON object and nothing else:\n"
+    "Reply with one JSON object and nothing else:\n"
     '{{"id": "{id}", "score": a number from {low:g} to {high:g}, "reason": "one sentence"}}'
 )
 
@@ -34,7 +34,9 @@ class Unreadable(Exception):
 
 
 class ModelJudge(Judge):
-    """`engine` is who answers; without, it is opened from the settings when it is first needed."""
+    """`engine` is who answers; without, it is opened from the settings when it is first needed. A judge that asks for something
+    else than a mark, such as the turns that decided a play, derives from this one and says in `form` what the answer shall look
+    like and in `read` what it means; asking, asking again and keeping answers stay the same."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
         self.config, self._engine, self.cache = config, engine, Cache(cache or config.cache)
@@ -42,7 +44,9 @@ class ModelJudge(Judge):
         self.name = named if engine is None else engine.name
         self.source = f"judge {self.name}"
         self.law = SamplingLaw(config.temperature)
-        rest = (config.rubric, config.low, config.high, config.temperature, config.max_tokens, config.again)
+        rest = [config.rubric, config.low, config.high, config.temperature, config.max_tokens, config.again]
+        if type(self) is not ModelJudge:  # it may ask for something else
+            rest += [type(self).__name__, self.form("")]
         self.fingerprint = digest(json.dumps([self.name, *rest]))
         self.asked = 0  # questions that went out; the others were in the cache
         self._open: dict[str, asyncio.Future[str]] = {}
@@ -77,10 +81,25 @@ class ModelJudge(Judge):
 
         return list(await asyncio.gather(*map(one, plays)))
 
+    def question(self, play: Play) -> str:
+        """What is asked about a play, without the form of the answer."""
+        return filled(self.config.rubric, play) + shown(self.config.rubric, play)
+
+    def form(self, name: str) -> str:
+        """What the answer shall look like. `name` is that of the question: an answer that repeats another one is refused."""
+        return ASK.format(id=name, low=self.config.low, high=self.config.high)
+
+    def read(self, text: str, name: str, play: Play) -> Verdict:
+        """What an answer means; `Unreadable` if it is not as it shall be."""
+        c = self.config
+        score = read_mark(text, name, c.low, c.high)
+        mark = Annotation(play.episode.id, "judge_score", "episode", (score,), None, self.stamp)
+        return Verdict(scored((score - c.low) / (c.high - c.low), c.success), (mark,))
+
     async def _verdict(self, play: Play) -> Verdict:
         c = self.config
-        question = filled(c.rubric, play) + shown(c.rubric, play)
-        ask = ASK.format(id=(name := digest(question)), low=c.low, high=c.high)
+        question = self.question(play)
+        ask = "\n\n" + self.form(name := digest(question))
         talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
         why = ""
         for _ in range(c.again + 1):
@@ -89,13 +108,10 @@ class ModelJudge(Judge):
             except EngineError as problem:
                 return Verdict(Failed(f"judge '{self.name}': {problem}"))
             try:
-                score = read_mark(text, name, c.low, c.high)
+                return self.read(text, name, play)
             except Unreadable as problem:
                 why = str(problem)
                 talk += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{why}.{ask}"}]
-                continue
-            mark = Annotation(play.episode.id, "judge_score", "episode", (score,), None, self.stamp)
-            return Verdict(scored((score - c.low) / (c.high - c.low), c.success), (mark,))
         return Verdict(Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}"))
 
     async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
@@ -156,15 +172,20 @@ def objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def read_mark(text: str, name: str, low: float, high: float) -> float:
-    """The mark in an answer. The last object with a score counts: a model may think first."""
-    marked = [o for o in objects(text) if "score" in o]
-    if not marked:
-        raise Unreadable("Your answer holds no JSON object with a score")
-    said = marked[-1]
+def read_object(text: str, name: str, key: str) -> dict[str, Any]:
+    """The last JSON object with a key `key` in an answer: a model may think first. It must be the answer to question `name`."""
+    found = [o for o in objects(text) if key in o]
+    if not found:
+        raise Unreadable(f"Your answer holds no JSON object with {'a score' if key == 'score' else repr(key)}")
+    said = found[-1]
     if "id" in said and str(said["id"]) != name:
         raise Unreadable(f"Your answer is for '{str(said['id'])[:40]}', not for '{name}'")
-    score = said["score"]
+    return said
+
+
+def read_mark(text: str, name: str, low: float, high: float) -> float:
+    """The mark in an answer."""
+    score = read_object(text, name, "score")["score"]
     if isinstance(score, str):
         try:
             score = float(score)

@@ -23,7 +23,7 @@ from trailmark.errors import DataError, JudgeError, RecipeError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
 from trailmark.score.config import LikelihoodJudgeConfig
-from trailmark.types import Annotation, Tokens
+from trailmark.types import Annotation, Invalid, Tokens
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig
@@ -109,8 +109,9 @@ def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool =
 
 
 def improvement(baseline: Likelihood, now: Likelihood) -> float:
-    """In percent: 100 * (1 - ppl now / ppl before)."""
-    return -100.0 * math.expm1(now.nll - baseline.nll)
+    """In percent: 100 * (1 - ppl now / ppl before). Minus infinity if the text has become impossible."""
+    gap = now.nll - baseline.nll
+    return -100.0 * math.expm1(gap) if gap < 700 else -math.inf if gap == gap else math.nan
 
 
 def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[float, float]] = STEPS) -> float:
@@ -120,11 +121,11 @@ def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[fl
     if kind == "clipped":
         return max(percent, 0.0)
     if kind == "binary":
-        return float(percent >= 0)
+        return float(percent > 0)  # an answer that says nothing is no improvement
     if kind == "nll":
         return -math.log1p(-percent / 100.0)
     if kind == "linear":
-        return percent
+        return percent / 100.0
     raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear or nll.")
 
 
@@ -226,11 +227,16 @@ class LikelihoodJudge(Judge):
         return [self._verdict(play, a, b) for play, a, b in zip(plays, base, now)]
 
     def _context(self, template: str, play: Play) -> Context:
+        """The template takes the place of what the user said last; what was said before stays as it was."""
         text = filled(template, play)
-        return [{"role": "user", "content": text}] if self.config.chat else text
+        if not (self.config.chat or play.messages):
+            return text
+        return [*play.messages[:-1], {"role": "user", "content": text}]
 
     def _verdict(self, play: Play, base: Likelihood, now: Likelihood) -> Verdict:
         percent = improvement(base, now)
+        if not math.isfinite(percent):
+            return Verdict(Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now"))
         steps = [(least, reward) for least, reward in self.config.steps]
         found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
         notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())

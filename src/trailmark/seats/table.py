@@ -26,7 +26,8 @@ from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
-from trailmark.tasks.base import bind
+from trailmark.seats.names import fix_seats
+from trailmark.tasks.base import declared
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -87,19 +88,21 @@ class Table:
         """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
         `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
-        bind(source, self.engines[name].tokenizer if name else self.tokenizer)
+        declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
 
     def publish(self, version: int) -> None:
         """The engines of the method's own models write with the weights as they are now."""
-        for name, lm in self.models.items():
-            self.engines[name].publish(version, lm)
+        for engine, lm in {id(self.engines[n]): (self.engines[n], lm) for n, lm in self.models.items()}.values():
+            engine.publish(version, lm)
 
     def _local(self, name: str, seat: LocalSeat) -> LocalEngine:
         from trailmark.models.load import load_model
 
         settings = seat.engine or EngineConfig()
-        if name in self.models:
-            return local_engine(self.models[name], settings)
+        if name in self.models:  # two seats of one model, as in self-play, write with one engine
+            own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
+            same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
+            return self.engines[same[0]] if same else local_engine(self.models[name], settings)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
@@ -110,7 +113,7 @@ class Table:
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
     """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
-    there under the name of its seat. `model` is the recipe's section."""
+    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -119,7 +122,7 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return out
+    return fix_seats(out, checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:

@@ -76,15 +76,14 @@ class Evidence:
     def source(self) -> Any:
         """The task, made from the recipe. If it takes its labels from the policy's tokenizer, it gets the run's."""
         from trailmark.tasks import get_task
-        from trailmark.tasks.base import bind
 
         task = getattr(self.config, "task", None)
         if task is None:
             raise Missing("the recipe has no task")
         try:
             source: Any = get_task(task.name, **task.options)
-            if hasattr(source, "bind"):
-                bind(source, self.weights.any().tokenizer)
+            if source.binds:
+                source.bind(self.weights.any().tokenizer)
             return source
         except TrailmarkError as problem:
             raise Missing(f"the task cannot be made: {problem}") from problem

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.rollout.judged import as_play, as_played, last_act
+from trailmark.rollout.judged import as_played, judge_episodes, judged_rewards
 from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.run_async import wait
 from trailmark.runs.store import read_annotations
@@ -40,7 +40,8 @@ class _AsStored(Judge):
         self.episode = episode
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
-        return [Verdict(self.episode.outcome) for _ in plays]
+        sides = self.episode.info.get("judge", {}).get("sides")
+        return [Verdict(self.episode.outcomes if sides else self.episode.outcome) for _ in plays]
 
 
 def check_replay(ev: Evidence) -> Check:
@@ -84,7 +85,7 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
     if step is None or not step.over:
         found.defect("the stored play ends before the world does", where)
     else:
-        got = e.outcome if step.outcome is None and "judge" in e.info else step.outcome
+        got = dict(e.outcomes) if step.outcome is None and "judge" in e.info else step.outcome
         now = dict(got) if isinstance(got, dict) else dict.fromkeys(e.outcomes, got)
         if now != dict(e.outcomes):
             found.defect(
@@ -122,16 +123,16 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
     noted = _noted(ev, found)
     for e in episodes:
         where, reward = f"episode '{e.id}'", e.outcome.reward if isinstance(e.outcome, Scored) else None
-        acted = last_act(e)
         if e.id not in noted and noted:
             found.defect("a judged episode has no annotation 'reward'", where)
         elif noted and noted[e.id] != reward:
             found.defect(
                 "the annotation 'reward' differs from the outcome (edited?)", f"{where}: {noted[e.id]}, {reward}"
             )
-        if acted is not None and reward is not None and as_played(e)[acted].reward + reward != e.turns[acted].reward:
+        own = as_played(e)
+        if any(own[i].reward + paid != e.turns[i].reward for i, paid in judged_rewards(e).items()):
             found.defect("the last act does not carry the judge's reward (edited?)", where)
-    judge = getattr(ev.source, "judge", None)
+    judge = ev.source.judge
     if judge is None or not judge.repeatable:
         found.notes.append("the judge was not asked again: its answers may cost money, or differ")
         return 0
@@ -140,14 +141,14 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
         found.notes.append(
             f"{judge.name} has changed since {len(episodes) - len(same)} of the plays: not asked about these"
         )
-    plays = [as_play(e, ev.source.make().reset(e.task).text) for e in same]
     try:
-        verdicts = wait(judge.judge(plays))
+        verdicts = judge_episodes(ev.source, same, judge)
     except TrailmarkError as problem:
         found.defect("the judge cannot be asked again", str(problem))
         return 0
     for e, verdict in zip(same, verdicts):
-        if verdict.outcome != e.outcome:
+        given = verdict.outcome
+        if given != (dict(e.outcomes) if isinstance(given, Mapping) else e.outcome):
             found.defect(
                 "the judge now gives another reward than is stored (edited?)",
                 f"episode '{e.id}': stored {e.outcome}, now {verdict.outcome}",

@@ -1,0 +1,33 @@
+"""Play many starts into one file, each written as it finishes (`runs/collect.py`): solutions, completions, rounds of play."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trailmark.rollout.play import Protocol, Seat, Start, play_all
+from trailmark.run_async import wait
+from trailmark.runs.collect import Collection
+from trailmark.score.base import Judge
+from trailmark.tasks.base import TaskSource
+from trailmark.types import Episode
+
+
+def collect_starts(
+    path: Path, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
+    protocol: Protocol | None = None, judge: Judge | None = None,
+) -> list[Episode]:  # fmt: skip
+    """Play all starts into `path`, each written as it finishes: `rollout.play.start_all` for new plays,
+    `rollout.branch.branch_starts` for continuations of old ones."""
+    kept = Collection(path)
+    episodes = play_left(kept, source, starts, seats, protocol, judge)
+    kept.finish(episodes)
+    return episodes
+
+
+def play_left(
+    kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
+    protocol: Protocol | None = None, judge: Judge | None = None,
+) -> list[Episode]:  # fmt: skip
+    """Play the starts that a collection does not hold yet; the episodes of all."""
+    return kept.play(starts, lambda left, each: wait(play_all(source, left, seats, protocol, judge=judge, each=each)))
