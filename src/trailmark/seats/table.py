@@ -129,6 +129,13 @@ def sampling_law(s: SamplingConfig) -> SamplingLaw:
     return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
 
 
+def check_servers(seats: Seats) -> None:
+    """Ask every server of the seats whether it is there and serves the model that its seat names."""
+    for name, seat in seats.items():
+        if isinstance(seat, HttpSeat):
+            open_server(seat, f"seats.{name}")
+
+
 class NoServer(EngineError):
     """Nobody answers at an address."""
 

@@ -168,8 +168,7 @@ class Evidence:
 
 class Weights:
     """One model that can take the weights of any available version. It is made from the newest checkpoint that loads.
-    Version 0 is what a stage of that name left (RUN/stages/policy), else the model as the recipe loads it, if that has
-    the same shape (a method may add words of its own)."""
+    Version 0 is the model that the run began with, if that has the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
@@ -191,12 +190,12 @@ class Weights:
                 self._first = {n: p.detach().clone() for n, p in first.parameters()}
 
     def _load(self, version: int, config: Any) -> LM | None:
-        """The model of a section; without one, the model that the recipe began from."""
+        """The model of a section; without one, the model that the run began with."""
         from trailmark.models.load import load_model
 
         ev = self.evidence
         try:
-            return load_model(config or fix_names(ev.config, ev.run, write=False).model)
+            return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version or self.folder(0) is not None:
