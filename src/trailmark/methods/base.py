@@ -99,11 +99,9 @@ class Method(Training):
     # -- a run ----------------------------------------------------------------------------------------------------
 
     def load_first_model(self) -> LM:
-        """`first_model`, loaded. Episodes store its name. If it lies in the run, the name is relative to the run, so
-        that equal runs in two places store equal episodes."""
+        """`first_model`, loaded, with the name that episodes store."""
         lm = load_model(self.first_model(self.config, self.run))
-        if Path(lm.name).is_relative_to(self.run.path):
-            lm.name = str(Path(lm.name).relative_to(self.run.path))
+        lm.name = name_in_run(lm.name, self.run)
         return lm
 
     @classmethod
@@ -121,6 +119,13 @@ class Method(Training):
             begun_from(run.path, stages)
         method = cls(config, run)
         return train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
+
+
+def name_in_run(name: str, run: Run) -> str:
+    """The name of a model that lies in the run, or in the run that this one is a stage of, without the place of that
+    run. Episodes store it, and equal runs in two places must store equal episodes."""
+    root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
+    return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:

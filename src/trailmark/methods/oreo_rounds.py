@@ -26,7 +26,7 @@ from trailmark.errors import RecipeError
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
-from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.base import Method, name_in_run, trained_seat
 from trailmark.methods.configs import OfflineFinal, OfflineRecipe, OreoRecipe, PreferenceRecipe, RoundsRecipe
 from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
@@ -136,8 +136,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     source = get_task(config.task.name, **config.task.options)
     keep_judge(source, run.path)
     lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
-    if policy_of(config, run.path, k) != config.model.name:
-        lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
+    lm.name = name_in_run(lm.name, run)
     engine = local_engine(lm, config.engine)
     engine.publish(k - 1, lm)
     source.bind(lm.tokenizer)

@@ -16,7 +16,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +27,7 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
 from trailmark.methods.reflect_play import (
@@ -79,7 +78,7 @@ class Players(Method):
         self.models: dict[str, LM] = {name: load_seat(config, self.source, name, words) for name in players_of(config)}
         self.source.bind(self.models["policy"].tokenizer)
         for lm in self.models.values():
-            lm.name = _below(lm.name, run)
+            lm.name = name_in_run(lm.name, run) if run is not None else lm.name
         self.engines = {n: local_engine(lm, config.engine) for n, lm in self.models.items()}
         self.talk = talk_of(config, self.source, self.models["policy"].tokenizer)
         self.levels = make_levels(config.curriculum, self.source)
@@ -212,15 +211,6 @@ class ImitationMethod(Players):
 
 
 # --- pieces that evaluation and replay share with the run ----------------------------------------------------------
-
-
-def _below(name: str, run: Run | None) -> str:
-    """The name of a model that lies in the run, or in the run that this one is a stage of: episodes say who played
-    them, wherever the run lies."""
-    if run is None:
-        return name
-    root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
-    return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 
 def players_of(config: PlayersRecipe) -> tuple[Literal["policy", "reflector"], ...]:
