@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trailmark.errors import TaskError
-from trailmark.tasks.base import Observation, Step, TaskSource, World, draw_tasks
+from trailmark.tasks.base import Observation, Step, TaskSource, World, declared, draw_tasks
 from trailmark.texts import encode
 from trailmark.types import Episode, Invalid, Outcome, Scored, Task
 
@@ -78,7 +78,7 @@ class PersonPlay:
         return f"{action} ({told})" if told else action
 
 
-class _Replay:
+class _Replay(World):
     """A world that repeats the recorded answers, so that `Desk` can write the episode."""
 
     def __init__(self, person_play: PersonPlay):
@@ -102,7 +102,7 @@ def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     task, markov = person_play.task, person_play.source.markov
     start = Start(task, task.id, f"{task.id}/0", task.seed)
     desk = Desk(start, _Replay(person_play), {"policy": seat}, person_play.first)
-    opening = [] if markov else list(getattr(person_play.source, "first_messages", []))
+    opening = [] if markov else list(declared(person_play.source).first_messages)
 
     async def tell() -> None:
         for k, (action, _) in enumerate(person_play.played):

@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -13,6 +12,7 @@ from trailmark import __version__, methods
 from trailmark.commands.app import app
 from trailmark.config import RunConfig
 from trailmark.errors import RecipeError, nearest
+from trailmark.methods.base import Method
 from trailmark.runs.store import Run, read_metrics
 
 
@@ -22,19 +22,24 @@ class Demo(RunConfig):
     stop: bool = False
 
 
-def run_demo(config: Demo, run: Run, resume: bool) -> None:
-    if config.crash:
-        raise ZeroDivisionError("oops")
-    if config.stop:
-        raise KeyboardInterrupt
-    for step in range(len(read_metrics(run.path)) + 1, config.steps + 1):
-        run.log(step, {"x": step / 7, "seed": config.seed})
+class DemoMethod(Method):
+    Config = Demo
+
+    @classmethod
+    def train(cls, config: Demo, run: Run, resume: bool = False) -> dict[str, float]:
+        if config.crash:
+            raise ZeroDivisionError("oops")
+        if config.stop:
+            raise KeyboardInterrupt
+        for step in range(len(read_metrics(run.path)) + 1, config.steps + 1):
+            run.log(step, {"x": step / 7, "seed": config.seed})
+        return {}
 
 
 @pytest.fixture
 def demo(monkeypatch, tmp_path):
     """A method that only counts, a recipe for it, and a way to call the command line."""
-    known = {"demo": SimpleNamespace(Config=Demo, train=run_demo)}
+    known = {"demo": DemoMethod}
 
     def get_method(name: str):
         if name not in known:

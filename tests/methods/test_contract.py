@@ -12,6 +12,7 @@ from trailmark.config import resolve
 from trailmark.data.lessons import File
 from trailmark.errors import RecipeError
 from trailmark.methods import get_method, reflect
+from trailmark.methods.reflect_imitation import Players
 from trailmark.runs.launch import launch
 from trailmark.tasks import get_task
 
@@ -37,7 +38,7 @@ def lessons(tmp_path_factory):
     return folder
 
 
-def recipe(path, out, steps=3, **more):
+def recipe(path, out, steps=1, **more):
     return resolve({
         "method": "reflect", "out": str(out), "steps": steps, "sft": {"reflector": 1, "policy": 1, "batch": 4}, "thought": 24,
         "task": {"name": "taxi", "options": PLAIN}, "teacher": {"name": "file", "path": str(path)}, "rl": {"starts": 2},
@@ -49,7 +50,7 @@ def recipe(path, out, steps=3, **more):
 def refused(config):
     with pytest.raises(RecipeError) as problem:
         launch(get_method("reflect"), config)
-    assert not [p for p in Path(config.out).rglob("*") if p.is_file() and p.name != ".lock"]  # nothing is written
+    assert not [p for p in Path(config.out).rglob("*") if p.is_file() and not p.name.endswith(".lock")]  # nothing is written
     return str(problem.value)
 
 
@@ -65,7 +66,8 @@ def test_lessons_with_walls_menu_and_history_are_refused_where_play_has_none(tmp
 def test_with_the_options_that_were_named_they_are_learnt_from(tmp_path, lessons):
     task = {"name": "taxi", "options": {"mode": "full", "history": "actions", "menu": True, "walls": True}}
     launch(get_method("reflect"), recipe(lessons / "shown", tmp_path / "run", task=task, thought=48))
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+    for run in (".", "stages/reflector", "stages/policy"):
+        assert len((tmp_path / "run" / run / "metrics.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("option", [{"history": "maps"}, {"menu": True}, {"walls": True}, {"rules": True}])
@@ -106,11 +108,11 @@ def test_no_reflection_is_cut_and_thought_is_named(tmp_path, lessons):
     assert "lessons have reflections longer than thought=5 tokens" in said
     needed = int(said.split("set thought=")[1].split(".")[0])
     config = recipe(lessons / "plain", tmp_path / "run", thought=needed)
-    method = reflect.ReflectMethod(config, None)
+    method = Players(config, None, ["reflector", "policy"])
     for lesson in method.lessons:  # every word of every reflection is trained, and its end
         sample = method.sample(lesson, "reflector", "1 0")
         said = sample.tokens[sample.streams["weight"] != 0]
-        assert method.learner.models["reflector"].tokenizer.decode(said) == lesson.reflection + "<|im_end|>"
+        assert method.models["reflector"].tokenizer.decode(said) == lesson.reflection + "<|im_end|>"
     assert "longer than" in refused(recipe(lessons / "plain", tmp_path / "other", thought=needed - 1))
 
 
@@ -121,8 +123,8 @@ def test_no_state_is_cut_and_the_keys_of_the_context_are_named(tmp_path, lessons
     needed = int(said.split("engine.max_len=")[1].split(" ")[0])
     assert f"set engine.max_len={needed} and model.shape.context={needed}" in said and "and 40 fit" in said
     fits = {"model": {"name": "tiny", "shape": {**shape, "context": needed}}, "engine": {"slots": 4, "max_len": needed}}
-    method = reflect.ReflectMethod(recipe(lessons / "plain", tmp_path / "run", **fits), None)
-    decode = method.learner.models["policy"].tokenizer.decode
+    method = Players(recipe(lessons / "plain", tmp_path / "run", **fits), None, ["reflector", "policy"])
+    decode = method.models["policy"].tokenizer.decode
     assert not any("[...]" in decode(method.sample(x, "policy", "1 0").tokens) for x in method.lessons)
 
 
@@ -164,7 +166,7 @@ def test_lessons_of_repositories_are_shown_as_they_are_played(tmp_path, reposito
     """Files are shown by the policy's tokens, 60 here: the lessons were recorded with 500 of another count."""
     config = explore(repositories, tmp_path / "run", model={"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2,
                      "context": 4096}}, engine={"slots": 4, "max_len": 4096})  # fmt: skip
-    method = reflect.ReflectMethod(config, None)
+    method = Players(config, None, ["reflector", "policy"])
     recorded = {d.state for d in File(repositories).decisions}
     cut = [x.state for x in method.lessons if "(cut: the first 60 tokens are shown)" in x.state]
     assert cut and not set(cut) & recorded and len(method.lessons) == len(File(repositories).decisions)

@@ -23,7 +23,7 @@ TREE = {
     "checkpoint": {"every": 1, "keep_last": 9}, "objective": {"kind": "weighted_logp"},
 }  # fmt: skip
 REFLECT = {
-    "method": "reflect", "steps": 4, "reflect": False, "teacher": {"starts": 2},
+    "method": "reflect", "steps": 2, "reflect": False, "teacher": {"starts": 2},
     "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "horizon": 5}},
     "sft": {"policy": 2, "batch": 2}, "rl": {"starts": 3, "critic": {"kind": "shared", "every": 1}, "replay": 0},
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 512}}, "final": {"n": 1},
@@ -44,7 +44,7 @@ def trained(monkeypatch):
     seen, update = [], Learner.update
 
     def watched(self, u):
-        for s in u.samples if u.name not in ("policy", "critic") else ():
+        for s in u.samples if u.objective.kind not in ("sft", "value") else ():
             on = s.streams["weight"] != 0
             seen.append((s.episode, s.streams["advantage"][on].tolist()))
         return update(self, u)

@@ -11,6 +11,8 @@ from trailmark.config import ModelConfig, resolve
 from trailmark.data.lessons import Lesson
 from trailmark.engines.local import LocalEngine
 from trailmark.methods import reflect
+from trailmark.methods.reflect_imitation import Players
+from trailmark.methods.reflect_play import two_players
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -100,12 +102,12 @@ def test_reflector_and_policy_in_lessons_and_in_play(folder):
         "task": {"name": "taxi", "options": {"mode": "pickup", "horizon": 2}}, "engine": {"slots": 2, "max_len": 512},
         "model": {"name": "tiny", "tokenizer": str(folder), "shape": SHAPE},
     }, reflect.ReflectRecipe)  # fmt: skip
-    method = reflect.ReflectMethod(config, None)
-    (e,) = play(method.source, method.source.tasks("all", 1), method.seats(), reflect.two_players(method.talk))
+    method = Players(config, None, ["reflector", "policy"])
+    (e,) = play(method.source, method.source.tasks("all", 1), method.seats(), two_players(method.talk))
     seen = method.source.make().reset(method.source.tasks("all", 1)[0])
     lesson = Lesson(seen.state, seen.menu, e.turns[0].text.split("# Action:")[0], "0", "0")
     for which, turn in (("reflector", e.turns[0]), ("policy", e.turns[1])):
-        assert one(method.learner.models[which].tokenizer, turn.prompt)
+        assert one(method.models[which].tokenizer, turn.prompt)
         if which == "reflector":
             assert tuple(method.sample(lesson, which, "1 0").tokens[: len(turn.prompt)]) == turn.prompt
 

@@ -1,6 +1,8 @@
 """Reflect-RL: prompts to the letter, a reflector that stays frozen, and a run that resumes to the same bytes."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +12,15 @@ from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
 from trailmark.data.lessons import get_teacher
 from trailmark.engines.scripted import ScriptedEngine
+from trailmark.errors import RunError
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
+from trailmark.methods.reflect_imitation import ImitationMethod
+from trailmark.methods.reflect_play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
-from trailmark.runs import checkpoints
+from trailmark.runs import checkpoints, older
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics, read_segment
@@ -25,7 +30,7 @@ from trailmark.types import Scored
 
 TASK = {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "walls": False}}
 SMALL = {
-    "method": "reflect", "steps": 14, "task": TASK, "teacher": {"starts": 6}, "sft": {"reflector": 5, "policy": 5, "batch": 4},
+    "method": "reflect", "steps": 4, "task": TASK, "teacher": {"starts": 6}, "sft": {"reflector": 5, "policy": 5, "batch": 4},
     "rl": {"starts": 4, "replay_batch": 2, "entropy": 0.01, "baseline": "batch"}, "reflect_prob": 0.75, "thought": 12,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
     "engine": {"slots": 32, "max_len": 128}, "checkpoint": {"every": 3, "keep_last": 2, "keep_best": 0},
@@ -39,7 +44,8 @@ def run(out, **more):
 
 
 def test_prompts_to_the_letter():
-    """state + Analyze -> reflection; state + Analyze + reflection + menu + Action -> label; the world is told the label."""
+    """state + Analyze -> reflection; state + Analyze + reflection + menu + Action -> label; the world is told the
+    label."""
     source = get_task("taxi", mode="pickup", history="none", walls=False)
     heard = []
 
@@ -56,13 +62,13 @@ def test_prompts_to_the_letter():
         Seat("policy", ScriptedEngine(player(lambda p: "4"), tokenizer)),
     ]
     task = source.tasks("all")[0]
-    (e,) = play(source, [task], seats, method.two_players(method.Talk(True)))
+    (e,) = play(source, [task], seats, two_players(Talk(True)))
     seen = source.make().reset(task)
     assert heard[0] == seen.state + " # Analyze:\n"
     assert heard[1] == seen.state + " # Analyze:\n" + "go on " + seen.menu + " # Action:\n"
     assert e.turns[1].action == "4" and e.turns[0].action is None and isinstance(e.outcome, Scored)
     heard.clear()
-    play(source, [task], seats[1:], method.two_players(method.Talk(False)))
+    play(source, [task], seats[1:], two_players(Talk(False)))
     assert heard[0] == seen.state + seen.menu + " # Action:\n"
 
 
@@ -77,48 +83,110 @@ def test_the_teacher_knows_the_way():
 
 def test_the_reflector_stays_frozen_and_is_the_one_saved(tmp_path):
     run(tmp_path / "run")
-    last = checkpoints.listed(tmp_path / "run" / "checkpoints")[-1]
+    last, taught = (checkpoints.listed(tmp_path / p / "checkpoints")[-1] for p in ("run", "run/stages/reflector"))
+    assert (last / "reflector/model.safetensors").read_bytes() == (taught / "reflector/model.safetensors").read_bytes()
     state = json.loads((last / "state.json").read_text())
-    saved = load_model(ModelConfig(name=str(last / "reflector")))
-    assert saved.fingerprint() == state["method"]["frozen"] != ""
-    assert state["optimiser_steps"]["reflector"] == 5 and state["optimiser_steps"]["policy"] > 5
-    rows = read_metrics(tmp_path / "run")
-    assert "reflector/nll" in rows[4] and "policy/nll" in rows[9] and "rl/policy" in rows[13]
-    for name in ("reflect-sft", "reflect-rl"):
+    assert list(state["optimiser_steps"]) == ["policy"] and state["optimiser_steps"]["policy"] >= 4
+    for stage in ("reflector", "policy"):
+        rows = read_metrics(tmp_path / "run/stages" / stage)
+        assert len(rows) == 5 and "nll" in rows[4]
+    assert "rl/policy" in read_metrics(tmp_path / "run")[3]
+    for name, version in (("reflect-sft", 0), ("reflect-rl", 4)):
         episodes = read_segment(tmp_path / "run" / "evaluation" / f"{name}.jsonl")
         assert len(episodes) == 300 and {e.players["reflector"].kind for e in episodes} == {"frozen"}
+        assert {e.players["policy"].version for e in episodes} == {version}
         assert all(t.law.allowed and len(t.tokens) == 1 for e in episodes for t in e.turns if t.seat == "policy")
 
 
-@pytest.mark.parametrize("reflect", [True, False])
-def test_killed_between_any_two_stages_it_resumes(tmp_path, reflect):
-    whole = run(tmp_path / "whole", reflect=reflect)
-    short = resolve({**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect}, method.ReflectRecipe)
-    own = method.ReflectMethod.updates
+@pytest.fixture(scope="module", params=[True, False], ids=["reflecting", "plain"])
+def whole(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return Path(run(folder / "run", reflect=request.param, final={"n": 20}).out), request.param
 
-    for stop in (4, 8, 12):
 
-        def dies(self, step, stop=stop):
-            if step == stop:
+def same(one, two):
+    assert diff_runs(one, two) == []
+    for path in (one / "evaluation").iterdir():
+        assert path.read_bytes() == (two / "evaluation" / path.name).read_bytes()
+    for stage in (one / "stages").glob("*/metrics.jsonl"):
+        assert stage.read_bytes() == (two / "stages" / stage.parent.name / "metrics.jsonl").read_bytes()
+
+
+def test_killed_in_any_stage_it_resumes(tmp_path, whole, monkeypatch):
+    one, reflect = whole
+    short = resolve(
+        {**SMALL, "out": str(tmp_path / "parts"), "reflect": reflect, "final": {"n": 20}}, method.ReflectRecipe
+    )
+    places = [(ImitationMethod, "updates", 4), (method.ReflectMethod, "final", 1), (method.ReflectMethod, "updates", 4),
+              (method.ReflectMethod, "final", 1)]  # fmt: skip
+    places[1:1] = [(ImitationMethod, "updates", 5)] if reflect else []  # in the policy's third step
+    for home, name, call in places:
+        own, calls = getattr(home, name), []
+
+        def dies(self, *args, own=own, calls=calls, call=call):
+            calls.append(1)
+            if len(calls) == call:
                 raise KeyboardInterrupt
-            yield from own(self, step)
+            return own(self, *args)
 
-        method.ReflectMethod.updates = dies
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                launch(get_method("reflect"), short, resume=True)
-        finally:
-            method.ReflectMethod.updates = own
+        monkeypatch.setattr(home, name, dies)
+        with pytest.raises(KeyboardInterrupt):
+            launch(get_method("reflect"), short, resume=True)
+        monkeypatch.undo()
     launch(get_method("reflect"), short, resume=True)
-    assert diff_runs(whole.out, short.out) == []
-    for path in (tmp_path / "whole" / "evaluation").iterdir():
-        assert path.read_bytes() == (tmp_path / "parts" / "evaluation" / path.name).read_bytes()
+    same(one, tmp_path / "parts")
+
+
+def test_another_number_of_lessons_makes_the_stage_again_and_what_follows(tmp_path, whole, capsys):
+    one, reflect = whole
+    shutil.copytree(one, tmp_path / "run")
+    more = {"reflect": reflect, "final": {"n": 20}, "sft": {**SMALL["sft"], "policy": 6}}
+    changed = resolve({**SMALL, "out": str(tmp_path / "run"), **more}, method.ReflectRecipe)
+    launch(get_method("reflect"), changed, resume=True)
+    said = capsys.readouterr().err
+    assert "stage 'policy' is made again: key 'steps' was 5 and is 6." in said and "stage 'reflector'" not in said
+    assert "the run begins again: its stage 'policy' is another one." in said
+    same(Path(run(tmp_path / "fresh", **more).out), tmp_path / "run")
+    old = tmp_path / "run/replaced/run-1"
+    assert (old / "metrics.jsonl").read_bytes() == (one / "metrics.jsonl").read_bytes()
+    assert {p.name for p in (old / "evaluation").iterdir()} == {p.name for p in (one / "evaluation").iterdir()}
+    other = resolve({**SMALL, "out": str(tmp_path / "run"), **more, "thought": 13}, method.ReflectRecipe)
+    with pytest.raises(RunError, match="belongs to another recipe"):
+        launch(get_method("reflect"), other, resume=True)
+
+
+def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
+    run(tmp_path / "first", steps=0, final={"n": 4})
+    assert [p.name for p in checkpoints.listed(tmp_path / "first/checkpoints")] == ["000000"]
+    assert [p.name for p in (tmp_path / "first/evaluation").iterdir()] == ["reflect-sft.jsonl"]
+    for name in ("first", "first/stages/policy", "first/stages/reflector"):
+        for words in (["verify"], ["report"], ["eval", "--n", "2", "--json"]):
+            done = CliRunner().invoke(app, [words[0], str(tmp_path / name), *words[1:]])
+            assert done.exit_code == 0, done.output
+    load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/stages/reflector")}
+    run(tmp_path / "second", load=load, sft={"reflector": 0, "policy": 0}, steps=1, final={"n": 4})
+    assert not (tmp_path / "second/stages").exists()
+    a, b = (
+        tmp_path / p / "reflector/model.safetensors" for p in ("first/checkpoints/000000", "second/checkpoints/000001")
+    )
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_older_runs_are_told_how_to_go_on(tmp_path):
+    config = run(tmp_path / "run", final={"n": 2})
+    shutil.rmtree(tmp_path / "run/stages")  # imitation was part of the run
+    before = (tmp_path / "run/recipe.yaml").read_bytes()
+    with pytest.raises(
+        RunError, match=rf"load.policy={tmp_path}/run load.reflector={tmp_path}/run sft.reflector=0 sft.policy=0"
+    ):
+        launch(get_method("reflect"), config.model_copy(update={"steps": 5}), resume=True)
+    assert (tmp_path / "run/recipe.yaml").read_bytes() == before
 
 
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
     monkeypatch.setattr("trailmark.commands.quickstart._recipe", lambda file, out, seed, reflecting: {
-        **SMALL, "out": str(out), "seed": seed, "reflect": reflecting, "steps": 14 if reflecting else 9})  # fmt: skip
+        **SMALL, "out": str(out), "seed": seed, "reflect": reflecting})  # fmt: skip
     shell = CliRunner()
     done = shell.invoke(app, ["quickstart", "--out", str(tmp_path / "q")])
     assert done.exit_code == 0, done.output
@@ -139,7 +207,8 @@ def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("critic", ["linear", "mlp"])
 def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
-    """`trailmark verify` repeats every prompt of a run, new labels included; a critic's folder is a model like any other."""
+    """`trailmark verify` repeats every prompt of a run, new labels included; a critic's folder is a model like any
+    other."""
     task = {"name": "taxi", "options": {**TASK["options"], "menu": True}}
     more = {"task": task, "shuffle": "permute", "rl": {**SMALL["rl"], "critic": {"kind": "separate", "head": critic}}}
     more |= {
@@ -154,3 +223,28 @@ def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
     assert any(
         e.turns[1].text != e.turns[1].action for e in read_segment(tmp_path / "run" / "evaluation" / "reflect-rl.jsonl")
     )
+
+
+def test_recipes_of_before_are_refused_with_the_new_keys_and_their_runs_still_open(tmp_path, monkeypatch):
+    """Learning rates were keys of `sft` and `rl`, the rest of their optimisers was learner.optim, and steps counted
+    imitation too."""
+    monkeypatch.chdir(tmp_path)
+    lr = {
+        "sft": {**SMALL["sft"], "lr": 3e-3},
+        "rl": {**SMALL["rl"], "lr": 7e-4, "critic": {"kind": "shared", "lr": 1e-2}},
+    }
+    old = {**SMALL, **lr, "learner": {"optim": {"clip": 0.3}}, "steps": 14}
+    now = older.translate(old)
+    assert now["sft"]["optim"] == {"clip": 0.3, "lr": 3e-3} and "lr" not in now["sft"]
+    assert now["learner"]["optim"] == {"clip": 0.3, "lr": 7e-4} and "lr" not in now["rl"] and now["steps"] == 14
+    assert now["rl"]["critic"] == {"kind": "shared", "optim": {"clip": 0.3, "lr": 1e-2}}
+    assert older.translate(now) == now and resolve(now, method.ReflectRecipe).learner.optim.lr == 7e-4
+    for key, new in (("sft.lr", "sft.optim.lr"), ("rl.lr", "learner.optim.lr"), ("rl.critic.lr", "rl.critic.optim.lr")):
+        Path("r.yaml").write_text("method: reflect\nsteps: 3\n")
+        done = CliRunner().invoke(app, ["train", "r.yaml", f"{key}=1e-3"])
+        assert (
+            done.exit_code == 2
+            and f"key '{key}'" in done.output
+            and f"write {new}=0.001." in done.output.replace("\n", " ")
+        )
+    assert not Path("runs").exists()

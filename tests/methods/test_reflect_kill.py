@@ -10,12 +10,14 @@ import sys
 
 import pytest
 
+from trailmark.runs.diff import diff_runs
+
 pytestmark = pytest.mark.kill
 
 RECIPE = """
 method: reflect
 out: {out}
-steps: 14
+steps: 10
 task: {{name: taxi, options: {{mode: full, history: none, menu: false, walls: false}}}}
 teacher: {{starts: 4}}
 sft: {{reflector: 2, policy: 2, batch: 4}}
@@ -23,14 +25,15 @@ rl: {{algorithm: ppo, starts: 12, replay_batch: 3, entropy: 0.01, critic: {{kind
 curriculum: {{kind: modes}}
 final: {{n: 6, references: true}}
 eval: {{every: 5, n: 3}}
-thought: 4
+thought: 12
 reflect_prob: 0.75
 model: {{name: tiny, shape: {{layers: 1, width: 16, heads: 2, context: 128}}}}
 engine: {{slots: 16, max_len: 128}}
 checkpoint: {{every: 3, keep_last: 2, keep_best: 1}}
 """
-POINTS = ["checkpoint.weights#5", "checkpoint.optimiser#8", "checkpoint.state#3", "checkpoint.renamed#2", "checkpoint.pruned",
-          "metrics.after#9", "segment.half#3", "segment.renamed#7"]  # fmt: skip
+POINTS = ["checkpoint.weights#1", "stage.made#1", "stage.half#1", "metrics.after#3", "stage.renamed#2", "evaluation.half#1",
+          "checkpoint.weights#5", "checkpoint.optimiser#8", "checkpoint.state#4", "checkpoint.renamed#3", "checkpoint.pruned",
+          "metrics.after#9", "segment.half#3", "segment.renamed#7", "evaluation.half#2"]  # fmt: skip
 
 
 def start(folder, name, critic, head, *more, env=None):
@@ -50,6 +53,11 @@ def whole(request, tmp_path_factory):
     return folder / "whole", request.param
 
 
+def without_load(recipe):
+    """The policy's stage names the folder of the reflector's."""
+    return {k: v for k, v in recipe.items() if k != "load"}
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_resumed_it_is_the_same_run(whole, tmp_path, point):
     run, kind = whole
@@ -60,5 +68,7 @@ def test_killed_and_resumed_it_is_the_same_run(whole, tmp_path, point):
     said = subprocess.run([sys.executable, "-m", "trailmark", "diff", str(run), str(tmp_path / "run")],
                           capture_output=True, text=True)  # fmt: skip
     assert said.stdout.strip() == "identical", said.stdout
+    for stage in ("reflector", "policy"):
+        assert diff_runs(run / "stages" / stage, tmp_path / "run" / "stages" / stage, words=without_load) == []
     for path in (run / "evaluation").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "evaluation" / path.name).read_bytes()

@@ -6,7 +6,8 @@ import torch
 from trailmark.config import resolve
 from trailmark.data.lessons import Lesson
 from trailmark.errors import RecipeError
-from trailmark.methods import get_method, reflect
+from trailmark.methods import get_method, reflect, reflect_imitation
+from trailmark.methods.reflect_imitation import Players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.checkpoints import listed
@@ -30,7 +31,7 @@ class Walk:
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Walk())
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Walk())
     for k in range(14):
         folder = tmp_path / "repo" / f"part{k:02}"
         folder.mkdir(parents=True)
@@ -41,7 +42,7 @@ def recipe(tmp_path, monkeypatch):
 
     def made(name="run", lora=None, **more):
         return resolve({
-            "method": "reflect", "out": str(tmp_path / name), "steps": 4, "sft": {"reflector": 1, "policy": 2, "batch": 2},
+            "method": "reflect", "out": str(tmp_path / name), "steps": 1, "sft": {"reflector": 1, "policy": 2, "batch": 2},
             "task": {"name": "auto-explore", "options": {"repo": str(tmp_path / "repo"), "query": "Where is 13?", "leaveout": 0.0,
                                                          "target": "part13/what.txt", "horizon": 3}},
             "rl": {"starts": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
@@ -64,7 +65,7 @@ def test_new_labels_are_trained_saved_and_loaded(tmp_path, recipe, lora):
         assert lm.adapted is (lora is not None)
         if lora:
             assert all("lora_" in n for n, _ in lm.parameters())
-    assert read_metrics(tmp_path / "run")[1]["policy/nll"] > 0
+    assert read_metrics(tmp_path / "run/stages/policy")[1]["nll"] > 0
     report = verify(tmp_path / "run", limit=8)
     assert report.ok, [(c.name, c.what) for c in report.checks if c.status == "fail"]
     assert report["replay"].status == "pass" and report["sampler"].status == "pass"
@@ -78,7 +79,7 @@ def test_the_new_tokens_of_a_resumed_run_are_the_same(recipe):
 def loaded(config):
     from trailmark.tasks import get_task
 
-    return reflect.load_seat(config, get_task(config.task.name, **config.task.options), "policy", ())
+    return reflect_imitation.load_seat(config, get_task(config.task.name, **config.task.options), "policy", ())
 
 
 def test_worlds_with_short_menus_need_none(recipe):
@@ -94,10 +95,10 @@ class Foreign(Walk):
 
 
 def test_lessons_of_another_tokenizer_are_refused_before_training(tmp_path, recipe, monkeypatch):
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Foreign())
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Foreign())
     with pytest.raises(RecipeError, match="answer with label '13', which is 2 tokens"):
-        reflect.ReflectMethod(recipe(labels="alphabet"), None)
-    reflect.ReflectMethod(recipe(), None)
+        Players(recipe(labels="alphabet"), None, ["reflector", "policy"])
+    Players(recipe(), None, ["reflector", "policy"])
 
 
 @pytest.mark.parametrize("more", [{"teacher": {"label": "behaviour"}}, {"shuffle": "permute"}])
@@ -106,13 +107,13 @@ def test_only_labels_that_are_answered_must_be_tokens(recipe, monkeypatch, more)
     teacher = Walk()
     lesson = Lesson("x\n", "# Commands\n1. cd part01\n13. cd part13\n", "go on", "1", "13")
     monkeypatch.setattr(teacher, "lessons", lambda *args: [lesson], raising=False)
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: teacher)
-    method = reflect.ReflectMethod(recipe(labels="alphabet"), None)
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: teacher)
+    method = Players(recipe(labels="alphabet"), None, ["reflector", "policy"])
     answer = method.sample(method.lessons[0], "policy", "1 0").tokens[-1]
-    assert method.learner.models["policy"].tokenizer.decode(answer) == "1"
+    assert method.models["policy"].tokenizer.decode(answer) == "1"
     with pytest.raises(RecipeError, match="answer with label '13', which is 2 tokens"):
-        reflect.ReflectMethod(recipe(labels="alphabet", **more), None)
-    reflect.ReflectMethod(recipe(labels="alphabet", sft={"reflector": 1, "policy": 0, "batch": 2}, **more), None)
+        Players(recipe(labels="alphabet", **more), None, ["reflector", "policy"])
+    Players(recipe(labels="alphabet", **more), None, ["reflector"])
 
 
 def test_a_quantised_base_takes_no_new_tokens(recipe):

@@ -4,7 +4,9 @@ import pytest
 
 from trailmark.config import resolve
 from trailmark.data.lessons import Lesson
-from trailmark.methods import reflect
+from trailmark.errors import RecipeError
+from trailmark.methods import reflect, reflect_imitation
+from trailmark.methods.reflect_play import two_players
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run
 
@@ -21,14 +23,15 @@ LESSON = Lesson("map\n", "Choose one action:\n0. south\n1. north\n", "go north",
 def make(tmp_path):
     def made(**more):
         config = resolve({**BASE, **more, "out": str(tmp_path / str(len(list(tmp_path.iterdir()))))}, reflect.ReflectRecipe)
-        return reflect.ReflectMethod(config, Run.create(config.out, "method: x\n"))
+        seats = ["reflector", "policy"] if config.reflect else ["policy"]
+        return reflect_imitation.Players(config, Run.create(config.out, "method: x\n"), seats)
 
     return made
 
 
 def parts(run, sample, which="policy"):
     """What is shown, and what carries weight."""
-    decode = run.learner.models[which].tokenizer.decode
+    decode = run.models[which].tokenizer.decode
     on = sample.streams["weight"] != 0
     assert sample.mass["weight"] == on.sum() and not on[: int(on.argmax())].any() and on[int(on.argmax()) :].all()
     return decode(sample.tokens[~on]), decode(sample.tokens[on])
@@ -67,13 +70,13 @@ def test_labels_of_lessons_are_shuffled_as_in_play(make, shuffle):
 def test_a_lesson_and_a_play_have_the_same_prompt(make):
     """The prompt that is imitated on is token for token the one that is played on."""
     run = make(instruction="Think first.\n")
-    (e,) = play(run.source, run.source.tasks("all")[:1], run.seats(), reflect.two_players(run.talk))
+    (e,) = play(run.source, run.source.tasks("all")[:1], run.seats(), two_players(run.talk))
     first = run.source.make().reset(run.source.tasks("all")[0])
     lesson = Lesson(first.state, first.menu, e.turns[0].text.split("# Action:")[0], "0", "0")
     for which, turn in (("reflector", e.turns[0]), ("policy", e.turns[1])):
         shown = run.sample(lesson, which, "1 0").tokens[: len(turn.prompt)]
         assert tuple(shown) == turn.prompt
-    assert run.learner.models["policy"].tokenizer.decode(e.turns[0].prompt).startswith("Think first.\n")
+    assert run.models["policy"].tokenizer.decode(e.turns[0].prompt).startswith("Think first.\n")
 
 
 def test_a_teacher_without_lessons_is_said(make, monkeypatch):
@@ -83,6 +86,6 @@ def test_a_teacher_without_lessons_is_said(make, monkeypatch):
         def lessons(self, source, starts, perturb, seed):
             return []
 
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Silent())
-    with pytest.raises(reflect.RecipeError, match="teacher 'bfs' has no lessons"):
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Silent())
+    with pytest.raises(RecipeError, match="teacher 'bfs' has no lessons"):
         make()

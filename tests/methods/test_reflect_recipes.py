@@ -6,7 +6,8 @@ import pytest
 
 from trailmark.config import load_recipe, resolve
 from trailmark.data.lessons import Lesson
-from trailmark.methods import get_method, reflect
+from trailmark.methods import get_method, reflect, reflect_imitation
+from trailmark.methods.reflect_imitation import Players
 from trailmark.models.load import describe
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_episodes, read_metrics
@@ -20,7 +21,7 @@ RECIPES = sorted(p.stem for p in FOLDER.glob("reflect-*.yaml") if p.stem != "ref
 def test_a_recipe_resolves_and_its_model_is_known(name):
     config = resolve(load_recipe(FOLDER / f"{name}.yaml"), reflect.ReflectRecipe)
     assert describe(config.model)["parameters"] > 50_000
-    assert config.steps > config.sft.reflector + config.sft.policy
+    assert 0 < config.learner.optim.lr <= config.sft.optim.lr
 
 
 def test_the_paper_s_model():
@@ -54,9 +55,9 @@ class Walk:
 
 @pytest.mark.parametrize(("head", "shuffle"), [("listed", "alphabet"), ("listed", "permute"), ("alphabet", "none")])
 def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkeypatch, head, shuffle):
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Walk())
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Walk())
     config = resolve({
-        "method": "reflect", "out": str(tmp_path / "run"), "steps": 6, "sft": {"reflector": 2, "policy": 2, "batch": 2},
+        "method": "reflect", "out": str(tmp_path / "run"), "steps": 2, "sft": {"reflector": 2, "policy": 2, "batch": 2},
         "task": {"name": "auto-explore", "options": {"repo": str(repository), "query": "What is in stock?",
                                                      "target": "src/deep/stock.py", "horizon": 5}},
         "rl": {"starts": 4, "baseline": "batch"}, "head": head, "shuffle": shuffle, "thought": 18, "final": {"split": "all"},
@@ -65,7 +66,7 @@ def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkey
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     rows, episodes = read_metrics(tmp_path / "run"), list(read_episodes(tmp_path / "run" / "episodes"))
-    assert "policy/nll" in rows[3] and "success" in rows[5] and len(episodes) == 8
+    assert "nll" in read_metrics(tmp_path / "run/stages/policy")[1] and "success" in rows[1] and len(episodes) == 8
     assert all(isinstance(e.outcome, Scored) for e in episodes)
     policy = [t for e in episodes for t in e.turns if t.seat == "policy"]
     assert all(len(t.prompt) <= 255 and len(t.tokens) == 1 for t in policy)
@@ -77,18 +78,17 @@ def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkey
 
 
 def test_a_prompt_that_is_too_long_keeps_the_question(tmp_path, repository, monkeypatch):
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Walk())
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Walk())
     (repository / "src" / "prices.py").write_text("# words and words\n" * 80)
     config = resolve({
-        "method": "reflect", "out": str(tmp_path / "run"), "steps": 5, "sft": {"reflector": 2, "policy": 2, "batch": 2},
+        "method": "reflect", "out": str(tmp_path / "run"), "steps": 1, "sft": {"reflector": 2, "policy": 2, "batch": 2},
         "task": {"name": "auto-explore", "options": {"repo": str(repository), "query": "What is in stock?", "horizon": 8,
                                                      "target": "src/deep/stock.py", "max_tokens": 400}},
         "rl": {"starts": 12}, "thought": 18, "final": {"split": "all"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 420}}, "engine": {"slots": 8},
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
-    run = reflect.ReflectMethod(config.model_copy(update={"out": "unused"}), None)  # type: ignore[arg-type]
-    decode = run.learner.models["policy"].tokenizer.decode
+    decode = Players(config, None).models["policy"].tokenizer.decode
     prompts = [decode(t.prompt) for e in read_episodes(tmp_path / "run" / "episodes") for t in e.turns]
     assert all("What is in stock?" in p for p in prompts) and any("[...]" in p for p in prompts)
 
@@ -120,13 +120,13 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
     folder = os.environ.get("TRAILMARK_DATA")
     if not folder:
         pytest.skip("TRAILMARK_DATA is not set")
-    monkeypatch.setattr(reflect, "get_teacher", lambda name, path: Guide())
+    monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Guide())
     config = resolve({
-        "method": "reflect", "out": str(tmp_path / "run"), "steps": 5, "sft": {"reflector": 1, "policy": 2, "batch": 2},
+        "method": "reflect", "out": str(tmp_path / "run"), "steps": 2, "sft": {"reflector": 1, "policy": 2, "batch": 2},
         "task": {"name": "alfworld", "options": {"games": f"{folder}/alfworld"}}, "teacher": {"starts": 2},
         "rl": {"starts": 3}, "shuffle": "permute", "thought": 48, "final": {"split": "seen", "n": 3, "references": True},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 2048}},
-        "engine": {"slots": 4, "max_len": 1920}, "eval": {"every": 5, "n": 2, "split": "seen"},
+        "engine": {"slots": 4, "max_len": 1920}, "eval": {"every": 2, "n": 2, "split": "seen"},
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     from trailmark.runs.store import read_segment

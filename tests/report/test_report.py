@@ -481,7 +481,7 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     raw = load_recipe(Path(trailmark.__file__).parent / "recipes" / "reflect-taxi.yaml").raw
     short = {
         "sft": {**raw["sft"], "reflector": 3, "policy": 3},
-        "steps": 9,
+        "steps": 3,
         "out": str(tmp_path / "run"),
         "thought": 16,
     }

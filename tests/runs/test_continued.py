@@ -25,7 +25,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """first (6 steps) -> second, from its step 4 (5 steps) -> third, from the second's end (3 steps)."""
+    """a stage (1 step) -> first (6 steps) -> second, from its step 4 (5 steps) -> third, from the second's end (3 steps)."""
     folder = tmp_path_factory.mktemp("chain")
     for name, steps, start in (
         ("first", 6, None),
@@ -41,13 +41,14 @@ def folder(tmp_path_factory):
 
 def test_steps_are_counted_through(folder):
     links = upkeep.chain(folder / "third")
-    assert [(x.run.name, x.offset, x.until) for x in links] == [("first", 0, 4), ("second", 4, 5), ("third", 9, None)]
+    assert [(x.run.name, x.offset, x.until) for x in links] == [
+        ("policy", 0, 1), ("first", 1, 4), ("second", 5, 5), ("third", 10, None)]  # fmt: skip
     rows = upkeep.merged(folder / "third")
-    assert [r["step"] for r in rows] == list(range(1, 13))
-    assert [(r["run"], r["own_step"]) for r in rows[3:6]] == [("first", 4), ("second", 1), ("second", 2)]
+    assert [r["step"] for r in rows] == list(range(1, 14))
+    assert [(r["run"], r["own_step"]) for r in rows[4:7]] == [("first", 4), ("second", 1), ("second", 2)]
     own = read_metrics(folder / "second")
-    assert rows[4]["success"] == own[0]["success"] and rows[8]["reward"] == own[4]["reward"]
-    assert [r["step"] for r in upkeep.merged(folder / "first")] == list(range(1, 7))
+    assert rows[5]["success"] == own[0]["success"] and rows[9]["reward"] == own[4]["reward"]
+    assert [r["step"] for r in upkeep.merged(folder / "first")] == list(range(1, 8))
 
 
 def test_the_moving_average_ignores_gaps():
@@ -60,7 +61,7 @@ def test_the_moving_average_ignores_gaps():
 def test_pictures_and_logs(folder, tmp_path):
     out = upkeep.draw_curves([folder / "third", folder / "first"], tmp_path / "deep" / "c.png", width=3)
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert upkeep.write_merged(folder / "third", tmp_path / "log.jsonl") == 12
+    assert upkeep.write_merged(folder / "third", tmp_path / "log.jsonl") == 13
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["own_step"] == 3
     with pytest.raises(RunError, match="exists"):
         upkeep.write_merged(folder / "third", tmp_path / "log.jsonl")

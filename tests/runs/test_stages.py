@@ -1,4 +1,5 @@
-"""A pipeline of two stages: made once, gone on with, made again where something changed, refused where something was edited."""
+"""A pipeline of two stages: made once, gone on with, made again where something changed, refused where something was
+edited."""
 
 import json
 import os
@@ -103,7 +104,8 @@ def test_a_changed_setting_is_made_again_with_all_that_follows(pipe):
     before = outputs(pipe.root)
     assert pipe(4)["total"] == {"total": 14} and pipe.calls == ["numbers", "total"] * 2
     assert pipe.said == [
-        f"stage 'numbers' is made again: key 'n' was 3 and is 4. What was there lies in {pipe.folder}/replaced/numbers-1",
+        f"stage 'numbers' is made again: key 'n' was 3 and is 4. What was there lies in "
+        f"{pipe.folder}/replaced/numbers-1",
         "stage 'total' is made again: input 'numbers' is a stage that was made again. What was there lies in "
         f"{pipe.folder}/replaced/total-1",
     ]
@@ -121,7 +123,9 @@ def test_a_changed_input_is_named(pipe):
     pipe()
     assert "stage 'numbers' is made again: input 'seed' has changed." in pipe.said[0]
     (pipe.root / "seed.txt").unlink()
-    with pytest.raises(RunError, match=r"stage 'numbers' needs .*seed.txt as its input 'seed', and there is no such file"):
+    with pytest.raises(
+        RunError, match=r"stage 'numbers' needs .*seed.txt as its input 'seed', and there is no such file"
+    ):
         pipe()
 
 
@@ -133,7 +137,9 @@ def test_an_edited_output_is_refused_and_nothing_is_touched(pipe, edit):
     (pipe.folder / "numbers/note.md").write_text("a file of mine")
     before = outputs(pipe.root)
     words = "was changed after it was made" if edit == "changed" else "is gone"
-    with pytest.raises(RunError, match=rf"1.txt of stage 'numbers' {words}: put it back .* move {pipe.folder}/numbers away"):
+    with pytest.raises(
+        RunError, match=rf"1.txt of stage 'numbers' {words}: put it back .* move {pipe.folder}/numbers away"
+    ):
         pipe(4)
     assert outputs(pipe.root) == before and pipe.calls == ["numbers", "total"]
     path.write_text("1")
@@ -219,7 +225,8 @@ def test_a_folder_that_was_moved_is_done(pipe):
 
 
 def killed_anywhere(tmp_path, points):
-    """The pipeline made, then made with another setting, killed at each point in either: always the same end, and nothing lost."""
+    """The pipeline made, then made with another setting, killed at each point in either: always the same end, and
+    nothing lost."""
     roots = []
     for number, kill in enumerate([None, *points]):
         root = tmp_path / str(number)
@@ -264,7 +271,12 @@ def test_fingerprints_of_runs_leave_out_names_clocks_and_old_checkpoints(tmp_pat
         return fingerprint(run)
 
     one = write("one")
-    assert list(one) == ["recipe.yaml", "metrics.jsonl", "checkpoints/000004/policy/model.safetensors", "checkpoints/000004/state.json"]
+    assert list(one) == [
+        "recipe.yaml",
+        "metrics.jsonl",
+        "checkpoints/000004/policy/model.safetensors",
+        "checkpoints/000004/state.json",
+    ]
     assert write("two") == one and write("three", weights="v") != one
     (tmp_path / "one/checkpoints/000002/state.json").write_text("other")
     assert fingerprint(Path(tmp_path / "one")) == one

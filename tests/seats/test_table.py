@@ -1,6 +1,7 @@
 """The `seats:` section: what it refuses, and that the table it opens plays with models here, behind a server, scripts
 and people."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -182,7 +183,12 @@ def test_the_seats_of_a_checkpoint(lm, url, tmp_path):
     section = ModelConfig.model_validate({**TINY, "dtype": "float64", "lora": {"rank": 2}})
     given = {"adviser": LocalSeat(trained=True), "reflector": LocalSeat(model=section),
              "other": LocalSeat(model=section), "actor": HttpSeat(address=url, model="tiny")}  # fmt: skip
+    given["third"] = LocalSeat(model=ModelConfig(name=str(tmp_path)))  # a run: here, this one
     made = stored_seats(given, checkpoint, section, "cpu")
+    assert made["third"].model.name == str(checkpoint / "policy")
+    kept = {"seats.third.model.name": {"name": str(tmp_path), "folder": str(checkpoint / "reflector")}}
+    (tmp_path / "models.json").write_text(json.dumps(kept))
+    assert stored_seats(given, checkpoint, section, "cpu")["third"].model.name == str(checkpoint / "reflector")
     assert made["adviser"].model.name == str(checkpoint / "policy")
     assert made["reflector"].model.name == str(checkpoint / "reflector")
     assert (made["reflector"].model.dtype, made["reflector"].model.lora, made["reflector"].model.shape) == (

@@ -140,7 +140,7 @@ def tasks(
         typer.echo(str(report))
         raise typer.Exit(0 if report.ok else 1)
     first = source.tasks(n=1)[0]
-    typer.echo((type(source).__doc__ or source.name).strip())
+    typer.echo((source.__doc__ or source.name).strip())
     typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
 
 

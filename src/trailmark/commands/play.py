@@ -101,7 +101,7 @@ def play(
     judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
     # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
-    if words_of is not None and hasattr(source, "bind"):
+    if words_of is not None and source.binds:
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
     person_play = PersonPlay(source, pick_start(source, split or ("train" if repo is None else "all"), start, seed))
     typer.echo(f"{source.name}, start '{person_play.task.id}'; ':help' says what can be typed.\n")

@@ -35,7 +35,8 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
-    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice, random_player
+    from trailmark.methods.reflect import ReflectRecipe, evaluate_advice
+    from trailmark.methods.reflect_play import random_player
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run, read_segment
@@ -71,8 +72,7 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
     from trailmark.recipe import load_recipe
 
     raw = dict(load_recipe(file).raw)
-    steps = raw["steps"] - (0 if reflecting else raw["sft"]["reflector"])
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting, "steps": steps,
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting,
             "model": {**raw["model"], "seed": seed}}  # fmt: skip
 
 

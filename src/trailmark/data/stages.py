@@ -60,7 +60,8 @@ class DataFolder:
         self, name: str, make: Callable[[], Counts], outputs: Sequence[str], inputs: Sequence[str] = (),
         keys: Sequence[str] | None = None, files: Mapping[str, str | Path] | None = None,
     ) -> Stage:  # fmt: skip
-        """`inputs` are outputs of stages before it, `files` lie elsewhere, `keys` are the settings that it depends on (None: all)."""
+        """`inputs` are outputs of stages before it, `files` lie elsewhere, `keys` are the settings that it depends on
+        (None: all)."""
         report = self.out / "reports" / f"{name}.json"
 
         def build(_: Path) -> dict[str, Any]:
@@ -100,7 +101,9 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
         run.lock()  # which sweeps: not before it is known that the folder is ours
         if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
-            recorded = any((out / "stages").glob("*.json"))  # else by an older version, whose stages cannot be told apart
+            recorded = any(
+                (out / "stages").glob("*.json")
+            )  # else by an older version, whose stages cannot be told apart
             _same(made, json.loads(as_json(settings)), ("kind",) if recorded else None)
         else:
             atomic_write(made, as_json(settings), "settings")

@@ -55,8 +55,8 @@ def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) 
     return method, resolve({**recipe, **({} if task is None else {"task": task})}, method.Config)
 
 
-def plays_alone(recipe: Mapping[str, Any], source: Any = None) -> bool:
-    """Whether one model of a run plays its task alone. `source` is the task, where it is there already."""
+def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> bool:
+    """Whether one model of a run plays its task alone. `options` are set in the task beside those of the recipe."""
     from trailmark.tasks import get_task
 
     method, config = method_of(recipe)
@@ -64,7 +64,7 @@ def plays_alone(recipe: Mapping[str, Any], source: Any = None) -> bool:
         return False
     if (task := getattr(config, "task", None)) is None:
         return True
-    return method.protocol(config, source or get_task(task.name, **task.options)) is None
+    return method.protocol(config, get_task(task.name, **{**task.options, **(options or {})})) is None
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
@@ -75,7 +75,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
 
     found = locate(name)
     folder, recipe = found.folder, found.recipe
-    alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe)
+    alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe, task_options(wish.options))
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
@@ -174,7 +174,7 @@ def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
     from trailmark.evaluate.searched import answer_search
     from trailmark.rollout.search import parse_plan
 
-    ends = tuple(getattr(source, "step_ends", ("\n",)))
+    ends = tuple(source.step_ends)
     return answer_search(seat, parse_plan(wish.search, step_ends=ends, budget=wish.budget), wish.value)
 
 

@@ -87,7 +87,7 @@ def play_searched(
     source: TaskSource, seat: Seat, wish: Wish, about: dict[str, Any]
 ) -> tuple[list[Episode], dict[str, Any]]:
     """The chosen episodes, and a record in which `beside` has the rows of plain ones."""
-    ends = tuple(getattr(source, "step_ends", ("\n",)))
+    ends = tuple(source.step_ends)
     plan = parse_plan(wish.search or "", step_ends=ends, budget=wish.budget, tree=wish.tree)
     if wish.chat or seat.kind == "remote":
         raise TrailmarkError("eval --search needs a model here, and no --chat: a server searches with serve --value.")

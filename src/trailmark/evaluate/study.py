@@ -6,9 +6,9 @@
     OUT/*/replaced/                       runs of another recipe or of other inputs, kept
     OUT/study.json, table.md, picture.*   what came out; rewritten whole each time, from the runs alone
 
-Every run is a stage (`runs/stages.py`), started by the code that `trailmark train` uses. Finished ones are skipped, half-finished
-ones resumed and changed ones made again, so a study that was killed gives the same table. A run that another process is busy
-with is left to it and waited for, so two processes can work on one study.
+Every run is a stage (`runs/stages.py`), started by the code that `trailmark train` uses. Finished ones are skipped,
+half-finished ones resumed and changed ones made again, so a study that was killed gives the same table. A run that
+another process is busy with is left to it and waited for, so two processes can work on one study.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from trailmark.runs.store import atomic_write
 
 
 class Arm(Config):
-    """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of an arm (`of`)."""
+    """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of an arm
+    (`of`)."""
 
     recipe: str | None = Field(None, description="file; beside the study, or from here; none: the study's")
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
@@ -66,7 +67,8 @@ class Gold(Config):
 
 
 class Stage(Config):
-    """What all arms of a seed start from: a run, or worked answers. `{NAME}` in a value set later is its folder (or file)."""
+    """What all arms of a seed start from: a run, or worked answers. `{NAME}` in a value set later is its folder (or
+    file)."""
 
     recipe: str | None = Field(None, description="file; beside the study, or from here")
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
@@ -266,7 +268,8 @@ def _mark(config: RunConfig) -> bytes:
 
 
 def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
-    """One run. Of an arm those outputs count that measures read; what follows reads the weights of what was made before it."""
+    """One run. Of an arm those outputs count that measures read; what follows reads the weights of what was made
+    before it."""
     method, config = resolved(spec, out, seed)
 
     def announced(folder: Path) -> Mapping[str, Any] | None:

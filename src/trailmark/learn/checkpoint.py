@@ -55,6 +55,8 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
                 scratch / f"optimiser-{name}.safetensors",
             )
             point("checkpoint.optimiser")
+        for name in learner.keeps:
+            save_model(learner.models[name], scratch / name, folder.parent / f"base-{name}")
         whole = {
             "step": step,
             "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()},

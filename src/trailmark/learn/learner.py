@@ -24,7 +24,7 @@ from trailmark.types import Sample
 @dataclass(frozen=True, eq=False)
 class Update:
     """What a method asks for: train `model` on `samples` towards `objective`, `passes` times, each pass in
-    `minibatches` optimiser steps. `lr` sets the learning rate of this update where a method has stages of its own."""
+    `minibatches` optimiser steps."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -32,7 +32,6 @@ class Update:
     passes: int = 1
     minibatches: int = 1
     name: str = ""
-    lr: float | None = None
 
 
 class Learner:
@@ -47,6 +46,7 @@ class Learner:
     ):
         """`total`: optimiser steps that a schedule reaches its end in; by model where they differ."""
         self.models, self.config = models, config
+        self.keeps: tuple[str, ...] = ()  # models that are not trained and lie in checkpoints all the same
         self.learned: dict[
             str, dict[str, float]
         ] = {}  # what objectives learned themselves, by the name of their update
@@ -160,7 +160,7 @@ class Learner:
             for part in split(update.samples, update.minibatches):
                 report = self.gradient(part, update.objective, names, learned)
                 for n in names:
-                    step, whose = self.optimisers[n].step(update.lr), "" if isinstance(update.model, str) else f"{n}/"
+                    step, whose = self.optimisers[n].step(), "" if isinstance(update.model, str) else f"{n}/"
                     report |= {whose + name: value for name, value in step.items()}
                 learned = update.objective.learn(learned, report)
                 if learned:

@@ -61,7 +61,8 @@ class Training:
         return None
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """Evaluations that are kept by name and are due now: after step `step`, or (`last`) once training is over."""
+        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`) once
+        training is over."""
         return ()
 
 
@@ -101,6 +102,13 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             return {}, start
     last: dict[str, float] = {}
     step = start
+    for e in method.evaluations(0, False) if start == 0 else ():  # of the models as they start
+        if not is_made(run, e, 0):
+            run.keep_evaluation(e.name, e.play())
+    if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
+        state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
+        checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
+        return last, 0
     watch = Watch()
     trackers = open_trackers(config.trackers, run, config, resumed_at=start)
     with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:

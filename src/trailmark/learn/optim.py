@@ -69,9 +69,8 @@ class Optimiser:
                 stacklevel=2,
             )
 
-    def step(self, lr: float | None = None) -> dict[str, float]:
-        """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate. `lr` stands in for
-        the schedule (groups keep their proportion to it)."""
+    def step(self) -> dict[str, float]:
+        """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         size = float(norm)
@@ -83,7 +82,7 @@ class Optimiser:
             )
         if self.config.clip is not None and size > self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.config.clip, norm)
-        factor = rate(self.config, self.steps, self.total) if lr is None else lr / self.config.lr
+        factor = rate(self.config, self.steps, self.total)
         for group, lr in zip(self.adam.param_groups, self.base):
             group["lr"] = lr * factor
         self.adam.step()

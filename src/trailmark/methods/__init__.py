@@ -22,6 +22,7 @@ METHODS = {
     "sft": "trailmark.methods.sft:SftMethod",
     "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
     "reflect": "trailmark.methods.reflect:ReflectMethod",
+    "reflect_imitation": "trailmark.methods.reflect_imitation:ImitationMethod",
     "preference": "trailmark.methods.preference:PreferenceMethod",
     "oreo": "trailmark.methods.oreo:OreoMethod",
     "oreo_rounds": "trailmark.methods.oreo_rounds:OreoRoundsMethod",

@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trailmark.config import RunConfig, SamplingConfig
+from trailmark.config import ModelConfig, RunConfig, SamplingConfig
 from trailmark.learn.loop import Training, train
+from trailmark.models.lm import LM
+from trailmark.models.load import load_model
 from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.stages import Stage, begun_from, run_stages
 from trailmark.runs.store import Run
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
-from trailmark.seats.table import sampling_law
+from trailmark.seats.table import check_servers, sampling_law
+from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Sample, Task
 
@@ -46,8 +51,14 @@ class Method(Training):
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
-        """What is made before training, in RUN/stages. Default: nothing."""
+        """What is made before training, in RUN/stages. A training stage called `policy` makes the model that the run
+        begins with. Default: nothing."""
         return []
+
+    @classmethod
+    def can_go_on(cls, config: Any, run: Run) -> None:
+        """Refuse to go on with a run that this version cannot go on with. Default: it can."""
+        return None
 
     # -- about a run ----------------------------------------------------------------------------------------------
 
@@ -58,6 +69,12 @@ class Method(Training):
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
         check_seats(given)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
+
+    @classmethod
+    def first_model(cls, config: Any, run: Run) -> ModelConfig:
+        """The model that a run begins with: what its stage `policy` made, if it has one; else the recipe's `model`."""
+        made = run.path / "stages" / "policy"
+        return stored_model(config.model, locate(str(made)).folder) if listed(made / "checkpoints") else config.model
 
     @classmethod
     def protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
@@ -81,12 +98,24 @@ class Method(Training):
 
     # -- a run ----------------------------------------------------------------------------------------------------
 
+    def load_first_model(self) -> LM:
+        """`first_model`, loaded. Episodes store its name. If it lies in the run, the name is relative to the run, so
+        that equal runs in two places store equal episodes."""
+        lm = load_model(self.first_model(self.config, self.run))
+        if Path(lm.name).is_relative_to(self.run.path):
+            lm.name = str(Path(lm.name).relative_to(self.run.path))
+        return lm
+
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
         config = fix_names(config, run)
-        cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
-        if stages := cls.stages(config, run):
+        seats = cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
+        if (stages := cls.stages(config, run)) or (run.path / "stages" / "used.json").exists():
+            if not (run.path / "stages" / "used.json").exists():  # a mistake is told before hours of stages
+                check_servers(seats)
+                if (task := getattr(config, "task", None)) is not None:
+                    get_task(task.name, **task.options)
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)

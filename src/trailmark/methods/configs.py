@@ -122,13 +122,12 @@ class ReflectCritic(Config):
     head: Literal["linear", "mlp"] = Field("linear", description="what reads the last token's state")
     every: PositiveInt = Field(5, description="policy updates between two rounds of the critic")
     passes: PositiveInt = Field(5, description="passes of one round")
-    lr: float = Field(2e-4, gt=0, description="learning rate")
+    optim: OptimConfig = Field(OptimConfig(lr=2e-4), description="its optimiser and schedule")
 
 
 class RlConfig(Config):
     algorithm: Literal["pg", "ppo"] = Field("pg", description="policy gradient, or the clipped surrogate")
     starts: PositiveInt = Field(32, description="episodes of one step")
-    lr: float = Field(5e-4, gt=0, description="learning rate")
     entropy: float = Field(0.0, ge=0, description="weight of the entropy of the label")
     baseline: Literal["none", "batch"] = Field(
         "none", description="what is taken off the return where there is no critic: nothing, or the mean of the batch"
@@ -160,10 +159,10 @@ class TeacherConfig(Config):
 
 
 class ImitationConfig(Config):
-    reflector: NonNegativeInt = Field(200, description="steps on reflections")
-    policy: NonNegativeInt = Field(100, description="steps on actions")
+    reflector: NonNegativeInt = Field(200, description="steps on reflections; 0: no such stage")
+    policy: NonNegativeInt = Field(100, description="steps on actions; 0: no such stage")
     batch: PositiveInt = Field(32, description="lessons in one step")
-    lr: float = Field(2e-3, gt=0, description="learning rate")
+    optim: OptimConfig = Field(OptimConfig(lr=2e-3), description="optimiser and schedule of either stage")
 
 
 class LoadConfig(Config):
@@ -186,13 +185,13 @@ class ReflectFinal(Config):
     references: bool = Field(False, description="also play at random, and by the oracle where the world has one")
 
 
-class ReflectRecipe(RunConfig):
+class PlayersRecipe(RunConfig):
+    """What imitation and play of Reflect-RL have in common."""
+
     task: TaskConfig = Field(TaskConfig(), description="the world")
     reflect: bool = Field(True, description="with the reflector; false: the policy alone")
     load: LoadConfig = Field(LoadConfig(), description="players from earlier runs")
     teacher: TeacherConfig = Field(TeacherConfig(), description="who shows how")
-    sft: ImitationConfig = Field(ImitationConfig(), description="imitation")
-    rl: RlConfig = Field(RlConfig(), description="reinforcement")
     curriculum: CurriculumConfig = Field(CurriculumConfig(), description="the order of what is played")
     head: Head = Field("listed", description="what the label is drawn from: listed labels, all labels, all tokens")
     labels: Literal["alphabet", "all"] = Field(
@@ -207,20 +206,37 @@ class ReflectRecipe(RunConfig):
     )
     thought: PositiveInt = Field(32, description="most tokens of a reflection")
     instruction: str = Field("", description="text before both players' prompts, with the reflector")
-    final: ReflectFinal = Field(ReflectFinal(), description="evaluation at the ends of the stages")
+    final: ReflectFinal = Field(ReflectFinal(), description="evaluation after imitation and at the end")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
 
     @model_validator(mode="after")
-    def _stages(self) -> ReflectRecipe:
-        if self.steps < self.sft.policy + (self.sft.reflector if self.reflect else 0):
-            raise ValueError("steps must cover the imitation stages sft.reflector and sft.policy")
-        if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
-            raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
+    def _labels(self) -> PlayersRecipe:
         if self.labels == "all" and self.model.quant != "none":
             raise ValueError(
                 "labels all changes the base, which a quantised one does not allow: set model.quant to none"
             )
         return self
+
+
+class ReflectRecipe(PlayersRecipe):
+    steps: NonNegativeInt = Field(100, description="steps of play; 0: imitation alone")
+    sft: ImitationConfig = Field(ImitationConfig(), description="imitation, in stages before play")
+    rl: RlConfig = Field(RlConfig(), description="reinforcement; its optimiser is learner.optim")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReflectRecipe:
+        if self.rl.algorithm == "ppo" and self.rl.critic.kind == "none" and self.rl.baseline == "none":
+            raise ValueError("rl.algorithm ppo needs rl.critic.kind shared or separate (or rl.baseline batch)")
+        if self.steps == 0 and not self.sft.policy and not (self.reflect and self.sft.reflector):
+            raise ValueError("steps, sft.reflector and sft.policy are 0: there is nothing to do")
+        return self
+
+
+class ImitationRecipe(PlayersRecipe):
+    """A stage of `reflect`, which writes this recipe itself."""
+
+    seat: Literal["reflector", "policy"] = Field("policy", description="who imitates")
+    batch: PositiveInt = Field(32, description="lessons in one step")
 
 
 # --- from a file of scored trajectories ------------------------------------------------------------------------------
@@ -404,6 +420,7 @@ RECIPES: dict[str, type[RunConfig]] = {
     "sft": SftRecipe,
     "policy_gradient": PolicyGradientRecipe,
     "reflect": ReflectRecipe,
+    "reflect_imitation": ImitationRecipe,
     "preference": PreferenceRecipe,
     "oreo": OreoRecipe,
     "oreo_rounds": RoundsRecipe,

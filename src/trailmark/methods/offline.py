@@ -30,7 +30,7 @@ from trailmark.runs.store import Run, write_segment
 from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import bind, draw_tasks
+from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Scored
 
 NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
@@ -62,7 +62,7 @@ class OfflineMethod(Method):
         self.engine = local_engine(policy, config.engine) if config.task else None
         if self.source is not None:
             keep_judge(self.source, run.path)
-            bind(self.source, policy.tokenizer)
+            self.source.bind(policy.tokenizer)
 
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
         """What a batch is drawn from, and how many trajectories could not be used and why."""

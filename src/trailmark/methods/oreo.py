@@ -114,7 +114,7 @@ class OreoMethod(OfflineMethod):
         assert self.source is not None and self.engine is not None
         self.engine.publish(step, self.models["policy"])
         seat = trained_seat(self.engine, c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
-        plan = parse_plan(text, step_ends=tuple(getattr(self.source, "step_ends", ("\n",))))
+        plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
         values = HeadValues(self.models["critic"], fixed=c.engine.fixed, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1)[0]

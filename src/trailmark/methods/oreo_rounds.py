@@ -1,16 +1,17 @@
 """OREO in rounds: play, learn from what was played, play with what was learnt.
 
 A round collects episodes with the policy as it stands (`episodes/00000k.jsonl`) and trains on them in a run of its own
-(`round-k/`, method oreo, or method preference where `objective` names one of its objectives). Three choices are left open by the paper, and are made here in words:
+(`round-k/`, method oreo, or method preference where `objective` names one of its objectives). Three choices are left
+open by the paper, and are made here in words:
 
     anchor  the reference of a round: the `previous` policy (the default: beta is then spent anew each round, so after k
             rounds of enough data the policy is where one round with beta / k would be), or the one at the `start`
     critic_from  the value starts as the `previous` round's (default), or `fresh`
     learn_from   a round learns from `new` episodes (default), or from `all` so far
 
-`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from). Each round is
-two stages (`runs/stages.py`; their records lie in RUN/stages). A killed run goes on with --resume: rounds that are done stay as they are,
-and with a changed recipe those are made again that it concerns.
+`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from).
+Each round is two stages (`runs/stages.py`; their records lie in RUN/stages). A killed run goes on with --resume:
+rounds that are done stay as they are, and with a changed recipe those are made again that it concerns.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import bind, draw_tasks
+from trailmark.tasks.base import draw_tasks
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 EPISODES = replace(LAYOUT, home="episodes")
@@ -100,7 +101,10 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
 
     model = config.model.model_copy(update={"name": policy_of(config, run.path, k)})
     said = {"collect": config.collect, "task": config.task, "model": model, "engine": config.engine}
-    settings = {n: v.model_dump(mode="json") for n, v in said.items()} | {"seat": config.seat, "seed": config.seed}
+    settings = {n: v.model_dump(mode="json", exclude_defaults=True) for n, v in said.items()} | {
+        "seat": config.seat,
+        "seed": config.seed,
+    }
     return Stage(
         f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
         (path.name, f"{path.stem}.partial.jsonl"), earlier=lambda _: summarised() if path.exists() else None,
@@ -110,7 +114,11 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
 def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
     """The stage that trains round k, a run of its own. One that an older version logged is finished."""
     inner = round_config(config, run.path, k)
-    reads = {"policy": inner.model.name, "ref": inner.ref, "critic": getattr(inner, "critic", None) and inner.critic.name}
+    reads = {
+        "policy": inner.model.name,
+        "ref": inner.ref,
+        "critic": getattr(inner, "critic", None) and inner.critic.name,
+    }
     inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
     earlier = lambda folder: read_metrics(folder)[-1] if logged and read_metrics(folder) else None
     return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier)
@@ -132,7 +140,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
         lm.name = str(Path(lm.name).relative_to(run.path))  # episodes say who played them, wherever the run lies
     engine = local_engine(lm, config.engine)
     engine.publish(k - 1, lm)
-    bind(source, lm.tokenizer)
+    source.bind(lm.tokenizer)
     seats = [trained_seat(engine, config.seat, c.sampling)]
     tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
     if c.balanced is None:

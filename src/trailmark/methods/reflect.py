@@ -1,16 +1,32 @@
 """Reflect-RL: a frozen reflector thinks in words, a trained policy answers with one token.
 
-The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the teacher's actions
-and after that from its own play. Stages of one run, in steps: `sft.reflector` steps on reflections, `sft.policy` steps on
-actions, then reinforcement learning until `steps`. Either player may come from an earlier run (`load`).
+The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the
+teacher's actions and after that from its own play. Imitation happens in stages, each a run of its own; play is the
+run itself, and `steps` counts it:
 
-    reflect_play.py   prompts, labels, truncation, who speaks when
-    reflect_rl.py     curriculum, replay, critic, losses
-    here              the recipe, and one run from lessons to the last evaluation
+    RUN/stages/reflector    sft.reflector steps on reflections (0 where load.reflector brings one)
+    RUN/stages/policy       sft.policy steps on actions
+    RUN                     reinforcement: episodes, checkpoints with both players, evaluation
 
-What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's, not the
-mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); what is too long is cut in the
-middle; the two other files say what differs in theirs.
+    reflect_play.py         prompts, labels, truncation, who speaks when
+    reflect_imitation.py    the players, their lessons, the stages of imitation
+    here                    play: a memory of successes, a critic, the losses
+
+Undiscounted: G_t = sum_{k>=t} r_k is the reward still to come (the reference's cost to go with the other sign).
+
+    pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
+    ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
+
+over the N decisions handed in, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and pi_old are under
+the law a label was drawn from, so rho is exactly 1 in the first epoch; of remembered plays pi_old is what they were
+drawn with.
+
+What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's,
+not the mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); states that
+are too long lose their middle. The entropy of the label is a term of the loss with its own gradient, and never part
+of a return, so that it shifts no reported success; the critic reads the whole prompt (the reference's sees 20
+tokens), starts at V = 0 and regresses G itself, not G / 100; a curriculum always advances, also when there are fewer
+steps than records.
 """
 
 from __future__ import annotations
@@ -18,197 +34,131 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.data.lessons import Lesson, get_teacher
-from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import RecipeError, RunError, TaskError
+from trailmark.credit import turn_returns
+from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
-from trailmark.methods.configs import ReflectRecipe
-from trailmark.methods.contract import Room, check_lessons, check_menus
-from trailmark.methods.reflect_play import (
-    ACTION,
-    ANALYZE,
-    Talk,
-    coin,
-    has_oracle,
-    label_alphabet,
-    label_words,
-    menu_labels,
-    oracle_player,
-    random_player,
-    shuffled_menu,
-    two_players,
+from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
+from trailmark.methods.curriculum import level_starts
+from trailmark.methods.reflect_imitation import (
+    ImitationMethod,
+    Players,
+    deaf_to_chance,
+    final_tasks,
+    load_seat,
+    talk_of,
 )
-from trailmark.methods.reflect_rl import (
-    Part,
-    Replay,
-    Stage,
-    credit_notes,
-    decisions,
-    make_critic,
-    make_stages,
-    objective,
-    stage_starts,
-    starts_of,
-)
-from trailmark.methods.sft import batch_rows
-from trailmark.models.lm import LM
-from trailmark.models.load import load_model
-from trailmark.objectives import Sft, Value
-from trailmark.rollout.bos import prompt_ids
-from trailmark.rollout.encode import encode
-from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, play_all, start_all, stop_ids
+from trailmark.methods.reflect_play import oracle_player, random_player, two_players
+from trailmark.models.critic import make_critic
+from trailmark.models.readout import Readout
+from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
+from trailmark.rollout.play import play, play_all, start_all
 from trailmark.run_async import wait
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
+from trailmark.runs.launch import training_stage
+from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
-from trailmark.samples import scored
-from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import newest_checkpoint, stored_model
+from trailmark.samples import annotate_turns, build_samples, scored
+from trailmark.seats.locate import locate, newest_checkpoint
+from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, stored_seats
-from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import TaskSource, bind
-from trailmark.tasks.labels import add_labels
-from trailmark.types import Episode, Sample, SamplingLaw, Task
-
-__all__ = ["ACTION", "ANALYZE", "ReflectMethod", "ReflectRecipe", "evaluate_advice", "random_player",
-           "two_players"]  # fmt: skip
+from trailmark.tasks import get_task
+from trailmark.tasks.base import has_oracle
+from trailmark.types import Annotation, Episode, Sample, Scored
 
 
-class ReflectMethod(Method):
+class ReflectMethod(Players):
     Config = ReflectRecipe
+    staged = ("sft", "teacher")
+    config: ReflectRecipe
 
     def __init__(self, config: ReflectRecipe, run: Run):
-        super().__init__(config, run)
-        need_rows(max(config.sft.batch, config.rl.starts, config.teacher.starts), "sft.batch, rl.starts or teacher.starts")
-        self.source = get_task(config.task.name, **config.task.options)
-        keep_judge(self.source, run.path)
-        teacher = get_teacher(config.teacher.name, config.teacher.path)
-        words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
-        models = {"policy": load_seat(config, self.source, "policy", words)}
-        bind(self.source, models["policy"].tokenizer)
-        trains = {"policy": config.learner.optim.model_copy(update={"lr": config.sft.lr})}
-        if config.reflect:
-            models["reflector"] = load_seat(config, self.source, "reflector", words)
-            trains["reflector"] = trains["policy"]
-        self.engines = {n: local_engine(lm, config.engine) for n, lm in models.items()}
-        critic = config.rl.critic
+        need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+        super().__init__(taught(config, run.path), run)
+        self.config = config
+        rl, critic = config.rl, config.rl.critic
+        passes = rl.epochs if rl.algorithm == "ppo" else 1
+        updates = config.steps * (2 if rl.replay else 1)
+        trains, ends = {"policy": config.learner.optim}, {"policy": updates * passes}
         if critic.kind != "none":
-            own = load_seat(config, self.source, "policy", words) if critic.kind == "separate" else None
-            models["critic"] = make_critic(critic, models["policy"], own, config.model.seed)
-            trains["critic"] = config.learner.optim.model_copy(update={"lr": critic.lr})
-        self.learner = Learner(models, config.learner, trains, config.steps)
-        self.talk = talk_of(config, self.source, models["policy"].tokenizer)
-        self.curriculum = make_stages(config.curriculum, self.source)
-        self.lessons: list[Lesson] = []
-        if config.sft.policy or self.ends[0]:
-            t = config.teacher
-            each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
-            shown = [Part(self.source, s) for s in self.curriculum] if each else [self.source]
-            self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
-            if not self.lessons:
-                raise RecipeError(
-                    f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
-                )
-            if config.sft.policy:
-                check_labels(self.lessons, config, models["policy"].tokenizer)
-        final_tasks(config, self.source, self.curriculum)  # starts that are not there are missed now, not after hours
-        if config.eval.every:
-            starts_of(self.curriculum, self.source, config.eval.split, config.eval.n, config.seed)
-        self.check_room()
-        if config.curriculum.index is not None and config.curriculum.index >= len(self.curriculum):
-            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.curriculum)} stages")
-        self.replay, self.stage, self.updated = Replay(config.rl.replay), 0, 0
+            own = (
+                load_seat(taught(config, run.path), self.source, "policy", self.words)
+                if critic.kind == "separate"
+                else None
+            )
+            self.models["critic"] = make_critic(self.models["policy"], own, critic.head, config.model.seed)
+            trains["critic"], ends["critic"] = critic.optim, updates // critic.every * critic.passes
+        self.learner = Learner(self.models, config.learner, trains, ends)
+        if config.reflect:
+            self.learner.keeps = ("reflector",)
+            self.frozen = self.models["reflector"].fingerprint()
+        self.replay, self.level, self.updated = Replay(rl.replay), 0, 0
         self._metrics: dict[str, float] = {}
-        self.frozen = ""  # the reflector's weights when its lessons were over
-        if config.reflect and not self.ends[0]:
-            self.frozen = models["reflector"].fingerprint()
 
-    def check_room(self) -> None:
-        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first step."""
-        c, policy = self.config, self.learner.models["policy"]
-        made = c.model.shape is not None and not c.load.policy
-        room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
-        taught = {"reflector": self.ends[0], "policy": c.sft.policy}
-        if imitates := [name for name, steps in taught.items() if steps]:
-            tokenizers = {name: self.learner.models[name].tokenizer for name in self.engines}
-            check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
-        if self.source.markov or hasattr(self.source, "menus"):
-            check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
-
-    @property
-    def ends(self) -> tuple[int, int]:
-        """The last step of the reflector's imitation and of the policy's."""
-        first = self.config.sft.reflector if self.config.reflect else 0
-        return first, first + self.config.sft.policy
-
-    def seats(self) -> list[Seat]:
-        return [_seat(n, e, self.config) for n, e in self.engines.items()]
-
-    def publish(self, version: int) -> None:
-        for name, engine in self.engines.items():
-            engine.publish(version, self.learner.models[name])
-
-    def updates(self, step: int) -> Iterator[Update]:
-        self._metrics = {}
-        thinks, imitates = self.ends
-        if step <= imitates:
-            yield self.imitate(step)
-            if step == thinks:  # the learner has made the update by now
-                self.frozen = self.learner.models["reflector"].fingerprint()
-        else:
-            yield from self.reinforce(step, step - imitates)
+    @classmethod
+    def check(cls, config: ReflectRecipe) -> list[str]:
+        taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
+        return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
 
     # -- imitation ------------------------------------------------------------------------------------------------
 
-    def imitate(self, step: int) -> Update:
-        c, (thinks, _) = self.config, self.ends
-        which = "reflector" if step <= thinks else "policy"
-        rows = batch_rows(len(self.lessons), c.sft.batch, step if step <= thinks else step - thinks, c.seed)
-        samples = [self.sample(self.lessons[r], which, f"{step} {k}") for k, r in enumerate(rows)]
-        return Update(samples, Sft(model=which), which, name=which, lr=c.sft.lr)
+    @classmethod
+    def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
+        made = []
+        for seat, steps in imitated_steps(config).items():
+            inner = imitation(config, run.path, seat, steps)
+            reads = {"policy": inner.load.policy, "reflector": inner.load.reflector, "lessons": config.teacher.path,
+                     "model": config.model.name}  # fmt: skip
+            ahead = {s.name: run.path / "stages" / s.name for s in made}
+            found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
+            made.append(training_stage(seat, ImitationMethod, inner, run.path, {**found, **ahead}))
+        return made
 
-    def sample(self, lesson: Lesson, which: str, place: str) -> Sample:
-        """One lesson as a sample of the reflector or of the policy, in the words that play would use; `place` names where it
-        stands in the run."""
-        tokenizer, limit = self.learner.models[which].tokenizer, self.engines[which].max_len
-        if which == "reflector":
-            prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
-            answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]
-        else:
-            heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
-            wanted, labels = imitated(lesson, self.config), lesson.labels or menu_labels(lesson.menu)
-            menu, new = shuffled_menu(self.talk, lesson.menu, labels, f"labels {self.config.seed} {place}")
-            thought = heard if self.config.reflect else None
-            prompt = prompt_ids(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
-            answer = label_ids(tokenizer, (new.get(wanted, wanted),))
-        weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
-        return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})
+    @classmethod
+    def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
+            need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+            # Mistakes in what is played later are found before the first lesson.
+            Players(fix_names(config, run, write=False), run, imitates)
+        return super().train(config, run, resume)
+
+    @classmethod
+    def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
+        """Before there were stages, imitation was part of the run."""
+        if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
+            raise RunError(
+                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
+                f"go on. Begin a new run "
+                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
+                f"sft.policy=0 out=DIR."
+            )
 
     # -- reinforcement --------------------------------------------------------------------------------------------
 
-    def stage_of(self, local: int) -> tuple[int, int]:
-        """The stage of RL step `local` (from 1), and after which RL step it began."""
+    def level_of(self, step: int) -> tuple[int, int]:
+        """The level of a step (from 1), and after which step it began."""
         if self.config.curriculum.index is not None:
             return self.config.curriculum.index, 0
-        begins = stage_starts([s.size for s in self.curriculum], self.config.steps - self.ends[1])
-        k = max(i for i, first in enumerate(begins) if first < local)
+        begins = level_starts([level.size for level in self.levels], self.config.steps)
+        k = max(i for i, first in enumerate(begins) if first < step)
         return k, begins[k]
 
-    def reinforce(self, step: int, local: int) -> Iterator[Update]:
-        c, (stage, first) = self.config, self.stage_of(local)
-        if stage != self.stage:
-            self.stage, self.replay.held = stage, []
+    def updates(self, step: int) -> Iterator[Update]:
+        c, (level, first) = self.config, self.level_of(step)
+        if level != self.level:
+            self.level, self.replay.held = level, []
         self.publish(step - 1)
-        tasks = self.curriculum[stage].batch(self.source, c.rl.starts, c.seed, step, self.ends[1] + first)
+        tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
         episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -216,16 +166,17 @@ class ReflectMethod(Method):
             raise TaskError(
                 f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
             )
-        self._metrics = {**summary(good), **spread(good), **dropped, **({"stage": float(stage)} if len(self.curriculum) > 1 else {})}
+        at = {"stage": float(level)} if len(self.levels) > 1 else {}
+        self._metrics = {**summary(good), **spread(good), **dropped, **at}
         samples = decisions(good, self.learner, c.rl, fresh=True)
         self.run.annotate(step, credit_notes(samples, good, c.rl))
         passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
-        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl", lr=c.rl.lr)
+        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
         yield from self.judge(samples)
         self.replay.add(good)
         if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
             old = decisions(again, self.learner, c.rl, fresh=False)
-            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay", lr=c.rl.lr)
+            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay")
             yield from self.judge(samples)
 
     def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
@@ -233,162 +184,147 @@ class ReflectMethod(Method):
         critic = self.config.rl.critic
         self.updated += 1
         if critic.kind != "none" and self.updated % critic.every == 0:
-            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic", lr=critic.lr)
+            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
 
+    def state(self) -> Mapping[str, Any]:
+        return {"replay": [to_json(e) for e in self.replay.held], "stage": self.level, "updated": self.updated}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.replay.held = [from_json(line) for line in state["replay"]]
+        self.level, self.updated = state["stage"], state["updated"]
+
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluations(self, step: int, last: bool) -> list[Evaluation]:
-        """The numbers of the method's table: after imitation, and at the end (with whom nobody trained, if `final.references`)."""
-        kind, imitates = "reflect-" if self.config.reflect else "plain-", self.ends[1]
+        """The numbers of the method's table: after imitation, and at the end (with players that nobody trained, if
+        `final.references`)."""
+        kind = "reflect-" if self.config.reflect else "plain-"
         if not last:
-            return [Evaluation(f"{kind}sft", partial(self.final, f"{kind}sft", step))] if step == imitates else []
-        out = [Evaluation(f"{kind}rl", partial(self.final, f"{kind}rl", step))] if step > imitates else []
+            due = step == 0 and imitated_steps(self.config)
+            return [Evaluation(f"{kind}sft", partial(self.final, f"{kind}sft", 0))] if due else []
+        out = [Evaluation(f"{kind}rl", partial(self.final, f"{kind}rl", step))] if step else []
         if self.config.final.references:
-            tasks, tokenizer = self.final_tasks(), self.learner.models["policy"].tokenizer
-            play = lambda player: lambda: player(self.source, self.config.seed + 1, tokenizer, tasks)
+            tasks = final_tasks(self.config, self.source, self.levels)
+            tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
+            play = lambda player: lambda: player(self.source, seed, tokenizer, tasks)
             out.append(Evaluation("random", play(random_player), moves=False))
             if has_oracle(self.source):
                 out.append(Evaluation("oracle", play(oracle_player), moves=False))
         return out
 
-    def final_tasks(self) -> list[Task]:
-        return final_tasks(self.config, self.source, self.curriculum)
-
     def final(self, name: str, step: int) -> list[Episode]:
         """Play the final starts."""
-        if self.frozen and self.learner.models["reflector"].fingerprint() != self.frozen:
+        if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
         self.publish(step)
-        starts = start_all(self.final_tasks(), self.config.final.samples, self.config.seed + 1, f"{name}:")
+        tasks = final_tasks(self.config, self.source, self.levels)
+        starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
         return wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
 
-    def evaluate(self, step: int) -> Mapping[str, float]:
-        self.publish(step)
-        c = self.config
-        tasks = starts_of(self.curriculum, self.source, c.eval.split, c.eval.n, c.seed)
-        protocol = deaf_to_chance(self.talk)
-        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
-        write_segment(self.run.path / "evaluation", step, episodes)
-        good, dropped = scored(episodes)
-        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.curriculum if s.name}
-        each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
-        return {**summary(good), **each, **dropped}
 
-    def state(self) -> Mapping[str, Any]:
-        return {"replay": [to_json(e) for e in self.replay.held], "frozen": self.frozen, "stage": self.stage,
-                "updated": self.updated}  # fmt: skip
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.replay.held = [from_json(line) for line in state["replay"]]
-        self.frozen, self.stage, self.updated = state["frozen"], state["stage"], state["updated"]
-
-    # -- about a run ----------------------------------------------------------------------------------------------
-
-    @classmethod
-    def seats_of(cls, config: ReflectRecipe) -> dict[str, AnyKind]:
-        """The reflector is frozen in play, and lies in every checkpoint."""
-        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
-        if config.reflect:
-            thinks = SamplingConfig(max_tokens=config.thought)
-            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
-        return filled(seats, None, config.engine)
-
-    @classmethod
-    def protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
-        """The labels are those of the tokenizer at the desk."""
-
-        async def as_in_training(desk: Desk) -> None:
-            await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
-
-        return as_in_training
-
-    @classmethod
-    def evaluation_protocol(cls, config: ReflectRecipe, source: TaskSource) -> Protocol:
-        """Every decision hears the reflector."""
-
-        async def hears_all(desk: Desk) -> None:
-            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
-
-        return hears_all
-
-    @classmethod
-    def starts(cls, config: ReflectRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
-        """`n` starts of each stage of the curriculum."""
-        return starts_of(make_stages(config.curriculum, source), source, split, n, seed)
+# --- the stages ----------------------------------------------------------------------------------------------------
 
 
-# --- pieces that evaluation and replay share with the run ----------------------------------------------------------
+def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
+    """The steps of each stage of imitation, in order."""
+    wanted = {"reflector": config.sft.reflector if config.reflect else 0, "policy": config.sft.policy}
+    return {seat: n for seat, n in wanted.items() if n}
 
 
-def players_of(config: ReflectRecipe) -> tuple[Literal["policy", "reflector"], ...]:
-    return ("policy", "reflector") if config.reflect else ("policy",)
+def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
+    """The recipe with the players as its stages leave them."""
+    made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
+    return config.model_copy(update={"load": config.load.model_copy(update=made)})
 
 
-def load_seat(config: ReflectRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
-    """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
-    lm = load_model(seat_model(config, seat), words)
-    if config.labels == "all" and hasattr(source, "bind"):
-        add_labels(lm, seed=config.model.seed)
-    return lm
+def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> ImitationRecipe:
+    """The recipe of a stage."""
+    given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
+    taught = seat == "policy" and "reflector" in imitated_steps(config)
+    before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
+    given |= {
+        "method": "reflect_imitation",
+        "name": f"{config.name} {seat}",
+        "out": str(run / "stages" / seat),
+        "seat": seat,
+        "steps": steps,
+        "batch": config.sft.batch,
+        "learner": config.learner.model_copy(update={"optim": config.sft.optim}),
+        "load": config.load.model_copy(update=before),
+        "eval": config.eval.model_copy(update={"patience": None, **({"every": 0} if seat == "reflector" else {})}),
+        "checkpoint": config.checkpoint.model_copy(update={"keep_best": 0}),
+    }
+    return ImitationRecipe(**given)
 
 
-def imitated(lesson: Lesson, config: ReflectRecipe) -> str:
-    return lesson.oracle if config.teacher.label == "oracle" else lesson.action
+# --- from episodes to samples --------------------------------------------------------------------------------------
 
 
-def check_labels(lessons: Sequence[Lesson], config: ReflectRecipe, tokenizer: Any) -> None:
-    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is permuted. Those
-    drawn anew from the alphabet are."""
-    if config.shuffle == "alphabet":
-        return
-    answers = {imitated(x, config) for x in lessons}
-    if config.shuffle == "permute":
-        answers |= {label for x in lessons for label in x.labels or menu_labels(x.menu)}
-    for label in sorted(answers):
-        if (size := len(encode(tokenizer, label))) != 1:
-            raise RecipeError(
-                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with `trailmark data … "
-                "--tokenizer`, or set labels: all (new tokens) or shuffle: alphabet (labels drawn anew)"
-            )
+@dataclass
+class Replay:
+    """The last `size` plays that were won. A new stage begins with an empty one."""
+
+    size: int
+    held: list[Episode] = field(default_factory=list)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        won = [e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success]
+        self.held = [*self.held, *won][-self.size :] if self.size else []
+
+    def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
+        """`n` of them with replacement."""
+        picks = np.random.default_rng(list(seed)).integers(0, len(self.held), n) if self.held else []
+        return [self.held[i] for i in picks]
 
 
-def seat_model(config: ReflectRecipe, seat: Literal["policy", "reflector"]) -> ModelConfig:
-    """The model section of a player: made (each with a seed of its own), or from an earlier run."""
-    folder = getattr(config.load, seat)
-    if folder is not None:
-        return stored_model(config.model, folder)
-    return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
+def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """Of every decision of the policy."""
+    return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
-def talk_of(config: ReflectRecipe, source: Any, tokenizer: Any) -> Talk:
-    """How the players of a run talk."""
-    draws = config.head == "alphabet" or config.shuffle == "alphabet"
-    known = label_alphabet(source, tokenizer) if draws else ()
-    return Talk(config.reflect, config.head, config.shuffle, config.reflect_prob, known, None, config.thought,
-                config.instruction)  # fmt: skip
+def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
+    """One sample for each decision, with its advantage. `fresh` plays were drawn by the policy as it is: what they
+    were drawn with is computed in the packing that training uses, so that the first ratio is 1 to the last bit."""
+    samples = build_samples(episodes, "policy", {"returns": returns_to_go(episodes)})
+    fills = {"old": Readout("")} if fresh and config.algorithm == "ppo" else {}
+    if config.critic.kind != "none":
+        fills["value"] = Readout("", "head", model="critic", head="value")
+    samples = learner.fill(samples, **fills) if fills and samples else samples
+    base = 0.0
+    if config.baseline == "batch" and config.critic.kind == "none" and fresh:
+        base = float(np.mean(np.concatenate([s.streams["returns"][s.streams["weight"] != 0] for s in samples])))
+    return [_advantaged(s, base) for s in samples]
 
 
-def deaf_to_chance(talk: Talk) -> Protocol:
-    """As in training, but every decision hears the reflector."""
-    return two_players(dataclasses.replace(talk, share=1.0))
+def _advantaged(s: Sample, base: float) -> Sample:
+    streams = dict(s.streams)
+    value = streams.get("value", base)
+    streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
+    streams["value_weight"] = streams["weight"]
+    return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
 
 
-def final_tasks(config: ReflectRecipe, source: Any, stages: Sequence[Stage]) -> list[Task]:
-    final = config.final
-    if final.split is not None:
-        return starts_of(stages, source, final.split, final.n, config.seed)
-    try:
-        return starts_of(stages, source, "all", final.n, 0)
-    except TaskError:
-        return starts_of(stages, source, config.eval.split, final.n or config.eval.n, config.seed)
+def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
+    """The advantages that fresh plays are trained with, and the critic's values where there is one."""
+    if config.critic.kind == "none":
+        less = "" if config.baseline == "none" else ", less the mean of the batch"
+        return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
+    notes = annotate_turns(samples, episodes, "policy", "advantage", "return to go, less the critic's value")
+    return [*notes, *annotate_turns(samples, episodes, "policy", "value", f"{config.critic.kind} critic")]
 
 
-def _seat(name: str, engine: LocalEngine, config: ReflectRecipe, law: SamplingLaw = SamplingLaw()) -> Seat:
-    trained = name == "policy"
-    return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
+def objective(config: RlConfig, fresh: bool) -> Objective:
+    """Remembered plays carry no entropy term: they are not what the policy does now."""
+    entropy = config.entropy if fresh else 0.0
+    if config.algorithm == "pg":
+        return WeightedLogp(entropy=entropy, gap=fresh)
+    return Clipped(low=config.clip, high=config.clip, entropy=entropy)
+
+
+# --- what the words are worth --------------------------------------------------------------------------------------
 
 
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:

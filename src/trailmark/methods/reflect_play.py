@@ -29,6 +29,7 @@ from trailmark.methods.configs import Head, Shuffle
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.run_async import wait
+from trailmark.tasks.base import World, has_oracle
 from trailmark.tasks.labels import CHOICES, alphabet, menu_labels, relabel
 from trailmark.types import Episode, Task
 
@@ -110,14 +111,14 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
 def label_words(source: Any) -> tuple[str, ...]:
     """Labels of several digits, which a tiny tokenizer must have as words. Only worlds that ask for the policy's tokenizer
     (`bind`) have such long lists."""
-    return tuple(c for c in CHOICES if len(c) > 1) if hasattr(source, "bind") else ()
+    return tuple(c for c in CHOICES if len(c) > 1) if source.binds else ()
 
 
 def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
     """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu, where menus
     never change."""
-    if hasattr(source, "bind"):
-        return tuple(getattr(source, "labels", None) or alphabet(tokenizer))
+    if source.binds:
+        return tuple(source.labels or alphabet(tokenizer))
     first = source.tasks("train", 1, 0)[0]
     return tuple(source.make().reset(first).labels)
 
@@ -209,18 +210,8 @@ def oracle_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] 
     return _scripted(source, seed, tokenizer, lambda prompt, draw: prompt.partition(":")[2], protocol, "oracle", tasks)
 
 
-def has_oracle(source: Any) -> bool:
-    from trailmark.tasks.taxi import TaxiWorld
-
-    return hasattr(world := source.make(), "oracle") or isinstance(world, TaxiWorld)
-
-
-def best_label(world: Any) -> str:
-    """The label of a best action now: of the taxi by its shortest ways, of others by their own `oracle()`."""
-    from trailmark.tasks import taxi
-
-    if isinstance(world, taxi.TaxiWorld):
-        return str(taxi.optimal_action(world.state, world.mode))
+def best_label(world: World) -> str:
+    """The label of a best action now; empty at a moment without one."""
     return str(world.oracle() or "")
 
 

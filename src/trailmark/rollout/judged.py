@@ -20,9 +20,9 @@ from trailmark.types import Annotation, Episode, Outcome, Scored, Turn
 
 def judge_of(source: Any, given: Judge | None) -> Judge | None:
     """Who judges the plays of a source: the one that was given, or the source's own. None: the world judges itself."""
-    if not getattr(source, "judged", False):
+    if not source.judged:
         return None
-    judge = given or getattr(source, "judge", None)
+    judge = given or source.judge
     if judge is None:
         raise TaskError(
             f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."

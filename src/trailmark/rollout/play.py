@@ -23,7 +23,7 @@ from trailmark.rollout.encode import encode
 from trailmark.rollout.judged import give_verdicts, judge_of
 from trailmark.run_async import wait
 from trailmark.score.base import Judge
-from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.tasks.base import Observation, Step, TaskSource, World, declared
 from trailmark.types import (
     Annotation,
     Episode,
@@ -383,15 +383,16 @@ async def play_all(
     source may have `first_messages` that are said before its first observation. The plays of a source that is `judged`
     are shown to `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode
     when it is over and judged; without it, the judge is asked once, about all."""
+    source = declared(source)
     judge, unjudged = judge_of(source, judge), dict[int, Observation]()
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}
     if protocol is None:
-        opening, told = getattr(source, "first_messages", ()), getattr(source, "messages", None)
+        opening, told = source.first_messages, source.messages
         protocol = solo(seats[0].name, source.markov, opening=opening, told=told)
     gate = asyncio.Semaphore(at_once)
-    threads = ThreadPoolExecutor(min(at_once, 64)) if getattr(source, "slow", False) else None
+    threads = ThreadPoolExecutor(min(at_once, 64)) if source.slow else None
 
     async def one(number: int, start: Start) -> Episode:
         async with gate:

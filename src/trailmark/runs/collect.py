@@ -4,8 +4,8 @@
     FOLDER/000003.jsonl            all of them, in the order of their starts; then the partial file goes
     FOLDER/000003.annotations.jsonl (and 000003.partial.annotations.jsonl)    what a judge noted about them, if it did
 
-An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a collection that
-was never stopped.
+An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a
+collection that was never stopped.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ class Collection:
             for i, line in enumerate(whole_lines(self.partial_notes), 1):
                 self._note(from_json(line, self.partial_notes, i, Annotation))
         if self.partial.exists():
-            self.found = {e.id: e for i, line in enumerate(whole_lines(self.partial), 1) for e in [from_json(line, self.partial, i)]}
+            self.found = {
+                e.id: e
+                for i, line in enumerate(whole_lines(self.partial), 1)
+                for e in [from_json(line, self.partial, i)]
+            }
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
-        """The episodes of all starts, in their order. `play(left, each)` plays those that are left and gives each episode to `each`
-        when it is over, as `rollout.play.play_all` does."""
+        """The episodes of all starts, in their order. `play(left, each)` plays those that are left and gives each
+        episode to `each` when it is over, as `rollout.play.play_all` does."""
         if left := [s for s in starts if s.id not in self.found]:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             play(left, self._keep)

@@ -34,7 +34,10 @@ class Link:
 
 
 def origin(run: Path) -> tuple[Path, int] | None:
-    """The run and step that a run began from; None where it began from no run's checkpoint."""
+    """The run and step that a run began from: its stage `policy`, or another run; None where it began from no run's
+    checkpoint."""
+    if taught := listed(run / "stages" / "policy" / "checkpoints"):
+        return run / "stages" / "policy", int(taught[-1].name)
     recipe = read_recipe(run)
     named = {
         "load.policy": (recipe.get("load") or {}).get("policy"),

@@ -1,11 +1,12 @@
-"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a study do."""
+"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a
+study do."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
-    with continue_run(config, text, method.staged) if resume else Run.create(config.out, text) as run:
+    with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
@@ -32,17 +33,23 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
 
 
 def training_stage(
-    name: str, method: Any, config: RunConfig, root: str | Path, inputs: Mapping[str, str | Path] | None = None, **more: Any
+    name: str,
+    method: Any,
+    config: RunConfig,
+    root: str | Path,
+    inputs: Mapping[str, str | Path] | None = None,
+    **more: Any,
 ) -> Stage:
-    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the settings, so it may
-    be moved. What lies there and is read belongs to `inputs`."""
+    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the
+    settings, so it may be moved. What lies there and is read belongs to `inputs`."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
-    settings = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
+    # Without defaults: a key that a later version adds is no change.
+    settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
     return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
 
 
@@ -71,9 +78,9 @@ def _version(name: str) -> str:
         return ""
 
 
-def continue_run(config: RunConfig, text: str, staged: Sequence[str] = ()) -> Run:
-    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its `steps` may be
-    changed, and keys that only its stages read (`staged`): the stages see to that."""
+def continue_run(config: RunConfig, text: str, method: Any) -> Run:
+    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its
+    `steps` may be changed, and keys that only its stages read (`method.staged`): the stages see to that."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
         today = translate(recipe)
@@ -84,10 +91,15 @@ def continue_run(config: RunConfig, text: str, staged: Sequence[str] = ()) -> Ru
 
     out = config.out
     run = Run.open(out, lock=True)
-    free = staged if any((run.path / "stages").rglob("*.json")) else ()  # an older version kept no records of stages
-    if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
+    try:
+        # An older version kept no records of stages.
+        free = method.staged if any((run.path / "stages").rglob("*.json")) else ()
+        if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
+            raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
+        method.can_go_on(config, run)
+    except TrailmarkError:
         run.close()
-        raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
+        raise
     if run.recipe != text:
         atomic_write(run.recipe_file, text.encode(), "recipe")
     return run

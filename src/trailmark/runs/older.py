@@ -1,14 +1,14 @@
 """Recipes of older runs in today's words.
 
-Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that exists
-(`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A change is one entry of
-`CHANGES`, which does both. `moved` does the same for files of a run.
+Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that
+exists (`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A
+change is one entry of `CHANGES`, which does both. `moved` does the same for files of a run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,38 @@ OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log",
            "critic", "final.search", "final.temperature")  # fmt: skip
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
+
+def _rate(section: str, to: str, name: str) -> Change:
+    """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of
+    the optimiser were those of learner.optim."""
+    *way, last = section.split(".")
+
+    def found(r: Recipe) -> Any:
+        part: Any = r if r.get("method") == "reflect" else None
+        for key in (*way, last):
+            part = part.get(key) if isinstance(part, dict) else None
+        return part
+
+    def becomes(r: Recipe) -> Recipe:
+        optim = {**((r.get("learner") or {}).get("optim") or {}), "lr": found(r)}
+        return _with(without(r, section), to.split("."), optim)
+
+    return Change(
+        section, lambda r: found(r) is not None, becomes,
+        lambda r: f"{name} has an optimiser of its own: write {to}.lr={found(r)}. (steps counts play alone now: "
+        f"imitation has stages of its own.)",
+    )  # fmt: skip
+
+
+def _with(value: Recipe, way: Sequence[str], what: Any) -> Recipe:
+    rest = what if len(way) == 1 else _with(value.get(way[0]) or {}, way[1:], what)
+    return {**value, way[0]: rest}
+
+
 CHANGES: list[Change] = [
+    _rate("sft.lr", "sft.optim", "imitation"),
+    _rate("rl.critic.lr", "rl.critic.optim", "the critic"),
+    _rate("rl.lr", "learner.optim", "play"),
     Change(
         "method",
         lambda r: r.get("method") == "online",
@@ -60,7 +91,8 @@ CHANGES: list[Change] = [
         lambda r: r.get("method") == "oreo" and r.get("objective") in PREFERENCES,
         lambda r: {**without(r, *OF_OREO), "method": "preference"},
         lambda r: (
-            f"{r['objective']} is now an objective of method preference: write 'method: preference' and 'objective: {r['objective']}', "
+            f"{r['objective']} is now an objective of method preference: write 'method: preference' and "
+            f"'objective: {r['objective']}', "
             "and leave out what is OREO's own (level, kl, critic and the like)."
         ),
     ),
@@ -71,7 +103,10 @@ CHANGES: list[Change] = [
         lambda r: "method oreo has one objective, so leave this key out.",
     ),
 ]
-NOT_WRITTEN = ("advantage", "value")  # annotations that older runs did not write: a run without any of them is not different for it
+NOT_WRITTEN = (
+    "advantage",
+    "value",
+)  # annotations that older runs did not write: a run without any of them is not different for it
 MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files of a run that lie elsewhere now
 
 
@@ -88,7 +123,7 @@ def refuse(loaded: Loaded) -> None:
     """Tell who wrote an old recipe the new words, and where the old one stands."""
     for change in CHANGES:
         if change.was(loaded.raw):
-            where = loaded.marks.get((change.key,), Mark(loaded.file)).where
+            where = loaded.marks.get(tuple(change.key.split(".")), Mark(loaded.file)).where
             raise RecipeError(f"{where}: key '{change.key}': {change.say(loaded.raw)}")
 
 

@@ -13,8 +13,8 @@
     edited     an output is not what was written: refused, with the stage and the file
     busy       another process makes this stage: RunBusy
 
-An input is a file (by its content), a folder (by its files), a run (by its recipe, metrics and newest checkpoint) or another
-stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
+An input is a file (by its content), a folder (by its files), a run (by its recipe, metrics and newest checkpoint) or
+another stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from trailmark.runs.diff import IGNORED
 from trailmark.runs.store import atomic_write, cannot_write, hold
 
 RECORD = "stage.json"
-TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")  # what a run makes itself
+# What a run makes itself.
+TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a pipeline. `make(folder)` writes the outputs and returns a summary of JSON values. It is called again after a
-    kill and finds what it had written, so it must go on from there or write the same files again."""
+    """One step of a pipeline. `make(folder)` writes the outputs and returns a summary of JSON values. It is called
+    again after a kill and finds what it had written, so it must go on from there or write the same files again."""
 
     name: str
     make: Callable[[Path], Summary | None]
@@ -55,7 +56,7 @@ class Stage:
     inputs: Mapping[str, str | Path] = field(default_factory=dict)
     outputs: tuple[str, ...] | None = None  # files and folders that count, below the stage's folder; None: all of them
     single: bool = False  # the output is one file that lies where the folder would
-    grows: tuple[str, ...] = ()  # settings whose change lets the stage go on from where it is, such as a number of steps
+    grows: tuple[str, ...] = ()  # settings that may change without a new start, such as a number of steps
     earlier: Callable[[Path], Summary | None] | None = None  # the summary of outputs that an older version finished
 
 
@@ -143,8 +144,8 @@ def run_stages(
     folder: str | Path, stages: Sequence[Stage], say: Say | None = None, only: Sequence[str] | None = None,
     layout: Layout = Layout(), each: Callable[[str, Summary], None] = lambda name, summary: None,
 ) -> dict[str, Summary]:  # fmt: skip
-    """Make every stage that is not done, in order; the summary of each, which `each` is told at once. `only`: make these alone,
-    those before them must be done. `say` is told why a stage is made again."""
+    """Make every stage that is not done, in order; the summary of each, which `each` is told at once. `only`: make
+    these alone, those before them must be done. `say` is told why a stage is made again."""
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     names = [s.name for s in stages]
     if twice := next((n for n in names if names.count(n) > 1), None):
@@ -170,7 +171,8 @@ def _must_be_done(place: _Place, later: str) -> None:
     _unedited(place, record)
     if changed := _changes(record, wanted):
         raise RunError(
-            f"{place.folder}: stage '{later}' needs '{place.stage.name}', which was made otherwise ({changed[0]}): make it again first."
+            f"{place.folder}: stage '{later}' needs '{place.stage.name}', which was made otherwise "
+            f"({changed[0]}): make it again first."
         )
 
 
@@ -254,8 +256,8 @@ def _replace(place: _Place, wanted: Mapping[str, Any], why: str, say: Say) -> No
 
 
 def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> None:
-    """Note which stages a run trains from. Where they are not those that it was begun from, what it has trained is set aside in
-    RUN/replaced, and it begins again."""
+    """Note which stages a run trains from. Where they are not those that it was begun from, what it has trained is
+    set aside in RUN/replaced, and it begins again."""
     note, say = run / "stages" / "used.json", say or (lambda line: print(line, file=sys.stderr, flush=True))
     now = {s.name: fingerprint(run / "stages" / s.name)[RECORD] for s in stages}
     old = _read(note) if note.exists() else now
@@ -283,9 +285,12 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
         if now.get(name) != value:
             file = place.home / name if name else place.home
             what = "was changed after it was made" if name in now else "is gone"
-            away = place.home if place.home in place.record.parents and not place.shared else f"{file} and {place.record}"
+            away = (
+                place.home if place.home in place.record.parents and not place.shared else f"{file} and {place.record}"
+            )
             raise RunError(
-                f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and the stage is made again."
+                f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and "
+                f"the stage is made again."
             )
 
 
@@ -326,7 +331,8 @@ def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool
 
 
 def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
-    """Hashes of what counts of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is known by its record."""
+    """Hashes of what counts of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is known by
+    its record."""
     if not path.is_dir():
         return {"": file_hash(path)}
     if skipped is None and (path / RECORD).is_file():
@@ -341,7 +347,9 @@ def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
 
 def _passing(path: Path) -> bool:
     """Locks, temporary files and half-written checkpoints: hidden, and of no account."""
-    return path.name == ".lock" or any(p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts)
+    return path.name == ".lock" or any(
+        p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts
+    )
 
 
 def _run_files(run: Path) -> dict[str, str]:
@@ -371,7 +379,9 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
     for name, path in stage.inputs.items():
         path = Path(path)
         if not path.exists():
-            raise RunError(f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder.")
+            raise RunError(
+                f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder."
+            )
         found[name] = fingerprint(path)
     return found
 
@@ -421,7 +431,11 @@ def _has_files(path: Path) -> bool:
 
 def _first(place: _Place) -> str:
     first = place.parts()[0]
-    return first.name if first.is_file() else next(str(p.relative_to(place.home)) for p in sorted(first.rglob("*")) if p.is_file())
+    return (
+        first.name
+        if first.is_file()
+        else next(str(p.relative_to(place.home)) for p in sorted(first.rglob("*")) if p.is_file())
+    )
 
 
 def remove_empty(folder: Path) -> None:

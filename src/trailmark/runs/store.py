@@ -345,10 +345,14 @@ class Run:
 
     def discard_if_empty(self) -> None:
         """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
-        there before stays, so a run that was to go on still can."""
-        staged = (p for p in (self.path / "stages").rglob("*") if p.is_file() and not p.name.endswith(".lock"))
-        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file, *staged]
+        there before stays, so a run that was to go on still can. So do stages that were made. Then only the note of the
+        judge goes: its rewards were not kept, and the run may go on with a function that was mended."""
+        steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
+            return
+        if any(p.is_file() and not p.name.endswith(".lock") for p in (self.path / "stages").rglob("*")):
+            if "judge" not in self._before:
+                (self.path / "judge" / "judge.json").unlink(missing_ok=True)
             return
         made = [p for p in self.path.iterdir() if p.name not in self._before]
         folders = (self.episodes_dir, self.checkpoints_dir)

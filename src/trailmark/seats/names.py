@@ -23,6 +23,7 @@ from trailmark.runs.store import Run, atomic_write
 from trailmark.seats.locate import locate
 
 C = TypeVar("C", bound=Config)
+Models = dict[str, dict[str, str]]
 
 
 def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
@@ -30,30 +31,37 @@ def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
     before stays so, and what is new is written down."""
     kept = read_models(run.path) if run else {}
     found = dict(kept)
-
-    def fix(key: str, name: str, mark: NamesModel) -> str:
-        if (before := kept.get(key)) and before["name"] == name:
-            if not Path(before["folder"]).is_dir():
-                raise ModelError(
-                    f"{key}: this run began from {before['folder']} (its {MODELS} says so), which is gone: put it "
-                    "back, or start a new run with out=DIR."
-                )
-            return before["folder"]
-        if mark.stored and not Path(name).is_dir():
-            raise ModelError(f"{key}: there is no folder '{name}'")
-        at = locate(name, mark.seat, key)
-        if at.kind == "server":
-            raise ModelError(
-                f"{key}: {name} is a server, and this model must be here: name a run, a folder or a model on the hub."
-            )
-        if at.kind in ("run", "checkpoint"):
-            found[key] = {"name": name, "folder": at.folder}
-        return at.folder
-
-    fixed = _walk(config, "", fix)
+    fixed = _walk(config, "", lambda key, name, mark: _folder(key, name, mark, kept, found))
     if run is not None and write and found != kept:
         atomic_write(run.path / MODELS, (json.dumps(found, indent=1) + "\n").encode(), "models")
     return fixed
+
+
+def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
+    """The same for the seats of a run that exists."""
+    kept = read_models(run)
+    return _walk(seats, "seats", lambda key, name, mark: _folder(key, name, mark, kept, {}))
+
+
+def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) -> str:
+    """What `name`, which stands at `key`, means: what it meant before (`kept`), or what it means now (noted in `found`)."""
+    if (before := kept.get(key)) and before["name"] == name:
+        if not Path(before["folder"]).is_dir():
+            raise ModelError(
+                f"{key}: this run began from {before['folder']} (its {MODELS} says so), which is gone: put it back, or "
+                "start a new run with out=DIR."
+            )
+        return before["folder"]
+    if mark.stored and not Path(name).is_dir():
+        raise ModelError(f"{key}: there is no folder '{name}'")
+    at = locate(name, mark.seat, key)
+    if at.kind == "server":
+        raise ModelError(
+            f"{key}: {name} is a server, and this model must be here: name a run, a folder or a model on the hub."
+        )
+    if at.kind in ("run", "checkpoint"):
+        found[key] = {"name": name, "folder": at.folder}
+    return at.folder
 
 
 def _walk(value: Any, key: str, fix: Callable[[str, str, NamesModel], str]) -> Any:

@@ -26,7 +26,8 @@ from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
 from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
-from trailmark.tasks.base import bind
+from trailmark.seats.names import fix_seats
+from trailmark.tasks.base import declared
 from trailmark.types import SamplingLaw
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Table:
         """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
         `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
-        bind(source, self.engines[name].tokenizer if name else self.tokenizer)
+        declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
 
     def publish(self, version: int) -> None:
         """The engines of the method's own models write with the weights as they are now."""
@@ -112,7 +113,7 @@ class Table:
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
     """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
-    there under the name of its seat. `model` is the recipe's section."""
+    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -121,11 +122,18 @@ def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str
             stored = stored_model(seat.model or model, folder).model_copy(update=update)
             seat = seat.model_copy(update={"model": stored})
         out[name] = seat
-    return out
+    return fix_seats(out, checkpoint.parent.parent)
 
 
 def sampling_law(s: SamplingConfig) -> SamplingLaw:
     return SamplingLaw(s.temperature, s.top_p, s.top_k, min_tokens=s.min_tokens)
+
+
+def check_servers(seats: Seats) -> None:
+    """Ask every server of the seats whether it is there and serves the model that its seat names."""
+    for name, seat in seats.items():
+        if isinstance(seat, HttpSeat):
+            open_server(seat, f"seats.{name}")
 
 
 class NoServer(EngineError):

@@ -164,14 +164,13 @@ def _turns(run: Path, seat: str) -> Any:
 def _shown(home: Located, tokenizer: Any) -> PromptFormat:
     """The format of what the run's task shows at its first starts."""
     from trailmark.tasks import get_task
-    from trailmark.tasks.base import bind
 
     task = home.recipe.get("task")
     if not isinstance(task, dict) or "name" not in task:
         return _unknown(tokenizer, "its run does not say how it was prompted")
     try:
         source = get_task(task["name"], **(task.get("options") or {}))
-        bind(source, tokenizer)
+        source.bind(tokenizer)
         if not source.markov:
             return plain_format(tokenizer)
         starts = source.tasks("train", 8, 0)

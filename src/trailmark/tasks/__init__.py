@@ -10,7 +10,7 @@ from typing import Any
 
 from trailmark.errors import TaskError, nearest
 from trailmark.score.base import Judge, open_judge
-from trailmark.tasks.base import TaskSource
+from trailmark.tasks.base import TaskSource, declared
 
 _TASKS = {
     "alfworld": "trailmark.tasks.alfworld:Alfworld",
@@ -50,12 +50,14 @@ def get_task(name: str, **options: Any) -> TaskSource:
         raise TaskError(f"task '{name}' could not be made: {type(e).__name__}: {e}") from e
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
         raise TaskError(f"task '{name}' is not a TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
+    source = declared(source)
     return source if reward is None else with_judge(source, open_judge(reward))
 
 
 def with_judge(source: Any, judge: Judge) -> Any:
     """The source with this judge as its own."""
-    if not getattr(source, "judged", False):
+    source = declared(source)
+    if not source.judged:
         raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
     source.judge = judge
     return source
@@ -63,7 +65,7 @@ def with_judge(source: Any, judge: Judge) -> Any:
 
 def keep_judge(source: Any, run: str | Path) -> None:
     """Bind the source's judge to this run, where it stores its answers. A run keeps the judge that it began with."""
-    if (judge := getattr(source, "judge", None)) is not None:
+    if (judge := declared(source).judge) is not None:
         judge.keep(Path(run) / "judge")
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.errors import TaskError, nearest
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Invalid, Scored, Task
 
 Expr = int | tuple[str, "Expr", "Expr"]
@@ -181,7 +181,7 @@ def make_question(rng: random.Random, level: int, digits: int | None = None) -> 
     return _show(e, brackets=level == 4) + "=?", lines, answer
 
 
-class ArithWorld:
+class ArithWorld(World):
     """A world of one turn: the action is the whole text of the answer."""
 
     def __init__(self, invalid_unparsed: bool = False):
@@ -207,7 +207,7 @@ class ArithWorld:
         return Step(Observation(""), reward, True, False, outcome, {"parsed": parsed})
 
 
-class Arith:
+class Arith(TaskSource):
     """The task source.
 
     level             1 to 5, or several of them to mix evenly

@@ -7,11 +7,12 @@ moment of a stored episode can be reached again by replaying its actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from trailmark.errors import TaskError
+from trailmark.steps import LINES
 from trailmark.types import Outcome, Task
 
 
@@ -53,38 +54,80 @@ class Step:
         return float(self.reward.get(side, 0.0)), {s: float(r) for s, r in self.reward.items() if s != side}
 
 
-@runtime_checkable
-class World(Protocol):
+class World:
     """Plays one task at a time. An instance belongs to one episode at a time."""
 
-    def reset(self, task: Task) -> Observation: ...
+    def reset(self, task: Task) -> Observation:
+        raise NotImplementedError(f"{type(self).__name__} must define reset(task)")
 
-    def step(self, action: str) -> Step: ...
+    def step(self, action: str) -> Step:
+        raise NotImplementedError(f"{type(self).__name__} must define step(action)")
+
+    def oracle(self) -> str | None:
+        """The label of a best action now, None if there is none. A world that knows best actions defines this."""
+        return None
 
 
-@runtime_checkable
-class TaskSource(Protocol):
-    """A named task. With `markov=True` each observation holds the whole state, so every turn starts a new sequence.
-    Otherwise observations are messages of one growing conversation. A source with `slow = True` has worlds that wait
-    for a process or a network. Their calls run in threads, so a slow world does not delay the others. A source
-    with `judged = True` has worlds whose last step has no outcome: a judge gives it (`score/base.py`). That is the
-    source's own `judge`, or the one given to `play`."""
+class TaskSource:
+    """A named task: its starts, and worlds that play them. It needs `name`, `markov`, `tasks` and `make`; the rest has
+    defaults. A source that does not derive from this class works too: `declared` gives it the defaults."""
 
     name: str
-    markov: bool
+    markov: bool  # each observation holds the whole state, so every turn starts a new sequence; else one conversation
+    slow: bool = False  # its worlds wait for a process or a network: their calls run in threads
+    judged: bool = False  # the last step of its worlds has no outcome: a judge gives it (`score/base.py`)
+    judge: Any = None  # the judge, unless `play` is given another one
+    additive: bool | None = None  # whether an outcome is the sum of its rewards; None: not known
+    binds: bool = False  # whether it defines `bind`; set by the class itself
+    labels: tuple[str, ...] = ()  # the labels that its worlds may list, once it is bound
+    step_ends: Any = LINES  # texts that end a reasoning step of an answer
+    first_messages: Any = ()  # messages before the first observation of a conversation
+    messages: Any = None  # of a task that is one question: a function from a start to its messages
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls.binds = cls.bind is not TaskSource.bind
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> Sequence[Task]:
         """`n` starts of a split, the same for the same seed. None: all of them, if their number is finite."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} must define tasks(split, n, seed)")
 
-    def make(self) -> World: ...
+    def make(self) -> World:
+        raise NotImplementedError(f"{type(self).__name__} must define make()")
+
+    def bind(self, tokenizer: Any) -> None:
+        """Take the policy's tokenizer, for labels of one token or to count tokens. It is called before play."""
+        return None
+
+    def menus(self) -> Iterable[tuple[str, str]] | None:
+        """(place, menu) of every list of actions that its worlds may show. None: not known in advance."""
+        return None
 
 
-def bind(source: Any, tokenizer: Any) -> None:
-    """Give a world the policy's tokenizer if it asks for it. It needs the tokenizer for labels of one token, or to
-    count tokens."""
-    if hasattr(source, "bind"):
-        source.bind(tokenizer)
+class _Undeclared(TaskSource):
+    """A source of a class of its own: what it has is used, and what it lacks has the default."""
+
+    def __init__(self, own: Any):
+        object.__setattr__(self, "_own", own)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "_own")
+        if name == "binds":
+            return hasattr(own, "bind")
+        return getattr(own, name) if hasattr(own, name) else object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_own"), name, value)
+
+
+def declared(source: Any) -> TaskSource:
+    """The source with a default for every hook that it does not have."""
+    return source if isinstance(source, TaskSource) else _Undeclared(source)
+
+
+def has_oracle(source: Any) -> bool:
+    """Whether the worlds of a source know a best action."""
+    return getattr(type(source.make()), "oracle", World.oracle) is not World.oracle
 
 
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TaskError
-from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.tasks.base import Observation, Step, TaskSource, World, declared
 from trailmark.types import Failed, Invalid, Scored, Task
 
 STRANGE = "\x00 no such action"  # an action that is not listed, as a model may write one
@@ -221,7 +221,7 @@ class _Checker:
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
             self.problem("flags", f"'terminated' and 'truncated' {of} must be True or False.")
-        left_open = s.outcome is None and getattr(self.source, "judged", False)  # the judge gives the outcome
+        left_open = s.outcome is None and declared(self.source).judged  # the judge gives the outcome
         outcomes = list(s.outcome.values()) if isinstance(s.outcome, Mapping) else [s.outcome]
         if (
             s.over

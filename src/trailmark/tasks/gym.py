@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TaskError
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Scored, Task
 
 
-class GymWorld:
+class GymWorld(World):
     def __init__(self, source: Gym):
         self.source, self.env, self.over = source, source.make_env(), True
 
@@ -46,7 +46,7 @@ class GymWorld:
         return Step(source.observe(seen), float(reward), ended, cut, outcome, dict(_plain(info)))
 
 
-class Gym:
+class Gym(TaskSource):
     """The task source.
 
     id         the registered environment; "my_module:Env-v0" imports the module first

@@ -17,11 +17,11 @@ from typing import Any
 
 from trailmark.errors import DataError, TaskError
 from trailmark.score.base import Judge
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Task
 
 
-class Prompts:
+class Prompts(TaskSource):
     """path   a file of JSON lines
     test   share of the prompts in split "test", at least one. The prompts themselves decide, so the order of the lines
            does not matter. If rows have a `split`, it is used instead.
@@ -71,7 +71,7 @@ class Prompts:
         return {i: "test" if key in apart else "train" for i, key in keys.items()}
 
 
-class PromptWorld:
+class PromptWorld(World):
     """Shows the prompt and takes the answer; the judge gives the outcome."""
 
     def __init__(self, chat: bool = False):

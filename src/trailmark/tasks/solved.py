@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trailmark.errors import TaskError, nearest
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Scored, Task
 
 END = -1
@@ -209,7 +209,7 @@ def bandit(actions: int = 4, seed: int = 0, rewards: Sequence[float] | None = No
 KINDS = {"tree": tree, "chain": chain, "bandit": bandit}
 
 
-class SolvedWorld:
+class SolvedWorld(World):
     """Plays one problem. A letter that does not exist ends the play without further reward."""
 
     def __init__(self, source: Solved):
@@ -251,7 +251,7 @@ class SolvedWorld:
         return Observation(self._state(), f"\n{' '.join(labels)}? ", labels, labels)
 
 
-class Solved:
+class Solved(TaskSource):
     """The task source.
 
     kind      "tree", "chain" or "bandit"

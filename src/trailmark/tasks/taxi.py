@@ -21,7 +21,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from trailmark.errors import TaskError, nearest
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Scored, Task
 
 Mode = Literal["pickup", "dropoff", "full"]
@@ -150,7 +150,7 @@ def draw(state: int, walls: bool = True) -> str:
     return "".join("".join(line) + "\n" for line in grid)
 
 
-class TaxiWorld:
+class TaxiWorld(World):
     """One taxi. `state`, `mode` and `steps` may be read by teachers."""
 
     def __init__(self, source: Taxi):
@@ -174,6 +174,10 @@ class TaxiWorld:
         self.names: list[str] = []
         self.maps = [draw(self.state, self.source.walls)]
         return self._see()
+
+    def oracle(self) -> str:
+        """A step of a shortest way."""
+        return str(optimal_action(self.state, self.mode))
 
     def step(self, action: str) -> Step:
         if self.over:
@@ -215,7 +219,7 @@ class TaxiWorld:
         return Observation(now + "Map now:\n" + self.maps[-1], MENU if source.menu else "", LABELS, ACTIONS)
 
 
-class Taxi:
+class Taxi(TaskSource):
     """The task source.
 
     mode      "pickup", "dropoff" or "full"; a task's own data["mode"] overrides it

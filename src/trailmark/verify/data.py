@@ -115,7 +115,7 @@ def _length(found: Findings, good: list[tuple[Episode, float]], rewards: np.ndar
 def _sums(ev: Evidence, found: Findings, good: list[tuple[Episode, float]]) -> None:
     """A task's `additive` says whether an outcome is the sum of its rewards. Without it, nine plays in ten decide."""
     try:
-        says = getattr(ev.source, "additive", None)
+        says = ev.source.additive
     except Missing:
         says = None
     off = [(e, r, sum(t.reward for t in e.turns)) for e, r in good]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
@@ -76,15 +77,14 @@ class Evidence:
     def source(self) -> Any:
         """The task, made from the recipe. If it takes its labels from the policy's tokenizer, it gets the run's."""
         from trailmark.tasks import get_task
-        from trailmark.tasks.base import bind
 
         task = getattr(self.config, "task", None)
         if task is None:
             raise Missing("the recipe has no task")
         try:
             source: Any = get_task(task.name, **task.options)
-            if hasattr(source, "bind"):
-                bind(source, self.weights.any().tokenizer)
+            if source.binds:
+                source.bind(self.weights.any().tokenizer)
             return source
         except TrailmarkError as problem:
             raise Missing(f"the task cannot be made: {problem}") from problem
@@ -168,7 +168,7 @@ class Evidence:
 
 class Weights:
     """One model that can take the weights of any available version. It is made from the newest checkpoint that loads.
-    Version 0 is the model as the recipe loads it, if that has the same shape (a method may add words of its own)."""
+    Version 0 is the model that the run began with, if that has the same shape (a method may add words of its own)."""
 
     def __init__(self, evidence: Evidence):
         self.evidence = evidence
@@ -182,7 +182,7 @@ class Weights:
                 self._lm = self._load(
                     version, config.model_copy(update={"name": str(folder), "lora": None, "tokenizer": None})
                 )
-        first = self._load(0, None)
+        first = self._load(0, None) if self.folder(0) is None else None
         if first is not None:
             self._lm = self._lm or first
             shapes = {n: p.shape for n, p in self._lm.parameters()}
@@ -190,15 +190,15 @@ class Weights:
                 self._first = {n: p.detach().clone() for n, p in first.parameters()}
 
     def _load(self, version: int, config: Any) -> LM | None:
-        """The model of a section; without one, the model that the recipe began from."""
+        """The model of a section; without one, the model that the run began with."""
         from trailmark.models.load import load_model
 
         ev = self.evidence
         try:
-            return load_model(config or fix_names(ev.config, ev.run, write=False).model)
+            return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
-            if version:
+            if version or self.folder(0) is not None:
                 self.broken[version] = said
             else:
                 self.problem = said
@@ -206,7 +206,7 @@ class Weights:
 
     def any(self) -> LM:
         """The model with the newest weights that can be loaded."""
-        for version in [*reversed(self.evidence.checkpoints), 0]:
+        for version in dict.fromkeys([*reversed(self.evidence.checkpoints), 0]):
             if (lm := self.at(version)) is not None:
                 return lm
         raise Missing(f"no weights are available: {next(iter(self.broken.values()), self.problem)}")
@@ -214,6 +214,8 @@ class Weights:
     def folder(self, version: int, seat: str = "policy") -> Path | None:
         """The folder of a seat's trained model in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
+        if root is None and version == 0:
+            root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
         if root is None:
             return None
         held = models_in(root)
@@ -225,9 +227,7 @@ class Weights:
 
         if self._lm is None or version in self.broken:
             return None
-        if version == 0:
-            if self._first is None:
-                return None
+        if version == 0 and self._first is not None:
             own = dict(self._lm.parameters())
             for name, tensor in self._first.items():
                 own[name].data.copy_(tensor)
@@ -244,4 +244,4 @@ class Weights:
     @property
     def versions(self) -> list[int]:
         """The versions whose weights are available, oldest first."""
-        return [v for v in (0, *self.evidence.checkpoints) if self.at(v) is not None]
+        return [v for v in dict.fromkeys((0, *self.evidence.checkpoints)) if self.at(v) is not None]

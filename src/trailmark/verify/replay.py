@@ -132,7 +132,7 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
         own = as_played(e)
         if any(own[i].reward + paid != e.turns[i].reward for i, paid in judged_rewards(e).items()):
             found.defect("the last act does not carry the judge's reward (edited?)", where)
-    judge = getattr(ev.source, "judge", None)
+    judge = ev.source.judge
     if judge is None or not judge.repeatable:
         found.notes.append("the judge was not asked again: its answers may cost money, or differ")
         return 0

@@ -29,7 +29,7 @@ from trailmark.tasks.alfworld.dialect import DIALECTS, NOTHING, Dialect, command
 from trailmark.tasks.alfworld.engine import Play
 from trailmark.tasks.alfworld.experts import Exploring, plan
 from trailmark.tasks.alfworld.games import Games, check_types
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.tasks.labels import CHOICES, NEXT_PAGE, PREVIOUS_PAGE, Page, alphabet, check_labels, pages
 from trailmark.types import Invalid, Outcome, Scored, Task
 
@@ -70,7 +70,7 @@ PUT_FORM: dict[Dialect, str] = {"move": "move (thing) to (place)", "put": "put (
 _ACTION = re.compile(r"Action: ?(.*)")
 
 
-class AlfworldWorld:
+class AlfworldWorld(World):
     """One play. Teachers may read `play` (the engine's), `steps` and `command` (the last one carried out)."""
 
     def __init__(self, source: Alfworld):
@@ -229,7 +229,7 @@ def parse_action(text: str) -> str | None:
     return (found[1].strip() or None) if found else None
 
 
-class Alfworld:
+class Alfworld(TaskSource):
     """The task source.
 
     games           a folder or file of games (see `games`); default $ALFWORLD_DATA
@@ -331,7 +331,7 @@ class Alfworld:
         return INSTRUCTION.format(put=PUT_FORM[self.dialect])
 
     @property
-    def first_messages(self) -> list[dict[str, str]]:
+    def first_messages(self) -> list[dict[str, str]]:  # type: ignore[override]
         """The messages before the first observation, if there are any."""
         if self.mode == "labels" or self.opening != "apart":
             return []

@@ -16,6 +16,7 @@ from trailmark.tasks.auto_explore.packages import Sdist, find_repository, read_t
 from trailmark.tasks.auto_explore.records import Question, load_records, task_folder
 from trailmark.tasks.auto_explore.repo import snapshot
 from trailmark.tasks.auto_explore.world import ExploreWorld, Library
+from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import CHOICES, alphabet, check_labels, pages
 from trailmark.types import Task
 
@@ -32,7 +33,7 @@ class Start:
     leaveout: float
 
 
-class AutoExplore:
+class AutoExplore(TaskSource):
     """Find the file of a repository that answers a question.
 
     tasks       a task file (JSONL, or the reference's JSON), a folder of them, or several

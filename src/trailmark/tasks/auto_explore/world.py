@@ -29,7 +29,7 @@ from trailmark.tasks.auto_explore.commands import Offer, Wrong, head_arguments, 
 from trailmark.tasks.auto_explore.contents import MOST_BYTES, NotText, decode
 from trailmark.tasks.auto_explore.oracle import best_command, label_of
 from trailmark.tasks.auto_explore.repo import Entry, Refused, Snapshot
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, World
 from trailmark.tasks.labels import NEXT_PAGE, PREVIOUS_PAGE, pages, shuffled
 from trailmark.types import Scored, Task
 
@@ -139,7 +139,7 @@ def shown(source: AutoExplore, path: str, kind: str, text: str, more: bool = Fal
     return f"Success: the content of {path}:\n{body}{note}{note and chr(10)}"
 
 
-class ExploreWorld:
+class ExploreWorld(World):
     """One player. Teachers may read `cwd`, `catted`, `targets`, `history`, `steps`, `seen` and `commands`."""
 
     def __init__(self, source: AutoExplore):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trailmark.errors import TaskError, nearest
 from trailmark.steps import LINES, SENTENCES
-from trailmark.tasks.base import Observation, Step
+from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.tasks.math.check import Checker, Rules
 from trailmark.tasks.math.extract import Marker
 from trailmark.tasks.math.pool import Pool
@@ -24,7 +24,7 @@ from trailmark.types import Scored, Task
 Dataset = Literal["gsm8k", "math", "svamp", "asdiv"]
 
 
-class MathWorld:
+class MathWorld(World):
     """A world of one turn: the action is the whole response. The step's `info` has the answer and the reason for the
     verdict."""
 
@@ -49,7 +49,7 @@ class MathWorld:
         )
 
 
-class Math:
+class Math(TaskSource):
     """The task source.
 
     dataset   "gsm8k", "math", "svamp" or "asdiv"
@@ -102,7 +102,7 @@ class Math:
         self.checker.pool.check()  # any answer may be a formula, so test the parser now and not in the middle of a run
 
     @property
-    def step_ends(self) -> tuple[str, ...]:
+    def step_ends(self) -> tuple[str, ...]:  # type: ignore[override]
         """The texts that end a step of a solution: newlines, and in MATH also sentence ends."""
         return SENTENCES if self.dataset == "math" else LINES
 

@@ -1,0 +1,389 @@
+"""The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector its words, the policy its
+actions.
+
+A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with a learner,
+an optimiser and a schedule of its own. It can be reported, evaluated and served like any other.
+
+A prompt that is imitated on is built by the functions that build it in play (`reflect_play.Talk`). What would not fit
+is counted before anything is trained: reflections longer than `thought`, states that would lose their middle, lists
+of actions that leave no room. Nothing of a lesson is cut. The recipe is refused with how many lessons it concerns,
+the first of them, and the keys to raise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trailmark.config import ModelConfig, SamplingConfig
+from trailmark.data.lessons import Lesson, get_teacher
+from trailmark.engines.local import LocalEngine, local_engine
+from trailmark.errors import RecipeError, TaskError
+from trailmark.learn.learner import Learner, Update
+from trailmark.learn.watch import summary
+from trailmark.memory import need_rows
+from trailmark.methods.base import Method
+from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
+from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
+from trailmark.methods.reflect_play import (
+    ACTION,
+    ANALYZE,
+    CUT,
+    Talk,
+    coin,
+    label_alphabet,
+    label_words,
+    menu_labels,
+    shuffled_menu,
+    two_players,
+)
+from trailmark.methods.sft import batch_rows
+from trailmark.models.lm import LM
+from trailmark.models.load import load_model
+from trailmark.objectives import Sft
+from trailmark.rollout.bos import prompt_ids
+from trailmark.rollout.encode import encode
+from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
+from trailmark.runs.store import Run, write_segment
+from trailmark.samples import scored
+from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import stored_model
+from trailmark.tasks import get_task, keep_judge
+from trailmark.tasks.base import TaskSource
+from trailmark.tasks.labels import add_labels
+from trailmark.types import Sample, SamplingLaw, Task
+
+STARTS = 16  # of a world that cannot list its menus, so many first ones are looked at
+
+
+class Players(Method):
+    """The world and those who play in it: what imitation and play have in common."""
+
+    def __init__(self, config: PlayersRecipe, run: Run | None, imitates: Sequence[str] = ()):
+        """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the
+        first step."""
+        super().__init__(config, run)  # type: ignore[arg-type]
+        need_rows(config.teacher.starts, "teacher.starts")
+        self.source = get_task(config.task.name, **config.task.options)
+        if run is not None:
+            keep_judge(self.source, run.path)
+        teacher = get_teacher(config.teacher.name, config.teacher.path)
+        words = [ANALYZE, ACTION, *teacher.words, *label_words(self.source)]
+        self.words = words
+        self.models: dict[str, LM] = {name: load_seat(config, self.source, name, words) for name in players_of(config)}
+        self.source.bind(self.models["policy"].tokenizer)
+        for lm in self.models.values():
+            lm.name = _below(lm.name, run)
+        self.engines = {n: local_engine(lm, config.engine) for n, lm in self.models.items()}
+        self.talk = talk_of(config, self.source, self.models["policy"].tokenizer)
+        self.levels = make_levels(config.curriculum, self.source)
+        self.lessons: list[Lesson] = []
+        if imitates:
+            t = config.teacher
+            each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
+            shown = [Part(self.source, level) for level in self.levels] if each else [self.source]
+            self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
+            if not self.lessons:
+                raise RecipeError(
+                    f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
+                )
+            if "policy" in imitates:
+                check_labels(self.lessons, config, self.models["policy"].tokenizer)
+        final_tasks(config, self.source, self.levels)  # starts that are not there are missed now, not after hours
+        if config.eval.every:
+            starts_of(self.levels, self.source, config.eval.split, config.eval.n, config.seed)
+        self.check_room(imitates)
+        if config.curriculum.index is not None and config.curriculum.index >= len(self.levels):
+            raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.levels)} stages")
+
+    def check_room(self, imitates: Sequence[str]) -> None:
+        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first
+        step."""
+        c, policy = self.config, self.models["policy"]
+        made = c.model.shape is not None and not c.load.policy
+        room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
+        if imitates:
+            tokenizers = {name: lm.tokenizer for name, lm in self.models.items()}
+            check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
+        if self.source.markov or self.source.menus() is not None:
+            check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
+
+    def seats(self) -> list[Seat]:
+        return [_seat(n, e, self.config) for n, e in self.engines.items()]
+
+    def publish(self, version: int) -> None:
+        for name, engine in self.engines.items():
+            engine.publish(version, self.models[name])
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        self.publish(step)
+        c = self.config
+        tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
+        protocol = deaf_to_chance(self.talk)
+        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
+        write_segment(self.run.path / "evaluation", step, episodes)
+        good, dropped = scored(episodes)
+        parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}
+        each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
+        return {**summary(good), **each, **dropped}
+
+    def sample(self, lesson: Lesson, seat: str, place: str) -> Sample:
+        """One lesson as a sample of a player, in the words that play would use; `place` names where it stands in the
+        run."""
+        tokenizer, limit = self.models[seat].tokenizer, self.engines[seat].max_len
+        if seat == "reflector":
+            prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
+            answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]
+        else:
+            heard = lesson.reflection if coin(f"{self.config.seed} {place}", self.config.reflect_prob) else ""
+            wanted, labels = imitated(lesson, self.config), lesson.labels or menu_labels(lesson.menu)
+            menu, new = shuffled_menu(self.talk, lesson.menu, labels, f"labels {self.config.seed} {place}")
+            thought = heard if self.config.reflect else None
+            prompt = prompt_ids(tokenizer, self.talk.policy_prompt(tokenizer, lesson.state, thought, menu, limit))
+            answer = label_ids(tokenizer, (new.get(wanted, wanted),))
+        weight = np.r_[np.zeros(len(prompt)), np.ones(len(answer))]
+        return Sample(np.array([*prompt, *answer]), {"weight": weight}, {"weight": float(len(answer))})
+
+    # -- about a run ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
+        """The reflector is frozen in play, and lies in every checkpoint."""
+        seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
+        if config.reflect:
+            thinks = SamplingConfig(max_tokens=config.thought)
+            seats["reflector"] = LocalSeat(model=seat_model(config, "reflector"), sampling=thinks)
+        return filled(seats, None, config.engine)
+
+    @classmethod
+    def protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
+        """The labels are those of the tokenizer at the desk."""
+
+        async def as_in_training(desk: Desk) -> None:
+            await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return as_in_training
+
+    @classmethod
+    def evaluation_protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
+        """Every decision hears the reflector."""
+
+        async def hears_all(desk: Desk) -> None:
+            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+
+        return hears_all
+
+    @classmethod
+    def starts(cls, config: PlayersRecipe, source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
+        """`n` starts of each level of the curriculum."""
+        return starts_of(make_levels(config.curriculum, source), source, split, n, seed)
+
+
+class ImitationMethod(Players):
+    """One player imitates. Checkpoints hold the other one too, for the two play together."""
+
+    Config = ImitationRecipe
+    config: ImitationRecipe
+
+    def __init__(self, config: ImitationRecipe, run: Run):
+        need_rows(config.batch, "batch")
+        super().__init__(config, run, [config.seat])
+        self.learner = Learner(self.models, config.learner, {config.seat: config.learner.optim}, config.steps)
+        self.learner.keeps = tuple(name for name in self.models if name != config.seat)
+
+    @classmethod
+    def check(cls, config: ImitationRecipe) -> list[str]:
+        return [f"imitates: the {config.seat}, {config.steps} steps of {config.batch} lessons"]
+
+    def updates(self, step: int) -> Iterator[Update]:
+        rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed)
+        samples = [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
+        yield Update(samples, Sft(model=self.config.seat), self.config.seat)
+
+    def evaluate(self, step: int) -> Mapping[str, float]:
+        """A reflector does not play alone."""
+        return super().evaluate(step) if self.config.seat == "policy" else {}
+
+
+# --- pieces that evaluation and replay share with the run ----------------------------------------------------------
+
+
+def _below(name: str, run: Run | None) -> str:
+    """The name of a model that lies in the run, or in the run that this one is a stage of: episodes say who played
+    them, wherever the run lies."""
+    if run is None:
+        return name
+    root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
+    return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
+
+
+def players_of(config: PlayersRecipe) -> tuple[Literal["policy", "reflector"], ...]:
+    return ("policy", "reflector") if config.reflect else ("policy",)
+
+
+def load_seat(config: PlayersRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
+    """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
+    lm = load_model(seat_model(config, seat), words)
+    if config.labels == "all" and source.binds:
+        add_labels(lm, seed=config.model.seed)
+    return lm
+
+
+def imitated(lesson: Lesson, config: PlayersRecipe) -> str:
+    return lesson.oracle if config.teacher.label == "oracle" else lesson.action
+
+
+def check_labels(lessons: Sequence[Lesson], config: PlayersRecipe, tokenizer: Any) -> None:
+    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is
+    permuted. Those drawn anew from the alphabet are."""
+    if config.shuffle == "alphabet":
+        return
+    answers = {imitated(x, config) for x in lessons}
+    if config.shuffle == "permute":
+        answers |= {label for x in lessons for label in x.labels or menu_labels(x.menu)}
+    for label in sorted(answers):
+        if (size := len(encode(tokenizer, label))) != 1:
+            raise RecipeError(
+                f"the lessons answer with label '{label}', which is {size} tokens of this model: make them with "
+                f"`trailmark data … "
+                "--tokenizer`, or set labels: all (new tokens) or shuffle: alphabet (labels drawn anew)"
+            )
+
+
+def seat_model(config: PlayersRecipe, seat: Literal["policy", "reflector"]) -> ModelConfig:
+    """The model section of a player: made (each with a seed of its own), or from an earlier run."""
+    folder = getattr(config.load, seat)
+    if folder is not None:
+        return stored_model(config.model, folder)
+    return config.model.model_copy(update={"seed": config.model.seed + (seat == "reflector")})
+
+
+def talk_of(config: PlayersRecipe, source: Any, tokenizer: Any) -> Talk:
+    """How the players of a run talk."""
+    draws = config.head == "alphabet" or config.shuffle == "alphabet"
+    known = label_alphabet(source, tokenizer) if draws else ()
+    return Talk(config.reflect, config.head, config.shuffle, config.reflect_prob, known, None, config.thought,
+                config.instruction)  # fmt: skip
+
+
+def deaf_to_chance(talk: Talk) -> Protocol:
+    """As in training, but every decision hears the reflector."""
+    return two_players(dataclasses.replace(talk, share=1.0))
+
+
+def final_tasks(config: PlayersRecipe, source: Any, levels: Sequence[Level]) -> list[Task]:
+    final = config.final
+    if final.split is not None:
+        return starts_of(levels, source, final.split, final.n, config.seed)
+    try:
+        return starts_of(levels, source, "all", final.n, 0)
+    except TaskError:
+        return starts_of(levels, source, config.eval.split, final.n or config.eval.n, config.seed)
+
+
+def _seat(name: str, engine: LocalEngine, config: PlayersRecipe, law: SamplingLaw = SamplingLaw()) -> Seat:
+    trained = name == "policy"
+    return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
+
+
+# --- what imitation and play agree on ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a sequence may take: `limit` tokens here; `asked` is what the recipe says (engine.max_len), `context` what
+    the model holds, `made` whether a model of any context could be made (model.shape)."""
+
+    limit: int
+    asked: int | None
+    context: int
+    made: bool
+
+    def raised(self, needed: int) -> str:
+        """The keys that make room for `needed` tokens."""
+        keys = [f"engine.max_len={needed}"]
+        if self.context < needed:
+            keys.append(f"model.shape.context={needed}" if self.made else "a model with a longer context")
+        return " and ".join(keys)
+
+
+def check_lessons(
+    lessons: Sequence[Lesson], talk: Talk, tokenizers: dict[str, Any], room: Room, imitates: Sequence[str]
+) -> None:
+    """Refuse lessons of which something would have to be cut. `imitates` names the players that learn from them."""
+    thought, problems = talk.thought, []
+    if "reflector" in imitates:
+        long = [n for x in lessons if (n := len(encode(tokenizers["reflector"], x.reflection)) + 1) > talk.thought]
+        if long:
+            thought = max(long)
+            first = next(x for x in lessons if len(encode(tokenizers["reflector"], x.reflection)) + 1 > talk.thought)
+            problems.append(
+                f"{len(long)} of {len(lessons)} lessons have reflections longer than thought={talk.thought} "
+                f"tokens, up to "
+                f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
+            )
+    needs = [_needed(x, talk, tokenizers, thought, imitates) for x in lessons]
+    long = [n for n in needs if n > room.limit]
+    if long:
+        first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
+        problems.append(
+            f"{len(long)} of {len(lessons)} lessons need up to {max(long)} tokens for prompt and answer, and "
+            f"{room.limit} fit: "
+            f"set {room.raised(max(long))}, or make shorter states. The first: {_brief(first.state)}"
+        )
+    if problems:
+        raise RecipeError("nothing of a lesson is cut. " + " ".join(problems))
+
+
+def _needed(lesson: Lesson, talk: Talk, tokenizers: dict[str, Any], thought: int, imitates: Sequence[str]) -> int:
+    """Tokens of the longest sequence that play may make of a lesson's moment, a reflection of full length included."""
+    sizes = []
+    before = talk.instruction if talk.reflect else ""
+    if "reflector" in imitates:
+        sizes.append(len(prompt_ids(tokenizers["reflector"], before + lesson.state + ANALYZE)) + thought)
+    if "policy" in imitates:
+        rest = ANALYZE + lesson.menu + ACTION if talk.reflect else lesson.menu + ACTION
+        said = thought if talk.reflect else 0
+        sizes.append(len(prompt_ids(tokenizers["policy"], before + lesson.state + rest)) + said + 1)
+    return max(sizes)
+
+
+def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room) -> None:
+    """Refuse a world with a list of actions that leaves a prompt no room for the state."""
+    worst, bad, seen, first = 0, 0, 0, ""
+    for where, menu in menus(source, split):
+        rest = CUT + ANALYZE + menu + ACTION if talk.reflect else CUT + menu + ACTION
+        needed = len(prompt_ids(tokenizer, rest)) + (talk.thought if talk.reflect else 0) + 3
+        seen, worst = seen + 1, max(worst, needed)
+        if needed > room.limit:
+            bad, first = bad + 1, first or where
+    if bad:
+        raise RecipeError(
+            f"{bad} of {seen} lists of actions of task '{source.name}' do not fit a prompt (the first: "
+            f"{first}): with a "
+            f"reflection they take up to {worst} tokens, and {room.limit} fit: set {room.raised(worst)}."
+        )
+
+
+def menus(source: Any, split: str) -> Iterator[tuple[str, str]]:
+    """(where, menu): every list of actions of a world that can say them (`menus`), else those of some first moments."""
+    if (listed := source.menus()) is not None:
+        yield from listed
+        return
+    for part in dict.fromkeys(("train", split)):
+        try:
+            tasks: Iterable[Any] = source.tasks(part, STARTS, 0)
+        except TaskError:
+            continue
+        for task in islice(tasks, STARTS):
+            yield f"start '{task.id}'", source.make().reset(task).menu
+
+
+def _brief(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "…") + "."
