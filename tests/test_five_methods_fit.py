@@ -1,7 +1,9 @@
 """Hand-made episodes of all five methods -> samples -> one objective call -> the numbers of the papers' definitions,
-each the same whatever the micro-batch and the layout."""
+each the same whatever the micro-batch and the layout. Three of the methods are skeletons in fit/."""
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +11,12 @@ import torch
 
 from trailmark.config import LearnerConfig
 from trailmark.credit import discounted, group_relative, max_abs_normalise
+from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, WeightedLogp
-from trailmark.samples import build_samples, pair
+from trailmark.samples import annotate_turns, build_samples, class_sample, pair, turn_values
 from trailmark.types import Episode, Player, Sample, SamplingLaw, Scored, Task, Turn
 
 VOCAB = 8
@@ -72,6 +75,10 @@ def test_epo_turn_weights():
     weights = {"epo": [0.5, 1.0], "epo2": [0.5, 1.0]}
     samples = build_samples([e, again], "strategist", {"advantage": weights}, mean="turn")
     assert samples[0].tokens.tolist() == [1, 2, 3, 4, 5, 1, 1, 3, 2, 1]
+    notes = annotate_turns(samples, [e, again], "strategist", "advantage", "by hand")
+    assert turn_values(notes, [e, again], "strategist", "advantage") == weights
+    with pytest.raises(LearnError, match="turn 2 of seat 'strategist' has no annotation 'advantage'"):
+        turn_values(notes[:1], [e], "strategist", "advantage")
     assert np.nonzero(samples[0].streams["weight"])[0].tolist() == [3, 4, 7, 8, 9]
     every_split(TabularLM([], VOCAB), samples, WeightedLogp(), "policy", 0.5 * 1.5 * math.log(8))
     assert 0.5 * 1.5 * math.log(8) == pytest.approx(1.5596, abs=1e-4)
@@ -120,12 +127,10 @@ def test_lpr_dpo_and_prm():
     with torch.no_grad():
         head.weight[2, 0] = 1.5
         head.weight[3, 1] = -2.0
-    marked = []
-    for s, labels in zip(rows, [{3: 2, 5: 3}, {3: 0}]):
-        weight, label = np.zeros(len(s.tokens)), np.zeros(len(s.tokens), np.int64)
-        for at, c in labels.items():
-            weight[at], label[at] = 1.0, c
-        marked.append(Sample(s.tokens, {"class_weight": weight, "label": label}, {"class_weight": float(len(labels))}))
+    marked = [class_sample(s.tokens, labels, s.episode) for s, labels in zip(rows, [{3: 2, 5: 3}, {3: 0}])]
+    assert [s.mass for s in marked] == [{"class_weight": 2.0}, {"class_weight": 1.0}]
+    with pytest.raises(LearnError, match=r"episode 'x': a label at place 4 of 4 tokens"):
+        class_sample((1, 2, 3, 7), {4: 1}, "x")
     first = math.log(3 + math.exp(1.5)) - 1.5
     second = math.log(3 + math.exp(-2.0)) + 2.0
     every_split(lm, marked, Classify(), "cross_entropy", (first + second + math.log(4)) / 3)
@@ -219,3 +224,25 @@ def test_a_sixth_method_touches_no_core_file():
         [episode("x", [Turn("policy", (1,), (2, 3))]), episode("y", [Turn("policy", (1,), (4,))])], "policy"
     )
     every_split(lm, samples, Focal(), "focal", (7 / 8) ** 2 * math.log(8))
+
+
+SKELETONS = [Path(__file__), *sorted((Path(__file__).parent / "fit").glob("*.py"))]
+
+
+def private_names(text):
+    """Names that begin with an underscore and are imported, or read off something."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", "") or "", *(a.name for a in node.names)]
+            found += [part for name in names for part in name.split(".")]
+        elif isinstance(node, ast.Attribute):
+            found.append(node.attr)
+    return [n for n in found if n.startswith("_") and not n.startswith("__")]
+
+
+def test_methods_use_public_names_only():
+    assert len(SKELETONS) == 4
+    assert {p.name: private_names(p.read_text()) for p in SKELETONS} == {p.name: [] for p in SKELETONS}
+    bad = "from a._b import c\nimport _d\nfrom e import _f\ng._h(i.__class__)"
+    assert private_names(bad) == ["_b", "_d", "_f", "_h"]

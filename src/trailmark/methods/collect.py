@@ -7,10 +7,10 @@ from pathlib import Path
 
 from trailmark.rollout.play import Protocol, Seat, Start, play_all
 from trailmark.run_async import wait
-from trailmark.runs.collect import Collection
+from trailmark.runs.collect import Collection, Keep
 from trailmark.score.base import Judge
 from trailmark.tasks.base import TaskSource
-from trailmark.types import Episode
+from trailmark.types import Annotation, Episode
 
 
 def collect_starts(
@@ -18,7 +18,8 @@ def collect_starts(
     protocol: Protocol | None = None, judge: Judge | None = None,
 ) -> list[Episode]:  # fmt: skip
     """Play all starts into `path`, each written as it finishes: `rollout.play.start_all` for new plays,
-    `rollout.branch.branch_starts` for continuations of old ones."""
+    `rollout.branch.branch_starts` for continuations of old ones. What a judge notes about them lies beside it, as
+    `formats.read("episodes", path)` reads it."""
     kept = Collection(path)
     episodes = play_left(kept, source, starts, seats, protocol, judge)
     kept.finish(episodes)
@@ -30,4 +31,14 @@ def play_left(
     protocol: Protocol | None = None, judge: Judge | None = None,
 ) -> list[Episode]:  # fmt: skip
     """Play the starts that a collection does not hold yet; the episodes of all."""
-    return kept.play(starts, lambda left, each: wait(play_all(source, left, seats, protocol, judge=judge, each=each)))
+    notes: list[Annotation] = []
+
+    def play(left: list[Start], each: Keep) -> None:
+        def over(e: Episode) -> None:
+            kept.note([a for a in notes if a.episode == e.id])
+            notes[:] = [a for a in notes if a.episode != e.id]
+            each(e)
+
+        wait(play_all(source, left, seats, protocol, judge=judge, notes=notes, each=over))
+
+    return kept.play(starts, play)

@@ -2,6 +2,7 @@
 
     FOLDER/000003.partial.jsonl    finished episodes, in the order in which they came
     FOLDER/000003.jsonl            all of them, in the order of their starts; then the partial file goes
+    FOLDER/000003.annotations.jsonl (and 000003.partial.annotations.jsonl)    what a judge noted about them, if it did
 
 An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a
 collection that was never stopped.
@@ -15,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import append_text, atomic_write, whole_lines
-from trailmark.types import Episode
+from trailmark.types import Annotation, Episode
 
 
 class HasId(Protocol):
@@ -32,7 +33,12 @@ class Collection:
 
     def __init__(self, path: Path):
         self.path, self.partial = path, path.with_name(f"{path.stem}.partial.jsonl")
+        self.partial_notes = path.with_name(f"{path.stem}.partial.annotations.jsonl")
         self.found: dict[str, Episode] = {}
+        self.notes: dict[tuple[str, str, int | None], Annotation] = {}
+        if self.partial_notes.exists():
+            for i, line in enumerate(whole_lines(self.partial_notes), 1):
+                self._note(from_json(line, self.partial_notes, i, Annotation))
         if self.partial.exists():
             self.found = {
                 e.id: e
@@ -52,9 +58,31 @@ class Collection:
         append_text(self.partial, to_json(episode) + "\n", "collected")
         self.found[episode.id] = episode
 
+    def note(self, annotations: Sequence[Annotation]) -> None:
+        """Keep what was noted about an episode. Said before the episode is kept, so that no episode is without its notes."""
+        if annotations:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_text(self.partial_notes, "".join(to_json(a) + "\n" for a in annotations), "noted")
+        for a in annotations:
+            self._note(a)
+
+    def _note(self, a: Annotation) -> None:
+        self.notes[a.episode, a.name, a.turn] = a  # noted again after a kill: the last one counts
+
+    def notes_of(self, episodes: Sequence[Episode]) -> list[Annotation]:
+        by: dict[str, list[Annotation]] = {}
+        for a in self.notes.values():
+            by.setdefault(a.episode, []).append(a)
+        return [a for e in episodes for a in by.get(e.id, ())]
+
     def finish(self, episodes: Iterable[Episode]) -> Path:
         """Write the whole file. From then on there is nothing to go on with."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        episodes = list(episodes)
+        if notes := self.notes_of(episodes):
+            beside = self.path.with_suffix(".annotations.jsonl")
+            atomic_write(beside, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
         atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
         self.partial.unlink(missing_ok=True)
+        self.partial_notes.unlink(missing_ok=True)
         return self.path

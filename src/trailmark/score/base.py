@@ -57,8 +57,8 @@ class Judge(ABC):
         """One verdict for each play, in their order."""
 
     def keep(self, folder: str | Path) -> None:
-        """Work for the run in whose `folder` this judge may keep what it needs. A run has one judge from its first step to its
-        last: one that has changed in between is refused."""
+        """Work for the run or the stage in whose `folder` this judge may keep what it needs, until it is told another one. A run
+        has one judge from its first step to its last: one that has changed in between is refused."""
         file = Path(folder) / "judge.json"
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:

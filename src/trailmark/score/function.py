@@ -59,6 +59,7 @@ class FunctionJudge(Judge):
         self.source = f"function {self.name}"
         self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
         self._folder: Path | None = None
+        self._given = scorer is not None
         text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
@@ -67,6 +68,8 @@ class FunctionJudge(Judge):
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
         self._folder = Path(folder)
+        if self._scorer is not None and not self._given:
+            self._scorer.keep(self._folder / "likelihoods.jsonl")
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         if not plays:

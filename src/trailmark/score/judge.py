@@ -39,7 +39,8 @@ class ModelJudge(Judge):
     like and in `read` what it means; asking, asking again and keeping answers stay the same."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
-        self.config, self._engine, self.cache = config, engine, Cache(cache or config.cache)
+        self.config, self._engine, self._shared = config, engine, cache or config.cache
+        self.cache = Cache(self._shared)
         named = config.server.model if config.server else config.model.name if config.model else "judge"
         self.name = named if engine is None else engine.name
         self.source = f"judge {self.name}"
@@ -69,7 +70,7 @@ class ModelJudge(Judge):
 
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
-        if self.cache.path is None:
+        if self._shared is None:
             self.cache = Cache(Path(folder) / "answers.jsonl")
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:

@@ -170,6 +170,12 @@ class TextScorer:
             lm = load_model(lm).freeze()
         return Baselines(lm, self.path)
 
+    def keep(self, path: Path) -> None:
+        """From now on, keep answers in this file."""
+        self.path = path
+        if "baselines" in self.__dict__:
+            self.baselines.cache = Cache(path)
+
     @property
     def lm(self) -> LM:
         return self.baselines.lm
@@ -203,13 +209,14 @@ class LikelihoodJudge(Judge):
             raise RecipeError("reward of kind likelihood: no model reads the gold text; set reward.model.")
         self.name = f"likelihood of {c.gold} under {reader.name}"
         self.source = f"likelihood {reader.name}"
-        self.scorer = TextScorer(reader, cache or c.cache)
+        self._shared = cache or c.cache
+        self.scorer = TextScorer(reader, self._shared)
         self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
 
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
-        if self.scorer.path is None:
-            self.scorer.path = Path(folder) / "likelihoods.jsonl"
+        if self._shared is None:
+            self.scorer.keep(Path(folder) / "likelihoods.jsonl")
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         c = self.config
