@@ -314,6 +314,8 @@ _NOTHING = object()
 
 
 def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The keys that differ. Of a section that is only in one of the two, each of its keys is named."""
+    a, b = ({} if x is _NOTHING and isinstance(y, dict) and y else x for x, y in ((a, b), (b, a)))
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             yield from _keys(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{path}.{key}" if path else key)
