@@ -111,11 +111,12 @@ class Method(Training):
         """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
         config = fix_names(config, run)
         seats = cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
-        if (stages := cls.stages(config, run)) or (run.path / "stages" / "used.json").exists():
-            if not (run.path / "stages" / "used.json").exists():  # a mistake is told before hours of stages
-                check_servers(seats)
-                if (task := getattr(config, "task", None)) is not None:
-                    get_task(task.name, **task.options)
+        stages, begun = cls.stages(config, run), (run.path / "stages" / "used.json").exists()
+        if stages and not begun:  # a mistake is told before hours of stages
+            check_servers(seats)
+            if (task := getattr(config, "task", None)) is not None:
+                get_task(task.name, **task.options)
+        if stages or begun:
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)

@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.config import ModelConfig
 from trailmark.credit import turn_returns
 from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
@@ -55,6 +56,7 @@ from trailmark.methods.reflect_imitation import (
     deaf_to_chance,
     final_tasks,
     load_seat,
+    seat_model,
     talk_of,
 )
 from trailmark.methods.reflect_play import oracle_player, random_player, two_players
@@ -111,6 +113,11 @@ class ReflectMethod(Players):
         return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
 
     # -- imitation ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
+        """The policy as imitation left it; an older version kept no stages."""
+        return seat_model(taught(config, run.path) if (run.path / "stages").is_dir() else config, "policy")
 
     @classmethod
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
@@ -198,7 +197,7 @@ class Weights:
             return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
             said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
-            if version or self.folder(0) is not None:
+            if version:
                 self.broken[version] = said
             else:
                 self.problem = said
@@ -214,8 +213,6 @@ class Weights:
     def folder(self, version: int, seat: str = "policy") -> Path | None:
         """The folder of a seat's trained model in a checkpoint."""
         root = self.evidence.checkpoints.get(version)
-        if root is None and version == 0:
-            root = next(iter(listed(self.evidence.run.path / "stages" / seat / "checkpoints")[-1:]), None)
         if root is None:
             return None
         held = models_in(root)
