@@ -15,7 +15,7 @@ import torch
 from trailmark import formats
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig
 from trailmark.credit import discounted, place, whiten
-from trailmark.formats.scored import pair_sides
+from trailmark.formats.scored import pair_sides, tie_pairs
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
 from trailmark.methods.collect import collect_starts
@@ -251,8 +251,12 @@ def test_dpo_starts_at_ln_2_with_the_pairs_of_the_file(made):
     assert rows[-1]["pair"] < math.log(2)
     sides = read_segment(root / "pairs" / "all.jsonl")
     solutions = {e.id: e for e in read_segment(root / "solutions" / "all.jsonl")}
+    rewards = done["scores"]["product"]
+    origin = lambda e: e.id.split(" ")[0]
+    for chosen, rejected in tie_pairs(sides):
+        assert won(chosen) and (not won(rejected) or rewards[origin(chosen)] - rewards[origin(rejected)] > 1e-3)
     for e in sides:  # the tokens that were written, and not the text encoded again
-        assert e.turns[0].tokens == solutions[e.id.split(" ")[0]].turns[0].tokens
+        assert e.turns[0].tokens == solutions[origin(e)].turns[0].tokens
 
 
 def test_step_scores_over_a_solution():

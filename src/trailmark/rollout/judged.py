@@ -14,12 +14,13 @@ from trailmark.credit.turns import side_of
 from trailmark.errors import JudgeError, TaskError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict
-from trailmark.tasks.base import Observation, TaskSource
+from trailmark.tasks.base import Observation, TaskSource, declared
 from trailmark.types import Annotation, Episode, Outcome, Scored, Turn
 
 
 def judge_of(source: Any, given: Judge | None) -> Judge | None:
     """Who judges the plays of a source: the one that was given, or the source's own. None: the world judges itself."""
+    source = declared(source)
     if not source.judged:
         return None
     judge = given or source.judge
