@@ -191,7 +191,7 @@ def _make(place: _Place, say: Say) -> Summary:
     record = _record(place, wanted)
     if record is not None:
         _unedited(place, record)
-        changed = _changes(record, wanted)
+        changed = _changes(record, wanted, stage.grows)
         if not changed:
             place.begun.unlink(missing_ok=True)
             return record["summary"]
@@ -200,7 +200,7 @@ def _make(place: _Place, say: Say) -> Summary:
         else:
             _replace(place, wanted, changed[0], say)
     elif begun is not None:
-        changed = _changes(begun, wanted)
+        changed = _changes(begun, wanted, stage.grows)
         if changed and place.parts() and not _grows(stage, begun, wanted):
             _replace(place, wanted, changed[0], say)
     elif place.parts() and stage.earlier is None:
@@ -294,9 +294,10 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
             )
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """A sentence for each setting and each file of an input that differs."""
-    said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in _keys(old["settings"], new["settings"])]
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str] = ()) -> list[str]:
+    """A sentence for each setting and each file of an input that differs. Settings that only let a stage go on come last."""
+    keys = sorted(_keys(old["settings"], new["settings"]), key=lambda found: found[0] in grows)
+    said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in keys]
     for name in dict.fromkeys([*old["inputs"], *new["inputs"]]):
         before, now = old["inputs"].get(name), new["inputs"].get(name)
         if before is None or now is None:
