@@ -66,4 +66,12 @@ def where_it_failed(problem: BaseException, file: Path) -> str:
         return f"{problem.filename}:{problem.lineno} failed with SyntaxError: {problem.msg}"
     lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if Path(f.filename).name == file.name]
     at = f":{lines[-1]}" if lines else ""
-    return f"{file}{at} failed with {type(problem).__name__}: {problem}"
+    return f"{file}{at} failed with {type(problem).__name__}: {_text(problem)}"
+
+
+def _text(problem: BaseException) -> str:
+    """What an exception says. A class of somebody's own may fail to say it."""
+    try:
+        return str(problem)
+    except Exception:
+        return "(its message cannot be read)"

@@ -167,3 +167,19 @@ def test_sections_that_cannot_be():
             open_judge(section)
     with pytest.raises(RecipeError, match="set reward.model"):
         open_judge({"kind": "likelihood"})
+
+
+def test_an_exception_that_cannot_be_printed(tmp_path):
+    (tmp_path / "f.py").write_text(
+        "class Bad(Exception):\n    def __str__(self):\n        raise ValueError\n\n"
+        "def score(prompt, answer, row):\n    raise Bad\n"
+    )
+    from pathlib import Path
+
+    from trailmark.functions import load_function, where_it_failed
+
+    function, file = load_function(f"{tmp_path}/f.py:score")
+    try:
+        function("", "", {})
+    except Exception as problem:
+        assert where_it_failed(problem, Path(file)).endswith("f.py:6 failed with Bad: (its message cannot be read)")

@@ -19,6 +19,7 @@ from judging import judge_at, name, number, plays, serving_judge
 from trailmark.commands.serve import serving
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
+from trailmark.errors import JudgeError
 from trailmark.score.base import open_judge
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge, Unreadable, objects, read_mark
@@ -198,3 +199,19 @@ def test_a_local_judge_is_opened_from_its_section(tmp_path):
     assert judge.name == "tiny"
     assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
     assert (tmp_path / "judge" / "answers.jsonl").read_text().count("\n") == 1
+
+
+def test_a_template_that_asks_for_what_no_row_has():
+    with serving_judge(mark) as (url, _):
+        with pytest.raises(JudgeError, match=r"row 't0' has no key 'nope'.* It has: .*gold"):
+            ask(judge_at(url, rubric="Compare with {nope}."), 1)
+        assert ask(judge_at(url, rubric=r"Is it \boxed{nope}?"), 1) == [Scored(0.0)]
+
+
+def test_a_server_of_another_model_is_told_before_anything_is_played(make_lm, tmp_path):
+    with serving(LocalEngine(make_lm("llama"), 2, 128), name="small") as url:
+        wrong = open_judge({"kind": "model", "server": {"address": url, "model": "large"}})
+        with pytest.raises(JudgeError, match=r"reward.server: .* serves 'small', but no model 'large'"):
+            wrong.keep(tmp_path / "judge")
+        assert not (tmp_path / "judge").exists()
+        open_judge({"kind": "model", "server": {"address": url, "model": "small"}}).keep(tmp_path / "judge")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trailmark.config import RunConfig
-from trailmark.errors import RecipeError, nearest
+from trailmark.errors import RecipeError, RunError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
@@ -22,7 +22,7 @@ from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, read_segment, truncate_run
 from trailmark.trackers import open_trackers
-from trailmark.types import Episode
+from trailmark.types import Episode, Failed
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
+                if metrics.get("eval/failed") and "eval/reward" not in metrics:
+                    raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
                 if config.checkpoint.metric not in metrics:
                     known = [k for k in metrics if k.startswith("eval/")]
                     hint = nearest(config.checkpoint.metric, known) if known else " There is nothing to evaluate on."
@@ -165,3 +167,11 @@ def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
     """Prune to the newest and the best checkpoints."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
     checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
+
+
+def _first_failure(run: Run, step: int) -> str:
+    """Why the first episode of an evaluation failed, where its episodes are stored."""
+    path = run.path / "evaluation" / f"{step:06d}.jsonl"
+    found = (e.outcome for e in read_segment(path)) if path.exists() else iter(())
+    why = next((o.error for o in found if isinstance(o, Failed)), "")
+    return f"; the first: {why}" if why else ""

@@ -22,7 +22,7 @@ from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import check_servers, sampling_law
-from trailmark.tasks import get_task
+from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Sample, Task
 
@@ -110,10 +110,11 @@ class Method(Training):
         config = fix_names(config, run)
         seats = cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
         stages, begun = cls.stages(config, run), (run.path / "stages" / "used.json").exists()
-        if stages and not begun:  # a mistake is told before hours of stages
+        if stages:  # a mistake is told before hours of stages, and before anything is set aside
             check_servers(seats)
-            if (task := getattr(config, "task", None)) is not None:
-                get_task(task.name, **task.options)
+            source = None if (task := getattr(config, "task", None)) is None else get_task(task.name, **task.options)
+            if source is not None and listed(run.checkpoints_dir):
+                keep_judge(source, run.path)  # it must be the judge that the run began with
         if stages or begun:
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)

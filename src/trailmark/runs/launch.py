@@ -14,7 +14,7 @@ from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.older import translate
-from trailmark.runs.stages import Stage
+from trailmark.runs.stages import BEFORE, Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
@@ -101,5 +101,8 @@ def continue_run(config: RunConfig, text: str, method: Any) -> Run:
         run.close()
         raise
     if run.recipe != text:
+        before = run.path / "stages" / BEFORE  # for what is set aside if a stage is made again
+        if free and not before.exists() and diff_recipes(run.recipe, text, (*IGNORED, "steps"), whole):
+            atomic_write(before, run.recipe_file.read_bytes())
         atomic_write(run.recipe_file, text.encode(), "recipe")
     return run

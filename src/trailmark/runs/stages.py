@@ -39,6 +39,7 @@ from trailmark.runs.diff import IGNORED
 from trailmark.runs.store import atomic_write, cannot_write, hold
 
 RECORD = "stage.json"
+BEFORE = "recipe.before.yaml"  # the recipe of a run that goes on with another one, until its stages are looked at
 # What a run makes itself.
 TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
@@ -270,13 +271,29 @@ def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> No
         _note(note, {**now, "replaces": shelf})
         point("stage.replaced")
         (run / shelf).mkdir(parents=True, exist_ok=True)
+        _keep_open(run, run / shelf)
         for name in TRAINED:
             if (run / name).exists():
                 (run / name).rename(run / shelf / name)
                 point("stage.moved")
         for name in ("episodes", "checkpoints"):
             (run / name).mkdir(exist_ok=True)
+    (run / "stages" / BEFORE).unlink(missing_ok=True)
     _note(note, now)
+
+
+def _keep_open(run: Path, shelf: Path) -> None:
+    """What makes a folder a run that commands open: the recipe that it was made with, and what stands beside it."""
+    before = run / "stages" / BEFORE
+    recipe = before if before.exists() else run / "recipe.yaml"
+    for path, name in ((recipe, "recipe.yaml"), *((run / n, n) for n in ("versions.json", "models.json"))):
+        if path.is_file() and not (shelf / name).exists():
+            atomic_write(shelf / name, path.read_bytes())
+    if (run / "judge").is_dir() and not (shelf / "judge").exists():
+        shutil.copytree(run / "judge", shelf / "judge")
+    for page in ("report.html", "verify.json"):
+        if (run / page).exists():
+            (run / page).rename(shelf / page)
 
 
 def _unedited(place: _Place, record: Mapping[str, Any]) -> None:

@@ -92,10 +92,20 @@ def digest(text: str | bytes) -> str:
 
 
 def filled(template: str, play: Play) -> str:
-    """A template with {prompt}, {answer}, {dialogue} and keys of the row filled in. Braces inside what is filled in stay."""
+    """A template with {prompt}, {answer}, {dialogue} and keys of the row filled in. Braces inside what is filled in stay, and
+    so do those of a command such as \\boxed{x}. A placeholder that the row has no key for is refused."""
     known = {**{k: str(v) for k, v in play.row.items()}, "prompt": play.prompt, "answer": play.answer}
     known["dialogue"] = "\n".join(f"{t.seat}: {t.text}" for t in play.episode.turns)
-    return re.sub(r"\{(\w+)\}", lambda m: known.get(m.group(1), m.group(0)), template)
+
+
+    def fill(m: re.Match[str]) -> str:
+        name, before = m.group(1), template[: m.start()][-1:]
+        if name not in known and name.isidentifier() and not before.isalnum():
+            has = ", ".join(sorted(known))
+            raise JudgeError(f"{play.where} has no key '{name}', which the reward's template asks for. It has: {has}.")
+        return known.get(name, m.group(0))
+
+    return re.sub(r"\{(\w+)\}", fill, template)
 
 
 def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:

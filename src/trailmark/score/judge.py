@@ -18,6 +18,8 @@ from typing import Any
 
 from trailmark.chat import end_of_turn, render
 from trailmark.engines.base import EngineError, Request
+from trailmark.errors import JudgeError
+from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
@@ -69,9 +71,18 @@ class ModelJudge(Judge):
         return self._engine
 
     def keep(self, folder: str | Path) -> None:
+        if self._engine is None and self.config.server is not None:
+            self._must_serve()
         super().keep(folder)
         if self._shared is None:
             self.cache = Cache(Path(folder) / "answers.jsonl")
+
+    def _must_serve(self) -> None:
+        """A server that is not there, or serves another model, is told before anything is played."""
+        try:
+            wait(self.engine.must_serve())
+        except EngineError as problem:
+            raise JudgeError(f"reward.server: {problem}.") from None
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         gate = asyncio.Semaphore(self.config.at_once)
