@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -30,11 +31,19 @@ def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], P
     return found, Path(getattr(module, "__file__", None) or where)
 
 
+class _FromSource(importlib.machinery.SourceFileLoader):
+    """Compiles the file as it is now. Python's stored bytecode is known by time and length, so for a file that was edited
+    within a second and kept its length it would be the old code."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no stored bytecode")
+
+
 def _from_file(file: Path, key: str) -> Any:
     if not file.is_file():
         raise RecipeError(f"{key}: there is no file {file}.")
     name = f"_own_{hashlib.sha256(str(file.resolve()).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

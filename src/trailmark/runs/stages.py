@@ -240,7 +240,10 @@ def _record(place: _Place, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     if found is not None and all(k in found for k in ("settings", "inputs", "outputs", "summary")):
         return found
     if found is not None and earlier is None:
-        raise RunError(f"{place.record} is no record of a stage: take it away, and stage '{place.stage.name}' goes on.")
+        raise RunError(
+            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' is "
+            "made again."
+        )
     if earlier is not None and not place.begun.exists() and (summary := earlier(place.home)) is not None:
         _finish(place, wanted, summary)
         return _read(place.record)
@@ -434,10 +437,15 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as problem:
         raise RunError(f"{path} cannot be read ({problem.strerror}).") from None
     except ValueError as problem:
-        raise RunError(f"{path} is not JSON ({problem}): take it away, and the stage is made again.") from None
+        raise RunError(f"{path} is not JSON ({problem}): move {_away(path)} away, and it is made again.") from None
     if not isinstance(found, dict):
-        raise RunError(f"{path} is no record of a stage: take it away, and the stage is made again.")
+        raise RunError(f"{path} is no record of a stage: move {_away(path)} away, and it is made again.")
     return found
+
+
+def _away(record: Path) -> Path:
+    """What must go so that a stage is made again: its folder, where the record lies in it."""
+    return record.parent if record.name == RECORD else record
 
 
 def _short(value: Any) -> str:
