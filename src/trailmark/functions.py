@@ -32,8 +32,8 @@ def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], P
 
 
 class _FromSource(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now. Python knows stored bytecode by time and length: for a file that was edited within
-    a second and kept its length it would be the old code."""
+    """Compiles the file as it is now. Python knows stored bytecode by time and length. If a file was edited within a
+    second and kept its length, that would be the old code."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError("no stored bytecode")
