@@ -402,20 +402,21 @@ class LocalEngine:
         """A prefill of prompts too long for one pass: every chunk looks back at those before it."""
         device, rows = self.lm.device, len(ids)
         lengths = torch.as_tensor([len(p) for p in part] + [1] * (rows - len(part)), device=device)
-        kept, logits = None, None
+        layout: Prefill | None = None
+        logits = None
         for first in range(0, ids.shape[1], self.chunk):
             end = min(first + self.chunk, ids.shape[1])
             pos = torch.arange(first, end, device=device)[None, :].expand(rows, -1)
-            if kept is None:
-                layout: Prefill = Prefill(torch.full_like(pos, end), pos)
+            if layout is None:
+                layout = Prefill(torch.full_like(pos, end), pos)
             else:
-                layout = Extension(kept, torch.full_like(lengths, first), pos, end)
+                layout = Extension(layout.kept, torch.full_like(lengths, first), pos, end)
             hidden = self.lm.hidden(ids[:, first:end], layout, pos)
-            kept, last = layout.kept, lengths - 1 - first
+            last = lengths - 1 - first
             found = self.lm.logits(hidden[torch.arange(rows, device=device), last.clamp(0, end - first - 1)])
             here = ((last >= 0) & (last < end - first))[:, None]
             logits = found if logits is None else torch.where(here, found, logits)
-        assert logits is not None
+        assert layout is not None and logits is not None
         return layout, logits
 
     def _extensions(

@@ -1,7 +1,7 @@
 """Which slots still hold the keys and values of a sequence that ended, so that a longer prompt can start from them.
 
-In a conversation the next prompt is the last one, what was written, and what the world answered. A slot that ended is not
-cleared: until another sample takes it, a prompt that begins with what lies there computes only the rest.
+In a conversation the next prompt is the last one, what was written, and what the world answered. A slot that ended is
+not cleared: until another sample takes it, a prompt that begins with what lies there computes only the rest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Kept:
         self._rows, self._found, self._lengths = {}, {}, {}
 
     def find(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """The slot that holds most of the prompt's beginning, and how many tokens of it; at least one is left to compute."""
+        """The slot that holds most of the prompt's beginning, and how many tokens; at least one is left to compute."""
         lengths = sorted((n for n in self._lengths if n < len(prompt)), reverse=True)
         if not lengths:
             return None

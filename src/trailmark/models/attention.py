@@ -117,8 +117,8 @@ class Prefill(Layout):
 
 
 class Extension(Prefill):
-    """New tokens behind prefixes whose keys and values are there already: `before[layer]` holds them as [B, Hkv, C, D], of
-    which row b uses the first `length[b]`. `pos` are the new tokens' positions; `kept` becomes prefix and new tokens
+    """New tokens behind prefixes whose keys and values are there already: `before[layer]` holds them as [B, Hkv, C, D],
+    of which row b uses the first `length[b]`. `pos` are the new tokens' positions; `kept` becomes prefix and new tokens
     together, `width` columns wide."""
 
     def __init__(self, before: dict[int, tuple[Tensor, Tensor]], length: Tensor, pos: Tensor, width: int):
