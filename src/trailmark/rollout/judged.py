@@ -6,8 +6,9 @@ own outcome, on the turn of that side that acted last.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
@@ -29,6 +30,17 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
             f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."
         )
     return judge
+
+
+@contextlib.contextmanager
+def noting(source: Any) -> Iterator[list[Annotation]]:
+    """Collect what the judge of a source notes about the plays in this block, however deep `play` is called."""
+    source = declared(source)
+    before, source.notes = source.notes, []
+    try:
+        yield source.notes
+    finally:
+        source.notes = before
 
 
 async def give_verdicts(
