@@ -117,6 +117,30 @@ def test_a_class_of_ones_own_is_known_by_its_file(shell):
     assert "has changed since this run began" in train(shell, "reward=own.py:Mine", "--resume", "steps=2", code=2)
 
 
+@pytest.mark.parametrize(
+    "gives, said",
+    [
+        ("None", "reward: judge 'Mine' returned None: it must return a list of verdicts."),
+        ("[None for p in plays]", "reward: judge 'Mine' gave None for row '"),
+        ("[Verdict(scored(1.0, None)) for p in plays[1:]]", "reward: judge 'Mine' gave 3 verdicts for 4 plays."),
+        ("[Verdict(scored(float('nan'), None)) for p in plays]", "reward: judge 'Mine' gave the reward nan for row '"),
+        ("[Verdict('good') for p in plays]", "reward: judge 'Mine' gave 'good' as the outcome of row '"),
+        ("[plays[9] for p in plays]", "reward: judge 'Mine' raised IndexError: "),
+        ("[Verdict(scored(1.0, None), (Annotation('else', 'x', 'episode', (1.0,)),)) for p in plays]",
+         "reward: judge 'Mine' answered for episode 'else' where '1:"),
+        ("[Verdict(scored(1.0, None), (Annotation(p.episode.id, 'x', 'episode', (float('inf'),)),)) for p in plays]",
+         "reward: judge 'Mine' noted [inf] as 'x' of row '"),
+    ],
+)  # fmt: skip
+def test_a_class_that_judges_wrongly_is_one_sentence(shell, gives, said):
+    Path("own.py").write_text(
+        "from trailmark.score.base import Judge, Verdict, scored\nfrom trailmark.types import Annotation\n\n\nclass Mine(Judge):\n"
+        f"    async def judge(self, plays):\n        return {gives}\n"
+    )
+    assert one_sentence(train(shell, "reward=own.py:Mine", code=2)).startswith(f"error: {said}")
+    assert not Path("run/recipe.yaml").exists()
+
+
 def test_the_run_that_training_starts_from_also_reads_for_the_judge(shell):
     """A judge without a model reads with the one that training starts from: also where that is a run."""
     train(shell, out="first")

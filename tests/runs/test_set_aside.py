@@ -93,6 +93,12 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text(rows + rows.replace("Sing", "Hum"))
     assert "rows.jsonl has changed" in shell("--resume", "word=b", code=2) and held() == before
     Path("rows.jsonl").write_text(rows)
+    Path("run/stages/word/word.txt").write_text("by hand")
+    edited = held()
+    said = shell("--resume", "steps=2", code=2)
+    assert "run/stages/word/word.txt of stage 'word' was changed after it was made: put it back as it was" in said
+    assert said.count("\n") == 1 and held() == edited
+    Path("run/stages/word/word.txt").write_text("a")
     assert "stage 'word' is made again" in shell("--resume", "word=b")
     assert Path("run/stages/word/word.txt").read_text() == "b" and Path("run/stages/replaced/word-1/word.txt").read_text() == "a"
     old = {p.relative_to("run/replaced/run-1"): p.read_bytes() for p in Path("run/replaced/run-1").rglob("*") if p.is_file()}
