@@ -13,7 +13,7 @@ from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
+    "ModelConfig", "ModelShape", "NamesFile", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
     "load_recipe", "resolve",
 ]  # fmt: skip
 
@@ -28,6 +28,14 @@ class NamesModel:
 
     seat: str = "policy"
     stored: bool = False
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a key whose text names a file or a folder that a run reads: also each text of a list, or of a mapping. `function`: the text
+    is `my_file.py:name`. `runs/data_files.py` finds these keys, in the recipe of any method, and notices when a file has changed."""
+
+    function: bool = False
 
 
 class ModelShape(Config):

@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesFile,
     NamesModel,
     OptimConfig,
     RunConfig,
@@ -21,6 +22,7 @@ from trailmark.formats import FORMATS
 from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
+from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
@@ -34,7 +36,7 @@ Shuffle = Literal["none", "permute", "alphabet"]
 
 class TaskConfig(Config):
     name: str = Field("taxi", description="a registered task, or package.module:Make")
-    options: dict[str, Any] = Field({}, description="keywords of the task")
+    options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="keywords of the task")
 
 
 class PolicyGradientRecipe(RunConfig):
@@ -71,6 +73,8 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
         if v.get("kind") not in ("clipped", "weighted_logp"):
+            if v.get("kind") in PREFERENCES:
+                raise ValueError(f"{v['kind']} is an objective of method preference: write method: preference and objective: {v['kind']}")
             raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
         try:
             return get_objective(v).model_dump()
@@ -105,8 +109,8 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 class SftRecipe(RunConfig):
-    data: str = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
-    eval_data: str | None = Field(None, description="JSONL to evaluate on")
+    data: Annotated[str, NamesFile()] = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
+    eval_data: Annotated[str | None, NamesFile()] = Field(None, description="JSONL to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(True, description="use the chat template; false: plain text, as Reflect-RL's texts always are")
@@ -150,7 +154,7 @@ class CurriculumConfig(Config):
 
 class TeacherConfig(Config):
     name: str = Field("bfs", description="who writes reflections and actions: 'bfs' knows the taxi's shortest way")
-    path: str | None = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
+    path: Annotated[str | None, NamesFile()] = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
     starts: PositiveInt = Field(40, description="starts that the teacher shows; in a curriculum of modes, of each mode")
     perturb: float = Field(
         0.5, ge=0, le=1, description="share of random moves on the way, so that it also shows recovery"
@@ -251,7 +255,7 @@ class OfflineFinal(Config):
 class OfflineRecipe(RunConfig):
     """What the methods that learn from a file of scored trajectories have in common."""
 
-    data: str | list[str] = Field(description="one file of scored trajectories, or several")
+    data: Annotated[str | list[str], NamesFile()] = Field(description="one file of scored trajectories, or several")
     format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
     seat: str = Field("policy", description="whose turns are trained")
     max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
@@ -397,7 +401,7 @@ class RoundsRecipe(OreoRecipe):
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
-    data: str | list[str] = Field("", description="not used: each round collects its own")
+    data: Annotated[str | list[str], NamesFile()] = Field("", description="not used: each round collects its own")
     format: str = Field("episodes", description="of what is collected")
     steps: PositiveInt = Field(3, description="rounds")
     training: NonNegativeInt = Field(
