@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python bench/gpu_training.py [--commit HASH] [--repeats 5] [--cases 512,4096,12000] [--no-trl]
 
-Qwen2-0.5B's shape with random weights in bfloat16; 16 samples of one prompt. Before anything is timed the two losses must agree.
-Writes bench/results/gpu_training.jsonl and prints a JSON line for each case.
+Qwen2-0.5B's shape with random weights in bfloat16; 16 samples of one prompt. Before anything is timed the two losses
+must agree. Writes bench/results/gpu_training.jsonl and prints a JSON line for each case.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ def made(implementation: str) -> Any:
 def episodes(prompt: int, written: int, n: int = 16) -> list[Episode]:
     draw = np.random.default_rng(0)
     shared = tuple(int(t) for t in draw.integers(0, 150000, prompt))
-    return [
-        Episode(f"e/{k}", Task("e"), "e", (Turn("policy", shared, tuple(int(t) for t in draw.integers(0, 150000, written))),),
-                {"self": Scored(0.0)})
-        for k in range(n)
-    ]  # fmt: skip
+    tokens = [tuple(int(t) for t in draw.integers(0, 150000, written)) for _ in range(n)]
+    scored = {"self": Scored(0.0)}
+    return [Episode(f"e/{k}", Task("e"), "e", (Turn("policy", shared, t),), scored) for k, t in enumerate(tokens)]
 
 
 def timed(call: Callable[[], Any], repeats: int) -> dict[str, Any]:
@@ -111,14 +109,20 @@ def theirs(played: list[Episode], repeats: int) -> dict[str, Any]:
         args = GRPOConfig(folder, max_completion_length=len(turns[0].tokens), per_device_train_batch_size=len(played),
                           num_generations=len(played), beta=0.0, loss_type="grpo", temperature=1.0, bf16=True,
                           gradient_checkpointing=False, report_to="none", save_strategy="no")  # fmt: skip
-        trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args,
-                              Dataset.from_dict({"prompt": ["a", "b"]}), processing_class=copy.deepcopy(tiny_tokenizer()))  # fmt: skip
+        trainer = GRPOTrainer(
+            model,
+            lambda completions, **_: [0.0] * len(completions),
+            args,
+            Dataset.from_dict({"prompt": ["a", "b"]}),
+            processing_class=copy.deepcopy(tiny_tokenizer()),
+        )
     trainer.current_gradient_accumulation_steps = 1
     left = lambda rows: pad([torch.tensor(r) for r in rows], 0, padding_side="left").cuda()
     right = lambda rows: pad([torch.tensor(r) for r in rows], 0).cuda()
     inputs = {
         "prompt_ids": left([t.prompt for t in turns]), "prompt_mask": left([[1] * len(t.prompt) for t in turns]),
-        "completion_ids": right([t.tokens for t in turns]), "completion_mask": right([[1] * len(t.tokens) for t in turns]),
+        "completion_ids": right([t.tokens for t in turns]),
+        "completion_mask": right([[1] * len(t.tokens) for t in turns]),
         "advantages": torch.tensor([advantage[e.id][0] for e in played]).cuda(),
         "num_items_in_batch": torch.tensor(sum(len(t.tokens) for t in turns)).cuda(),
     }  # fmt: skip

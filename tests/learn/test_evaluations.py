@@ -1,4 +1,5 @@
-"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went on."""
+"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went
+on."""
 
 import numpy as np
 import pytest

@@ -130,4 +130,5 @@ def test_steps_without_any_spread_do_not_hide_groups_without_it():
 def test_episodes_that_fail_step_after_step_are_warned_about():
     watch = Watch()
     told = [watch.look({"failed": 3, "reward_std": 0.5}) for _ in range(PATIENCE + 2)]
-    assert [len(x) for x in told] == [0] * (PATIENCE - 1) + [1, 0, 0] and "episodes have failed" in told[PATIENCE - 1][0]
+    assert [len(x) for x in told] == [0] * (PATIENCE - 1) + [1, 0, 0]
+    assert "episodes have failed" in told[PATIENCE - 1][0]

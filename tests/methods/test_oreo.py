@@ -173,8 +173,8 @@ def test_what_does_not_fit_is_refused(tmp_path, data, more, why):
 
 
 def test_it_learns_which_answers_are_right(tmp_path, data):
-    """After some epochs the value of a right answer's last state is near 1 and of a wrong one's near 0, and right answers
-    have become likelier than wrong ones."""
+    """After some epochs the value of a right answer's last state is near 1 and of a wrong one's near 0, and right
+    answers have become likelier than wrong ones."""
     run = go(tmp_path, data, steps=60, batch=48, beta=0.3, kl={"alpha": 0.0}, learner={"optim": {"lr": 3e-3}})
     rows = read_metrics(run.path)
     assert rows[-1]["value"] < 0.1 < rows[0]["value"]
@@ -298,7 +298,8 @@ def rounds(tmp_path, name, **more):
     method = methods.get_method("oreo_rounds")
     recipe = {
         "method": "oreo_rounds", "out": str(tmp_path / name), "model": TINY, "steps": 3, "training": 12, "batch": 16,
-        "beta": 0.3, "kl": {"alpha": 0.0}, "task": BANDIT, "collect": {"starts": 2, "n": 16, "sampling": {"max_tokens": 4}},
+        "beta": 0.3, "kl": {"alpha": 0.0}, "task": BANDIT,
+        "collect": {"starts": 2, "n": 16, "sampling": {"max_tokens": 4}},
         "learner": {"optim": {"lr": 5e-3}}, "engine": {"slots": 8, "max_len": 64}, **more,
     }  # fmt: skip
     return method, resolve(recipe, method.Config)

@@ -11,8 +11,9 @@ from transformers import PreTrainedTokenizerFast
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout import encode as lines
 
-PIECES = ["a", "Is", " it", "'s", "'re", " 17", "17", "12.", ",", " #", " # Action:\n", "\n", "\n\n", " \n", "\n ", "\r\n", "\t", "  ",
-          "é", "漢字", "\u2028", "\x1c", "<|im_end|>", "...", "-", "🙂", "\n# Head\n", "\n- "]  # fmt: skip
+PIECES = ["a", "Is", " it", "'s", "'re", " 17", "17", "12.", ",", " #", " # Action:\n", "\n", "\n\n", " \n", "\n ",
+          "\r\n", "\t", "  ", "é", "漢字", "\u2028", "\x1c", "<|im_end|>", "...", "-", "🙂",
+          "\n# Head\n", "\n- "]  # fmt: skip
 
 
 def texts(n=400):

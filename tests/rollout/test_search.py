@@ -71,7 +71,8 @@ class Table:
 
 
 def tabled(problem, depth, pi=None):
-    """The problem as a table of next letters (uniform, or `pi`) with a head that knows V* of every prefix, leaves included."""
+    """The problem as a table of next letters (uniform, or `pi`) with a head that knows V* of every prefix, leaves
+    included."""
     actions = problem.next.shape[1]
     best = solve(problem.next, problem.reward)[0]
     rows = {(actions,): (0, 0.0)}
@@ -480,7 +481,8 @@ def critic(lm, tmp_path_factory):
 
 def test_the_value_model_of_a_run(lm, critic, tmp_path):
     found = locate_value(str(critic))
-    assert found == critic / "checkpoints" / "000001" / "critic" == locate_value(str(found.parent)) == locate_value(str(found))
+    assert found == critic / "checkpoints" / "000001" / "critic"
+    assert found == locate_value(str(found.parent)) == locate_value(str(found))
     loaded = load_values(str(critic), lm.tokenizer, "cpu")
     assert asyncio.run(loaded.values([(1, 2, 3)])) == asyncio.run(HeadValues(lm).values([(1, 2, 3)]))
     for name, said in (
