@@ -52,9 +52,14 @@ TopP = Annotated[float, typer.Option("--top-p", min=1e-6, max=1, callback=_finit
 AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions under way at once.")]
 Deadline = Annotated[
     float,
-    typer.Option("--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, repetitions included."),
+    typer.Option(
+        "--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, repetitions included."
+    ),
 ]
-Retries = Annotated[int, typer.Option("--retries", min=0, max=1000, help="Repetitions after a refused connection, 429 or 5xx.")]
+Shuffle = Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")]
+Retries = Annotated[
+    int, typer.Option("--retries", min=0, max=1000, help="Repetitions after a refused connection, 429 or 5xx.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of all that is drawn.")]
 Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
 Perturb = Annotated[
@@ -109,21 +114,23 @@ def gold(
 def auto_explore(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages such as click==8.1.7[#sha256=…]."),
+        typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages: click==8.1.7\\[#sha256=…]."),
     ] = None,
     out: Out = Path("auto-explore"),
     teacher: Name = "offline",
     model: Model = None,
-    stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Questions from this file instead of the teacher's.")] = None,
-    rules: Annotated[bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")] = True,
+    rules: Annotated[
+        bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")
+    ] = True,
     files: Annotated[int, typer.Option(min=1, max=MANY, help="Most files of a repository to ask about.")] = 100,
     per_file: Annotated[int, typer.Option(min=1, max=MANY, help="Most questions about one file.")] = 3,
     negatives: Annotated[int, typer.Option(min=0, max=MANY, help="Mistakes with their repair, for each question.")] = 2,
     markov: Annotated[bool, typer.Option("--markov", help="The teacher sees the present state only.")] = False,
     horizon: Horizon = 15,
     split: Annotated[str, typer.Option(help="hash, exact (shares), or given (as the tasks say).")] = "hash",
-    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
     key: Key = None,
@@ -134,7 +141,8 @@ def auto_explore(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:  # fmt: skip
-    """Make a data set of the repository world: filtered repositories, questions, walks, a split, files for fine-tuning."""
+    """Make a data set of the repository world: filtered repositories, questions, walks, a split, files for
+    fine-tuning."""
     from dataclasses import asdict
 
     from trailmark.data.auto_explore.make import STAGES, Plan, make
@@ -156,11 +164,13 @@ def auto_explore(
 
 @data.command()
 def sft(
-    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")],
+    records: Annotated[
+        Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     repos: Annotated[Path, typer.Option(help="The folder that holds their repositories.")],
     horizon: Horizon = 15,
-    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
 ) -> None:  # fmt: skip
     """Make the files for fine-tuning from records of repositories: every walk is played again."""
@@ -210,7 +220,8 @@ def taxi(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:
-    """Plays of the taxi with a teacher's reflections, the action taken and the best one. Horizon 20 unless said otherwise."""
+    """Plays of the taxi with a teacher's reflections, the action taken and the best one. Horizon 20 unless said
+    otherwise."""
     from trailmark.data.taxi import TaxiGuide
     from trailmark.tasks import task_options
     from trailmark.tasks.taxi import Taxi
@@ -243,8 +254,8 @@ def alfworld(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:
-    """Plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH says where the
-    games are."""
+    """Plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH says
+    where the games are."""
     from trailmark.data.alfworld import AlfworldGuide
     from trailmark.data.auto_explore.explorer import read_tokenizer
     from trailmark.errors import TrailmarkError
@@ -276,8 +287,8 @@ def experts(
     words: Words = None,
     n: Annotated[int | None, typer.Option(min=1, max=10 * MANY, help="At most so many.")] = None,
 ) -> None:
-    """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game. games=PATH says
-    where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
+    """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game.
+    games=PATH says where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
     from trailmark.data import experts as plays
     from trailmark.data.output_paths import new_file
     from trailmark.tasks import task_options
@@ -296,7 +307,8 @@ def rollouts(
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="The JSONL to write.")],
     failures: Annotated[bool, typer.Option("--failures", help="Keep lost plays only.")] = False,
 ) -> None:
-    """Merge folders of agent rollouts, as OREO's scripts leave them, into one file of format agent; count what was won."""
+    """Merge folders of agent rollouts, as OREO's scripts leave them, into one file of format agent; count what was
+    won."""
     from trailmark.data import rollouts as plays
 
     won, total = plays.merge(folders, out, failures)

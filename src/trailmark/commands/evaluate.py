@@ -22,7 +22,8 @@ class Failures(StrEnum):
 
 
 FailedAs = Annotated[
-    Failures, typer.Option("--failed", help="What an episode that failed is: in no average (apart), or no success (lost).")
+    Failures,
+    typer.Option("--failed", help="What an episode that failed is: in no average (apart), or no success (lost)."),
 ]
 
 
@@ -81,7 +82,8 @@ def evaluate(
     tree: Annotated[bool, typer.Option("--tree", help="Keep all that was searched in the episodes of --out.")] = False,
     episodes: Annotated[Path | None, typer.Option(help="No model: recompute from this file, folder or run.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: whose tokens they are; adds `copied`.")
+        str | None,
+        typer.Option(metavar="NAME", help="With --episodes of two seats: whose tokens they are; adds `copied`."),
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
@@ -91,9 +93,9 @@ def evaluate(
 ) -> None:
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
-    What is not said comes from the recipe of the run that MODEL belongs to, so `trailmark eval RUN` is the evaluation that
-    the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's starts.
-    Exit code 1: nothing could be scored, and the reason is printed.
+    What is not said comes from the recipe of the run that MODEL belongs to, so `trailmark eval RUN` is the evaluation
+    that the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's
+    starts. Exit code 1: nothing could be scored, and the reason is printed.
     """
     from trailmark.errors import RunError, TrailmarkError
     from trailmark.evaluate.output import finish
@@ -118,7 +120,9 @@ def evaluate(
         each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
         rows = [row for some in each for row in some]
         unread = words is None and any(map(hears_words, sets.values()))
-        hint = ["note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."] * unread
+        hint = [
+            "note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."
+        ] * unread
         result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
         whole = [some[0] for some in each]  # without the rows of single stages
         finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(whole), *hint])
@@ -198,7 +202,12 @@ def compare(
         {**summarise(sets[name], name, side, seat, failed=failed.value), "source": str(where)}
         for name, (_, where) in zip(names, found)
     ]
-    result = {"command": "compare", "failed_as": failed.value, "rows": rows, "differences": [d.plain() for d in differences]}
+    result = {
+        "command": "compare",
+        "failed_as": failed.value,
+        "rows": rows,
+        "differences": [d.plain() for d in differences],
+    }
     said = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
     finish(
         result, json, lambda width: [table(rows, "as evaluated", width), *warnings(rows)],
@@ -218,8 +227,8 @@ def study(
 ) -> None:
     """Run arms x seeds at an equal budget; write a table, a picture, and a verdict per claim.
 
-    Finished runs are kept and half-finished ones go on, so a study that was stopped is started again with the same words.
-    Two processes may run the same study at once and share its work.
+    Finished runs are kept and half-finished ones go on, so a study that was stopped is started again with the same
+    words. Two processes may run the same study at once and share its work.
     """
     import contextlib
     import sys

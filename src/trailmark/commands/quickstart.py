@@ -93,7 +93,11 @@ def finish(
     short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
     title = "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"
     again = f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}"
-    show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"])
+    show(
+        result,
+        quiet,
+        lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"],
+    )
 
 
 QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {"reflect": reflect}

@@ -32,7 +32,8 @@ def report(
     tokenizer: Annotated[str | None, typer.Option(metavar="NAME", help=_TOKENIZER)] = None,
     failed: FailedAs = Failures.apart,
 ) -> None:
-    """Write one HTML file that shows a run: curves, episodes with credit per token, two plays side by side, warnings."""
+    """Write one HTML file that shows a run: curves, episodes with credit per token, two plays side by side,
+    warnings."""
     from trailmark.report import write_report
 
     page = write_report(run, out, plots, tokenizer, failed.value)

@@ -88,7 +88,9 @@ def serve(
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("warning: anyone who reaches this address can use the model; set --api-key.", err=True)
-        typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})")
+        typer.echo(
+            f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})"
+        )
         typer.echo(f"prompts: {prompt_format.describe()}")
         server(app, grace).run(sockets=[listening])
         if not app.state.service.close():  # who asks a server to end does not wait for a computation that nobody wants
