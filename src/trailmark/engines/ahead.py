@@ -1,9 +1,9 @@
-"""Decoding one step ahead of the host: on a GPU a step draws its tokens where the logits are, and the host reads them while the
-next step runs.
+"""Decoding one step ahead of the host: on a GPU a step draws its tokens where the logits are, and the host reads them
+while the next step runs.
 
-The state of every slot (its length, last token, draw keys, temperature) lies on the device. A step of constant shapes is
-compiled, where the model is worth it, and recorded once; playing it again is one launch. A draw depends on (key, position) alone,
-so being a step ahead changes no token: what a slot draws after its sample has ended is thrown away.
+The state of every slot (its length, last token, draw keys, temperature) lies on the device. A step of constant shapes
+is compiled, where the model is worth it, and recorded once; playing it again is one launch. A draw depends on (key,
+position) alone, so being a step ahead changes no token: what a slot draws after its sample has ended is thrown away.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from trailmark.models.lm import LM
 
 
 def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tensor) -> Tensor:
-    """[N, V] logits -> [N, 3]: a token drawn at temperature `heat` (0: the most likely one), its log-prob under the model and
-    under the law. `ids` are the tokens 0 to V - 1 as a tensor: counted inside, a compiler would count them in 32 bits."""
+    """[N, V] logits -> [N, 3]: a token drawn at temperature `heat` (0: the most likely one), its log-prob under the
+    model and under the law. `ids` are the tokens 0 to V - 1 as a tensor: counted inside, a compiler would count them in
+    32 bits."""
     own = working(logits)
     warm = heat > 0
     under = own / torch.where(warm, heat, torch.ones_like(heat)).to(own.dtype)[:, None]

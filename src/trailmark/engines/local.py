@@ -1,9 +1,9 @@
 """The embedded engine: a model in this process, a fixed number of slots, one prefill per distinct prompt.
 
-Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample then
-decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a prefill,
-slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours and arrival order.
-`fixed=False` prefills only the rows and looks only at the columns in use.
+Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample
+then decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a
+prefill, slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours
+and arrival order. `fixed=False` prefills only the rows and looks only at the columns in use.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One token of one sample, told as soon as it is drawn. `top` are the most likely tokens under the model, if they were
-    asked for; `done` comes with the last token."""
+    """One token of one sample, told as soon as it is drawn. `top` are the most likely tokens under the model, if they
+    were asked for; `done` comes with the last token."""
 
     sample: int
     token: int
@@ -87,8 +87,9 @@ class _Live:
 
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
-    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are merged
-    into it where that is a sum of weights: beside the plain products they are most of what a small model launches."""
+    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are
+    merged into it where that is a sum of weights: beside the plain products they are most of what a small model
+    launches."""
     model = copy.deepcopy(lm.model)
     model = model.merge_and_unload() if mergeable(lm) else model
     made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
@@ -96,7 +97,8 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
 
 
 def mergeable(lm: LM) -> bool:
-    """Whether its adapter is plain LoRA of linear layers whose weights nobody else has: then what it does is a sum of weights."""
+    """Whether its adapter is plain LoRA of linear layers whose weights nobody else has: then what it does is a sum of
+    weights."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear, LoraLayer
 
@@ -111,8 +113,8 @@ def mergeable(lm: LM) -> bool:
 
 
 def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with what the adapters add to them, these rounded to `dtype`; as
-    they are, where they cannot be merged."""
+    """The weights of a model by their names without adapters, with what the adapters add to them, these rounded to
+    `dtype`; as they are, where they cannot be merged."""
     if not mergeable(lm):
         return lm.model.state_dict()
     layers = {name: x for name, x in lm.base.named_modules() if hasattr(x, "get_delta_weight")}
@@ -129,8 +131,8 @@ def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
-    """The engine of a recipe over a model: on its very weights, or on a copy in the dtype that `engine.dtype` asks for, which
-    `publish(version, lm)` brings up to date."""
+    """The engine of a recipe over a model: on its very weights, or on a copy in the dtype that `engine.dtype` asks for,
+    which `publish(version, lm)` brings up to date."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
     return LocalEngine(
         lm if wanted == lm.dtype else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed
@@ -158,7 +160,8 @@ class LocalEngine:
         self._last = np.zeros(slots, np.int64)
         # On a GPU the host is a step behind the device; elsewhere there is nothing to overlap with.
         self._ahead = Ahead(lm, self._cache) if lm.device.type == "cuda" or AHEAD else None
-        self._flying: tuple[int, list[_Live | None]] | None = None  # the step whose draws were not read yet, and who wrote them
+        # the step whose draws were not read yet, and who wrote them
+        self._flying: tuple[int, list[_Live | None]] | None = None
         self.free = not fixed and lm.device.type == "cuda"  # of shapes
         self._compiled_draw: Callable[..., torch.Tensor] | None = None
         self._held = 0  # turns for which a prefill was put off
@@ -201,11 +204,13 @@ class LocalEngine:
             raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
         if room < 1:
             raise EngineError(
-                f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or raise engine.max_len"
+                f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or "
+                "raise engine.max_len"
             )
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.lm.vocab:
             raise EngineError(
-                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?"
+                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: "
+                "another tokenizer?"
             )
         if request.n < 1 or request.max_tokens < 1:
             raise EngineError(f"n is {request.n} and max_tokens {request.max_tokens}: both must be at least 1")
@@ -222,8 +227,9 @@ class LocalEngine:
         return self.score_rows([tokens], [start])[0]
 
     def publish(self, version: int, source: LM | None = None) -> None:
-        """From now on samples are drawn with the learner's weights. Where the engine shares the learner's model there is
-        nothing to move; a copy of its own (`engine_copy`) takes them over, and a fixed probe scored on both sides proves it."""
+        """From now on samples are drawn with the learner's weights. Where the engine shares the learner's model there
+        is nothing to move; a copy of its own (`engine_copy`) takes them over, and a fixed probe scored on both sides
+        proves it."""
         if self._open:
             raise EngineError("weights cannot change while samples are being drawn")
         if source is not None and source is not self.lm:
@@ -247,12 +253,13 @@ class LocalEngine:
         rounding = 1e-4 if self.lm.dtype == source.dtype else 0.02 * max(1.0, float(np.abs(there).mean()))
         if bool(torch.stack(other).any()) or not gap <= rounding:
             raise EngineError(
-                f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
+                f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob "
+                "a token"
             )
 
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        """Log-probs of each row's tokens from its start on. One row is computed alone, and its numbers depend on nothing else;
-        several share their prefixes."""
+        """Log-probs of each row's tokens from its start on. One row is computed alone, and its numbers depend on
+        nothing else; several share their prefixes."""
         logp = self._scored(rows, starts, Readout("logp", law=False))
         return [[0.0] * (start == 0) + s.streams["logp"][max(start, 1) :].tolist() for s, start in zip(logp, starts)]
 
@@ -296,8 +303,8 @@ class LocalEngine:
                 raise
 
     def _worth_it(self) -> bool:
-        """Whether to prefill now. Where shapes are free, a pass over few prompts costs a GPU as much as one over many: it waits for
-        more of them, but only for a few turns."""
+        """Whether to prefill now. Where shapes are free, a pass over few prompts costs a GPU as much as one over many:
+        it waits for more of them, but only for a few turns."""
         self._held += 1
         if self.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
             return False
@@ -334,8 +341,9 @@ class LocalEngine:
             self._prefill_part(part, width, [prompts[p] for p in part])
 
     def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
-        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it; much
-        shorter ones wait for the next pass once this one is worth its launches. Otherwise prompts of one width, in rows of that width."""
+        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it;
+        much shorter ones wait for the next pass once this one is worth its launches. Otherwise prompts of one width, in
+        rows of that width."""
         wide = lambda p: -(-len(p) // self.bucket) * self.bucket
         if self.free:
             groups = [sorted(prompts, key=len, reverse=True)]
@@ -439,8 +447,8 @@ class LocalEngine:
         self._advance(self._rows)
 
     def _decode_ahead(self, ahead: Ahead) -> None:
-        """Start a step, then read the one before it. Where a law needs the host's drawing, or somebody listens to the most likely
-        tokens, the host waits for the step itself."""
+        """Start a step, then read the one before it. Where a law needs the host's drawing, or somebody listens to the
+        most likely tokens, the host waits for the step itself."""
         waits = any(
             live is not None and (not simple(live.request.law) or self._listeners.get(live.parts.future, (None, 0))[1])
             for live in self._rows
@@ -461,7 +469,8 @@ class LocalEngine:
         """Read the draws of the step under way, and let those go that it ended."""
         assert self._flying is not None
         (number, lives), self._flying = self._flying, None
-        lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]  # others had ended before it
+        # others had ended before it
+        lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]
         drawn, complex_ = ahead.read(number), []
         for row, (live, (t, p, q)) in enumerate(zip(lives, drawn.tolist())):
             if live is None:
