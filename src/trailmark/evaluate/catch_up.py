@@ -1,7 +1,8 @@
 """Runs to compare of which some were never evaluated: they play the starts of one that was, under its settings.
 
-An imitation has no task of its own, and many recipes no evaluation. What the evaluated run played is known from its episodes (starts,
-seed of the draws, plays of each start) and its recipe (task, sampling), so the others can be given exactly that.
+An imitation has no task of its own, and many recipes no evaluation. What the evaluated run played is known from its
+episodes (starts, seed of the draws, plays of each start) and its recipe (task, sampling), so the others can be given
+exactly that.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
 def _advice(run: Path, runs: Sequence[Path]) -> str:
     """What to type where nothing can be compared as it is."""
     known = [t for path in runs if is_run(path) and (t := read_recipe(path).get("task"))]
-    options = [f"{k}={v}" for k, v in ((known[0].get("options") or {}) if known else {}).items() if isinstance(v, str | int)]
+    options = [
+        f"{k}={v}" for k, v in ((known[0].get("options") or {}) if known else {}).items() if isinstance(v, str | int)
+    ]
     task = shlex.join(["--task", known[0]["name"], *options]) if known else "--task TASK KEY=VALUE"
     lines = [
         f"  trailmark eval {shlex.quote(str(path))} {task} --split test --n 200 --seed 0 --out "
@@ -69,4 +72,6 @@ def _advice(run: Path, runs: Sequence[Path]) -> str:
         for path in runs
     ]
     both = shlex.join(["trailmark", "compare", *map(str, runs), "--episodes", "compared"])
-    return f"{run} holds no evaluation. Evaluate all of them on the same starts, then compare:\n" + "\n".join([*lines, f"  {both}"])
+    return f"{run} holds no evaluation. Evaluate all of them on the same starts, then compare:\n" + "\n".join(
+        [*lines, f"  {both}"]
+    )

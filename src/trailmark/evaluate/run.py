@@ -4,12 +4,14 @@
 A row of a table is a plain dict:
 
     {"name": …, "episodes": 300, "scored": 298, "invalid": 1, "failed": 1, "failed_as": "apart", "tasks": 300,
-     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson", "failed": 1, …}, …},
+     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson",
+                             "failed": 1, …}, …},
      "warning": "1 of 300 episodes failed …"}
 
-An episode that failed (a crash of a world, a server that went away, a prompt that did not fit) has no score. It is counted
-*apart* and is in no average, so a success is that of the episodes which came to an end; the row says so. Where every crash is the
-model's own doing, count it as *lost*: then it is no success, and all else (reward, turns, tokens) stays apart.
+An episode that failed (a crash of a world, a server that went away, a prompt that did not fit) has no score. It is
+counted *apart* and is in no average, so a success is that of the episodes which came to an end; the row says so. Where
+every crash is the model's own doing, count it as *lost*: then it is no success, and all else (reward, turns, tokens)
+stays apart.
 """
 
 from __future__ import annotations
@@ -68,10 +70,10 @@ def summarise(
     failed: FailedAs = "apart",
     tokenizer: Any = None,
 ) -> dict[str, Any]:
-    """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
-    a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`. With several
-    episodes of each start, pass@k and, where answers can be read, maj@k. With a `tokenizer`, and where words of another seat
-    reach the one who acts, `copied`: the share of its decisions that are what the words name."""
+    """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that
+    have a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`.
+    With several episodes of each start, pass@k and, where answers can be read, maj@k. With a `tokenizer`, and where
+    words of another seat reach the one who acts, `copied`: the share of its decisions that are what the words name."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
@@ -107,8 +109,8 @@ def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -
 
 
 def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:
-    """What a reader of the success must know: how many episodes failed, why the first one did, and what became of them; how many
-    are invalid; how many answers were not understood. Nothing where there is nothing to say."""
+    """What a reader of the success must know: how many episodes failed, why the first one did, and what became of them;
+    how many are invalid; how many answers were not understood. Nothing where there is nothing to say."""
     said = []
     if n := row["failed"]:
         why = next(o.error for e in episodes if isinstance(o := _outcome(e, side), Failed))
@@ -190,8 +192,8 @@ METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn", for w
 
 
 def read_answer(episode: Episode) -> str | None:
-    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`, else
-    what a response of mathematics marks as its answer."""
+    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`,
+    else what a response of mathematics marks as its answer."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
