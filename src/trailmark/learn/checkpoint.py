@@ -1,9 +1,11 @@
 """A checkpoint is a folder that appears whole: weights that transformers loads as they lie, optimiser and random state
 as safetensors and JSON, never pickle.
 
-    checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files, heads.safetensors
+    checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files,
+                                        heads.safetensors
     checkpoints/000010/optimiser-policy.safetensors
-    checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state, metric history
+    checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state,
+                                        metric history
 """
 
 from __future__ import annotations
@@ -148,8 +150,8 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
 
 
 def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
-    """Restore the newest checkpoint that can be read, and hand its method's state to `load`. Damaged ones are moved to the
-    run's folder `damaged` and named on standard error. None: there is no checkpoint at all."""
+    """Restore the newest checkpoint that can be read, and hand its method's state to `load`. Damaged ones are moved to
+    the run's folder `damaged` and named on standard error. None: there is no checkpoint at all."""
     damaged = []
     for path in reversed(found := numbered(folder)):
         try:
@@ -160,11 +162,14 @@ def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], 
             damaged.append((path, f"{path} is damaged ({said[0][:200]})"))
             continue
         for bad, why in damaged:  # only now: if none can be read, everything stays where it is
-            print(f"warning: {why}: the run goes on from step {state['step']}; it lies in {_aside(bad)}", file=sys.stderr)
+            print(
+                f"warning: {why}: the run goes on from step {state['step']}; it lies in {_aside(bad)}", file=sys.stderr
+            )
         return state
     if found:
         raise RunError(
-            f"{damaged[0][1]}, and no earlier checkpoint can be read: start again with another out=DIR, or put the files back."
+            f"{damaged[0][1]}, and no earlier checkpoint can be read: start again with another out=DIR, or put the "
+            "files back."
         )
     return None
 
@@ -180,7 +185,8 @@ def _aside(path: Path) -> Path:
 
 
 def seed_all(seed: int) -> None:
-    """Nothing of ours draws from the global generators, but what a user's task or model draws is then repeatable too."""
+    """Nothing of ours draws from the global generators, but what a user's task or model draws is then repeatable
+    too."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

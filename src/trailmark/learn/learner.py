@@ -71,8 +71,8 @@ class Learner:
         train: Sequence[str] | None = None,
         learned: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are read);
-        return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
+        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are
+        read); return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
@@ -116,7 +116,8 @@ class Learner:
                     continue
                 if whole <= 0:
                     raise LearnError(
-                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
+                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is "
+                        f"{whole}"
                     )
                 share = term.sum / (spent[term.weight] if term.mean else whole)
                 named.append((term.name, term.coef))
@@ -136,8 +137,8 @@ class Learner:
                 )
                 hint = f" (not numbers: {', '.join(holes)}; score them first)" if holes else ""
                 raise LearnError(
-                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the {len(samples)} samples of "
-                    f"this batch (the first is of episode '{samples[0].episode}')"
+                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the "
+                    f"{len(samples)} samples of this batch (the first is of episode '{samples[0].episode}')"
                 )
         return {n: v for n, v in (totals | _spread(notes)).items() if math.isfinite(v)}
 

@@ -27,8 +27,9 @@ from trailmark.types import Episode, Failed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes that are kept as RUN/evaluation/NAME.jsonl. At the end of a run, what is there is kept, unless the run has gone on since
-    it was made. Where the policy of the last step plays no part (the start, a random player), `moves` is False."""
+    """Episodes that are kept as RUN/evaluation/NAME.jsonl. At the end of a run, what is there is kept, unless the run
+    has gone on since it was made. Where the policy of the last step plays no part (the start, a random player), `moves`
+    is False."""
 
     name: str
     play: Callable[[], Sequence[Episode]]
@@ -61,13 +62,14 @@ class Training:
         return None
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`) once
-        training is over."""
+        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`)
+        once training is over."""
         return ()
 
 
 def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
-    """Run `config.steps` steps, or go on from the newest checkpoint; then the evaluations at the end that are not there yet."""
+    """Run `config.steps` steps, or go on from the newest checkpoint; then the evaluations at the end that are not there
+    yet."""
     last, step = run_steps(method, config, run, resume)
     for e in method.evaluations(step, True):
         if not is_made(run, e, step):
@@ -133,7 +135,8 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
                     known = [k for k in metrics if k.startswith("eval/")]
                     hint = nearest(config.checkpoint.metric, known) if known else " There is nothing to evaluate on."
                     raise RecipeError(
-                        f"checkpoint.metric is '{config.checkpoint.metric}', which the evaluation does not report.{hint}"
+                        f"checkpoint.metric is '{config.checkpoint.metric}', which the evaluation does not "
+                        f"report.{hint}"
                     )
             value = metrics.get(config.checkpoint.metric)
             if value is not None:

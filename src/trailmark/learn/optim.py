@@ -19,7 +19,8 @@ from trailmark.models.lm import LM
 
 
 def rate(config: OptimConfig, step: int, total: int) -> float:
-    """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to `final`."""
+    """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to
+    `final`."""
     warm = config.warmup * total if config.warmup < 1 else config.warmup
     if step < warm:
         return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps need not be a whole number of them
@@ -58,14 +59,16 @@ class Optimiser:
             listed.append({"params": params, "lr": lr, "weight_decay": decay})
         weights = sum(p.numel() for p in self.named.values())
         each = 2 * 4 + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # moments, average, gradient
-        need(weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device)
+        need(
+            weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device
+        )
         fused = all(p.is_cuda for p in self.named.values())
         self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False, fused=fused)
         self.average = {n: p.detach().clone().to(_real(p)) for n, p in self.named.items()} if ema else {}
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self.named.values()):
             warnings.warn(
-                f"model '{lm.name}' is trained in {lm.dtype}: steps below its rounding are lost; train float32 weights and "
-                "set learner.amp to bf16 instead",
+                f"model '{lm.name}' is trained in {lm.dtype}: steps below its rounding are lost; train float32 "
+                "weights and set learner.amp to bf16 instead",
                 stacklevel=2,
             )
 
@@ -77,8 +80,8 @@ class Optimiser:
         if not math.isfinite(size):
             self.adam.zero_grad(set_to_none=True)
             raise LearnError(
-                f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or look at the data; "
-                "the last checkpoint is intact"
+                f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or "
+                "look at the data; the last checkpoint is intact"
             )
         if self.config.clip is not None and size > self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.config.clip, norm)

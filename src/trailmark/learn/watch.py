@@ -4,8 +4,8 @@ What methods that play write into their metrics every step, and what is looked f
 
     reward_std       0 over several steps: every episode earns the same
     same_groups      share of groups whose episodes all earn the same: they have no advantage, and teach nothing
-    sampler_gap      mean |log-prob when drawn - log-prob under the learner| over the trained tokens (and sampler_gap_max):
-                     the engine does not hold the learner's weights, or another law was drawn from
+    sampler_gap      mean |log-prob when drawn - log-prob under the learner| over the trained tokens. If it is large,
+                     the engine does not hold the learner's weights, or drew from another law (also sampler_gap_max)
     grad_norm        0 over several steps
     failed           episodes that could not be played to their end: what is learnt and reported is that of the others
 """
@@ -53,7 +53,8 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, float]:
-    """How far the learner's log-probs (`scored`) are from those that the tokens were drawn with, over the trained tokens."""
+    """How far the learner's log-probs (`scored`) are from those that the tokens were drawn with, over the trained
+    tokens."""
     gaps = [
         np.abs(a.streams["old"] - b.streams["old"])[(a.streams["weight"] != 0) & np.isfinite(a.streams["old"])]
         for a, b in zip(drawn, scored)
@@ -63,8 +64,8 @@ def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, 
 
 
 class Watch:
-    """Looks at the metrics of each step; says a thing once, when it has gone on for `PATIENCE` steps, and again only after it
-    had stopped."""
+    """Looks at the metrics of each step; says a thing once, when it has gone on for `PATIENCE` steps, and again only
+    after it had stopped."""
 
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
@@ -75,20 +76,22 @@ class Watch:
         if metrics.get("failed", 0) > 0:
             found["failed"] = (
                 PATIENCE,
-                f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one), and are in no "
-                "average: what is learnt from are the others. The reasons stand in the episodes (trailmark report, inspect).",
+                f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one), and "
+                "are in no average: what is learnt from are the others. The reasons stand in the episodes (trailmark "
+                "report, inspect).",
             )
         if same:
             found["reward"] = (
                 PATIENCE,
-                f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there is nothing to "
-                "learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start from another model.",
+                f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there "
+                "is nothing to learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start "
+                "from another model.",
             )
         if metrics.get("same_groups", 0.0) >= SAME:
             found["groups"] = (
                 PATIENCE,
-                f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: they teach "
-                "nothing. Raise n, or choose starts that are neither solved nor out of reach.",
+                f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: "
+                "they teach nothing. Raise n, or choose starts that are neither solved nor out of reach.",
             )
         gap = max(metrics.get("sampler_gap", 0.0), metrics.get("rl/sampler_gap", 0.0))
         if gap > GAP:
