@@ -1,4 +1,5 @@
-"""Methods by name. Each is a class that derives from `methods.base.Method`; `my_package.my_module:MyMethod` may be anybody's."""
+"""Methods by name. Each is a class that derives from `methods.base.Method`; `my_package.my_module:MyMethod` may be
+anybody's."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of a method: one of METHODS, or "package.module:Class", or "package.module" where that defines one method."""
+    """The class of a method: one of METHODS, or "package.module:Class", or "package.module" where that defines one
+    method."""
     from trailmark.methods.base import Method
 
     own = "A method of your own is named package.module or package.module:Class."
@@ -95,13 +97,14 @@ def get_method(name: str) -> type[Method]:
         if len(mine) != 1:
             which = f"defines {', '.join(v.__name__ for v in mine)}" if mine else "defines none"
             raise RecipeError(
-                f"method '{name}': a module must define one class that derives from trailmark.methods.base.Method, and this "
-                f"one {which}: name it as {name}:Class."
+                f"method '{name}': a module must define one class that derives from trailmark.methods.base.Method, "
+                f"and this one {which}: name it as {name}:Class."
             )
         found = mine[0]
     if not (inspect.isclass(found) and issubclass(found, Method)):
         raise RecipeError(
-            f"method '{name}' is no method: write a class that derives from trailmark.methods.base.Method, with a Config."
+            f"method '{name}' is no method: write a class that derives from trailmark.methods.base.Method, with a "
+            "Config."
         )
     if not (inspect.isclass(found.Config) and issubclass(found.Config, RunConfig)):
         raise RecipeError(f"method '{name}': its Config must be a class that derives from trailmark.config.RunConfig.")

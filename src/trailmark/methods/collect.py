@@ -1,4 +1,5 @@
-"""Play many starts into one file, each written as it finishes (`runs/collect.py`): solutions, completions, rounds of play."""
+"""Play many starts into one file, each written as it finishes (`runs/collect.py`): solutions, completions, rounds of
+play."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class PolicyGradientRecipe(RunConfig):
     def _groups(self) -> PolicyGradientRecipe:
         if self.n < 2 and self.credit != "returns":
             raise ValueError(
-                f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every advantage "
-                "would be 0: set n to 2 or more, or credit: returns"
+                f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every "
+                "advantage would be 0: set n to 2 or more, or credit: returns"
             )
         return self
 
@@ -79,8 +79,8 @@ class PolicyGradientRecipe(RunConfig):
 
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
-    """A recipe in which `data: FILE` has become task `prompts` of that file, and `reward` the task's judge. A judge that reads
-    texts with a model, and names none, reads with the model that training starts from."""
+    """A recipe in which `data: FILE` has become task `prompts` of that file, and `reward` the task's judge. A judge
+    that reads texts with a model, and names none, reads with the model that training starts from."""
     raw = dict(raw)
     data, reward = raw.pop("data", None), raw.pop("reward", None)
     if data is None and reward is None:
@@ -89,7 +89,9 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     options = dict(task.get("options") or {})
     if data is not None:
         if not isinstance(data, str) or task.get("name", "prompts") != "prompts":
-            raise RecipeError("key 'data': it is a file of prompts and stands for task prompts: leave out task.name, or data.")
+            raise RecipeError(
+                "key 'data': it is a file of prompts and stands for task prompts: leave out task.name, or data."
+            )
         task["name"], options["path"] = "prompts", data
     if reward is not None:
         judge_config(reward)
@@ -300,7 +302,8 @@ class PreferenceRecipe(OfflineRecipe):
 
 
 class KlConfig(Config):
-    """alpha * KL to the reference, added to the policy's loss. It raises the effective temperature: about beta + alpha / (2 beta)."""
+    """alpha * KL to the reference, added to the policy's loss. It raises the effective temperature: about beta + alpha
+    / (2 beta)."""
 
     kind: Literal["reverse", "forward", "k3"] = Field(
         "reverse", description="exact KL(policy || ref), exact KL(ref || policy), or k3 of the stored tokens"

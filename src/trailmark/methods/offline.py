@@ -1,7 +1,7 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Reading leaves out what cannot be learnt from, and counts it. The policy may be evaluated in a world on the way, and once as it
-started (`final.start`).
+Reading leaves out what cannot be learnt from, and counts it. The policy may be evaluated in a world on the way, and
+once as it started (`final.start`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers 
 
 
 class OfflineMethod(Method):
-    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt from them is the
-    method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
+    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt
+    from them is the method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
 
     Config = OfflineRecipe
 
@@ -133,8 +133,8 @@ class Data:
 
 
 def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
-    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
-    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
+    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut
+    one would be credited as if it had ended), no reward. Any other fault of a row is an error."""
     episodes: list[Episode] = []
     skipped: dict[str, int] = {}
     for number, path in enumerate(paths):
@@ -157,8 +157,8 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             kept.append(e)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
-            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
-            "so the world must be played as one growing conversation.",
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
+            "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
     if not kept:

@@ -5,12 +5,14 @@ A policy pi and a value V are trained until they satisfy the soft Bellman equati
     V(s_t) = R - beta sum_{i>=t} log pi(a_i|s_i) / ref(a_i|s_i)       for every state s_t of every trajectory
 
 Each step takes a batch of trajectories. The value moves towards the right side, the policy so that the sides meet
-(`objectives/soft_bellman.py` has the variants); both losses are taken where both models stand before the step. The reference
-`ref` is the policy as it starts, or another model. The baselines that learn from the same file are method `preference`.
+(`objectives/soft_bellman.py` has the variants); both losses are taken where both models stand before the step. The
+reference `ref` is the policy as it starts, or another model. The baselines that learn from the same file are method
+`preference`.
 
-What differs from the reference implementation: a trajectory that is too long is left out, not cut and credited; prompts are not
-trained on whatever the padding; rewards are as they stand in the file unless told otherwise (there 2r - 1 is the default);
-both models, both optimisers and the KL coefficient are in every checkpoint; medians of log weights are over the batch.
+What differs from the reference implementation: a trajectory that is too long is left out, not cut and credited; prompts
+are not trained on whatever the padding; rewards are as they stand in the file unless told otherwise (there 2r - 1 is
+the default); both models, both optimisers and the KL coefficient are in every checkpoint; medians of log weights are
+over the batch.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ HEADS = ("value_head.weight", "score.weight")  # as OpenRLHF has called it
 
 
 def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:
-    """A value model: the policy's start with a head of zeros, or what lies in a folder (with its head, if it has one)."""
+    """A value model: the policy's start with a head of zeros, or what lies in a folder (with its head, if it has
+    one)."""
     name = critic.name or model.name
     if critic.name and (found := foreign_head(Path(critic.name))):
         name = str(import_critic(Path(critic.name), scratch, found))
@@ -157,8 +160,9 @@ def foreign_head(folder: Path) -> str:
 
 
 def import_critic(source: Path, target: Path, head: str) -> Path:
-    """An OpenRLHF critic as a folder of ours: the head goes to heads.safetensors. In an adapter the head is adapted too and its
-    base was zero and is not stored, so it is scale * B @ A; a base head of any other origin must not be added."""
+    """An OpenRLHF critic as a folder of ours: the head goes to heads.safetensors. In an adapter the head is adapted too
+    and its base was zero and is not stored, so it is scale * B @ A; a base head of any other origin must not be
+    added."""
     from safetensors.torch import load_file, save_file
 
     if (target / "heads.safetensors").is_file():

@@ -1,8 +1,9 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, KTO, and rejection sampling.
 
     rejection   imitate the successes
-    dpo, ipo    pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, or of episodes
-                that are sides of pairs (`formats.scored.pair_sides`), whose tokens are kept as they were written
+    dpo, ipo    pairs of a success and a failure of one prompt. They are built here, or read from a file of format
+                `pairs`, or from episodes that are sides of pairs (`formats.scored.pair_sides`); the tokens of such
+                episodes are kept as they were written
     kto         good and bad ones, unpaired
 
 The reference of DPO, IPO and KTO is the policy as it starts, or `ref`.
@@ -46,7 +47,9 @@ class PreferenceMethod(OfflineMethod):
             made = stored_pairs(episodes) if given else preference_pairs(episodes, c.pairs, c.seed)
             groups = 0 if given else len(by_group(episodes)) - len({a.group for a, _ in made})
             if not made:
-                raise DataError("no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0])
+                raise DataError(
+                    "no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0]
+                )
             return made, {"groups_of_one_kind": groups} if groups else {}
         if c.objective == "rejection":
             won = successes(episodes)
@@ -56,8 +59,8 @@ class PreferenceMethod(OfflineMethod):
         good = len(successes(episodes))
         if 0 < c.desirable * good < c.undesirable * (bad := len(episodes) - good):
             warnings.warn(
-                f"objective kto: {bad} failures outweigh {good} successes, which can drive everything down that the model writes; "
-                f"undesirable={c.desirable * good / bad:.2g} balances them",
+                f"objective kto: {bad} failures outweigh {good} successes, which can drive everything down that the "
+                f"model writes; undesirable={c.desirable * good / bad:.2g} balances them",
                 stacklevel=2,
             )
         return list(episodes), {}
@@ -87,8 +90,8 @@ class PreferenceMethod(OfflineMethod):
 
 
 def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
-    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
-    only one kind gives none."""
+    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group
+    that has only one kind gives none."""
     out: list[Pair] = []
     for name, group in by_group(episodes).items():
         good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]

@@ -7,12 +7,12 @@ Prompts, with the world's text as `state` and the list of actions as `menu`:
     without     state + menu + " # Action:\\n"                                -> one label
 
 *Labels.* `head` says what the one token is drawn from: the labels that the menu lists, the whole label alphabet (as the
-reference does: a label that is not listed can be said, and wastes a step), or the vocabulary. All label scores come from one
-forward pass. `shuffle` gives the listed actions other labels at every decision, so that a label means nothing but what the
-menu says; imitation and reinforcement do it by the same function.
+reference does: a label that is not listed can be said, and wastes a step), or the vocabulary. All label scores come
+from one forward pass. `shuffle` gives the listed actions other labels at every decision, so that a label means nothing
+but what the menu says; imitation and reinforcement do it by the same function.
 
-*Too long.* The task statement stands at the top of a state and what just happened at its end, so the middle is cut. (The
-reference cuts on the left and so loses the statement first.)
+*Too long.* The task statement stands at the top of a state and what just happened at its end, so the middle is cut.
+(The reference cuts on the left and so loses the statement first.)
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Advice = Callable[[str, str], str]
 @dataclass(frozen=True)
 class Talk:
     """What both stages of the method and its evaluation agree on. `alphabet` are the labels that can be drawn at all;
-    `share` of the decisions hear the reflector; `limit` tokens fit a prompt and its answer (None: what the engine holds)."""
+    `share` of the decisions hear the reflector; `limit` tokens fit a prompt and its answer (None: what the engine
+    holds)."""
 
     reflect: bool = True
     head: Head = "listed"
@@ -57,8 +58,8 @@ class Talk:
         return fit(tokenizer, self.instruction + state, ANALYZE, limit - self.thought) + ANALYZE
 
     def policy_prompt(self, tokenizer: Any, state: str, thought: str | None, menu: str, limit: int) -> str:
-        """`thought` None: without the reflector. A reflection may be more tokens of the policy than it was of the reflector:
-        where it leaves no room for the state, it loses its end."""
+        """`thought` None: without the reflector. A reflection may be more tokens of the policy than it was of the
+        reflector: where it leaves no room for the state, it loses its end."""
         rest = menu + ACTION if thought is None else ANALYZE + thought + menu + ACTION
         if thought and len((CUT + rest).encode(errors="replace")) + 3 >= limit:
             size = lambda n: len(prompt_ids(tokenizer, CUT + ANALYZE + thought[:n] + menu + ACTION))
@@ -72,9 +73,11 @@ def coin(name: str, share: float) -> bool:
 
 
 def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
-    """`state`, shortened so that state + rest is at most `limit` tokens: whole lines from the top that take no more than half
-    of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
-    if len((state + rest).encode(errors="replace")) < limit:  # a token is a byte or more, and some tokenizers put one before the first
+    """`state`, shortened so that state + rest is at most `limit` tokens: whole lines from the top that take no more
+    than half of the room, a mark, and as many whole lines from the end as still fit (where none does, as many
+    characters)."""
+    # a token is a byte or more, and some tokenizers put one before the first
+    if len((state + rest).encode(errors="replace")) < limit:
         return state
     size = lambda text: len(prompt_ids(tokenizer, text))
     if size(state + rest) <= limit:
@@ -109,14 +112,14 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def label_words(source: Any) -> tuple[str, ...]:
-    """Labels of several digits, which a tiny tokenizer must have as words. Only worlds that ask for the policy's tokenizer
-    (`bind`) have such long lists."""
+    """Labels of several digits, which a tiny tokenizer must have as words. Only worlds that ask for the policy's
+    tokenizer (`bind`) have such long lists."""
     return tuple(c for c in CHOICES if len(c) > 1) if source.binds else ()
 
 
 def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
-    """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu, where menus
-    never change."""
+    """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu, where
+    menus never change."""
     if source.binds:
         return tuple(source.labels or alphabet(tokenizer))
     first = source.tasks("train", 1, 0)[0]
@@ -124,8 +127,8 @@ def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
 
 
 def new_labels(labels: Sequence[str], shuffle: Shuffle, known: Sequence[str], name: str) -> dict[str, str]:
-    """Old label -> new one: a permutation of the listed labels, or distinct ones out of all `known`; the same for the same
-    name."""
+    """Old label -> new one: a permutation of the listed labels, or distinct ones out of all `known`; the same for the
+    same name."""
     pool = list(labels) if shuffle == "permute" else list(known)
     if len(pool) < len(labels):
         raise TaskError(f"{len(labels)} actions are listed, and there are {len(pool)} labels to draw from.")
@@ -146,8 +149,8 @@ def shuffled_menu(talk: Talk, menu: str, labels: Sequence[str], name: str) -> tu
 
 
 def two_players(talk: Talk, advice: Advice | None = None) -> Protocol:
-    """The reflector, then the policy, then the world. `advice(state, reflection)` puts other words in the reflection's place,
-    to measure what the words are worth."""
+    """The reflector, then the policy, then the world. `advice(state, reflection)` puts other words in the reflection's
+    place, to measure what the words are worth."""
 
     async def protocol(desk: Desk) -> None:
         policy = desk.seats["policy"].engine

@@ -73,15 +73,18 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
     if long:
         (first, size), most = long[0], max(n for _, n in long)
         raise DataError(
-            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, and none is "
-            f"cut: set model.shape.context={most}, choose a model with such a context, or leave these rows out.",
+            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, "
+            f"and none is cut: set model.shape.context={most}, choose a model with such a context, or leave these "
+            "rows out.",
             path,
             first,
         )
     return out
 
 
-def _laid(tokenizer: Any, path: str, use_chat: bool) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
+def _laid(
+    tokenizer: Any, path: str, use_chat: bool
+) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
     """Line, and the token sequences of the row with the spans that are trained."""
     if (texts := read_texts(path)) is not None:
         reader = turns.Reader(tokenizer, "policy", turns.Starts())
@@ -100,7 +103,8 @@ def _laid(tokenizer: Any, path: str, use_chat: bool) -> Iterator[tuple[int, list
 
 
 def labels_of(path: str) -> tuple[str, ...]:
-    """The labels of several digits that texts of Reflect-RL answer with: whole tokens of a tiny model, as they are in play."""
+    """The labels of several digits that texts of Reflect-RL answer with: whole tokens of a tiny model, as they are in
+    play."""
     texts = read_texts(path) or []
     return tuple(sorted({response for _, _, response, ends in texts if not ends and response in CHOICES[10:200]}))
 
@@ -115,8 +119,8 @@ def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
 
 
 def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
-    """The rows of step `step` (from 1): epochs are seeded permutations laid end to end, so that a position in the data is
-    the step number alone and a resumed run reads on where it stopped."""
+    """The rows of step `step` (from 1): epochs are seeded permutations laid end to end, so that a position in the data
+    is the step number alone and a resumed run reads on where it stopped."""
     wanted = range((step - 1) * batch, step * batch)
     orders = {epoch: np.random.default_rng([seed, epoch]).permutation(rows) for epoch in {i // rows for i in wanted}}
     return [int(orders[i // rows][i % rows]) for i in wanted]
