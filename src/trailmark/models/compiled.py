@@ -1,10 +1,10 @@
 """Compiled code on a GPU: the decoder layers of a learner's pass, and the readout of log-probs over the vocabulary.
 
-A decoder layer is compiled with static shapes, FlexAttention inside it, so that its kernels are few and fused; all layers of a
-model share one graph. Every length is a graph of its own, so `models/layout.py` rounds lengths up to a few. A model that meets
-more lengths than `MOST`, or a torch that cannot compile it, takes the plain path, and one line says so. The compiler keeps what
-it made on disk (TORCHINDUCTOR_CACHE_DIR) for the next run. TRAILMARK_COMPILE=0 turns all of this off, 1 turns it on for small
-models too.
+A decoder layer is compiled with static shapes, FlexAttention inside it, so that its kernels are few and fused; all
+layers of a model share one graph. Every length is a graph of its own, so `models/layout.py` rounds lengths up to a few.
+A model that meets more lengths than `MOST`, or a torch that cannot compile it, takes the plain path, and one line says
+so. The compiler keeps what it made on disk (TORCHINDUCTOR_CACHE_DIR) for the next run. TRAILMARK_COMPILE=0 turns all of
+this off, 1 turns it on for small models too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class CompiledLayers:
     _calls: dict[int, Any] = field(default_factory=dict)
 
     def run(self, base: Any, layout: Any, forward: Callable[[], Tensor]) -> Tensor:
-        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes, or a large prefill."""
+        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes, or a large
+        prefill."""
         if not self._use(base, layout):
             self._switch(base, False)
             return forward()
@@ -84,7 +85,8 @@ class CompiledLayers:
         return True
 
     def _switch(self, base: Any, on: bool) -> None:
-        """Stays as it is until the next pass: a checkpointed layer runs again in the backward pass and must be the same one."""
+        """Stays as it is until the next pass: a checkpointed layer runs again in the backward pass and must be the same
+        one."""
         if on and not self._calls:
             _set_up()
             self._calls = {id(x): torch.compile(x._call_impl, dynamic=False) for x in _layers(base)}
@@ -113,7 +115,8 @@ def _set_up() -> None:
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     if hasattr(functorch, "force_non_lazy_backward_lowering"):
-        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]  # a failure shows in the forward pass
+        # So a failure to compile shows in the forward pass.
+        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]
 
 
 def _failures() -> tuple[type[BaseException], ...]:

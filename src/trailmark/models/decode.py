@@ -1,5 +1,5 @@
-"""Attention of one new token a row over that row's own keys, as one kernel on a GPU: it reads each key and value once, and only
-as many as the row has. What a row computes depends on that row alone."""
+"""Attention of one new token a row over that row's own keys, as one kernel on a GPU: it reads each key and value once,
+and only as many as the row has. What a row computes depends on that row alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ def suits(q: Tensor, keys: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float | None, window: int | None, softcap: float | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """q [B, H, 1, D], keys and values [B, Hk, C, D] -> [B, H, 1, D]; row b attends to columns 0 to index[b]."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -48,7 +54,9 @@ def attend(
 
 
 @torch.library.custom_op("trailmark::one_token", mutates_args=())
-def _attend(q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float
+) -> Tensor:
     """An operator of its own, so that a compiler takes the kernel as it is."""
     rows, heads, _, size = q.shape
     shared = keys.shape[1]

@@ -1,7 +1,8 @@
 """The one teacher-forced pass: from token sequences to numbers per token, computed in chunks over tokens.
 
-`pack` lays samples out, `view` runs models over one layout (with gradients where they are wanted), `fill` adds what was read
-to the samples. The learner, the values of a search, the engine's scores and everything in `score/` go through here.
+`pack` lays samples out, `view` runs models over one layout (with gradients where they are wanted), `fill` adds what was
+read to the samples. The learner, the values of a search, the engine's scores and everything in `score/` go through
+here.
 
 Legend: M sample tokens, N tokens that are read (where the readout's stream is not 0), V vocabulary, W hidden width.
 """
@@ -40,9 +41,11 @@ def choose_shape(wish: Shape, lm: LM) -> Shape:
     return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]
 
 
-def pack(models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES) -> list[Packed]:
-    """Lay samples out so that every one of the models can read them. The same samples are always packed the same way, so
-    scoring and training see equal numbers."""
+def pack(
+    models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES
+) -> list[Packed]:
+    """Lay samples out so that every one of the models can read them. The same samples are always packed the same way,
+    so scoring and training see equal numbers."""
     poorest = min(models.values(), key=lambda lm: RICHNESS[lm.sharing])
     longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in models.values())
     if longest > context:
@@ -82,8 +85,8 @@ def view(
     amp: bool = False,
     learned: Mapping[str, float] | None = None,
 ) -> View:
-    """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into the
-    models named in `train` and into no other."""
+    """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into
+    the models named in `train` and into no other."""
     with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
         pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
@@ -110,7 +113,8 @@ def view(
             )
         if at == "before" and (packed.streams[where][packed.index == 0] != 0).any():
             raise LearnError(
-                f"'{where}' is not 0 on the first token of a sample: nothing comes before it, so it cannot be read there"
+                f"'{where}' is not 0 on the first token of a sample: nothing comes before it, so it cannot be read "
+                "there"
             )
         m = np.nonzero(
             packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after"))
@@ -147,10 +151,12 @@ def _read(
         if r.kind == "head":
             if r.head not in lm.heads:
                 raise LearnError(
-                    f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {', '.join(lm.heads) or 'none'}"
+                    f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: "
+                    f"{', '.join(lm.heads) or 'none'}"
                 )
             head: Any = lm.heads[r.head]
-            # Where shapes are constant the head reads every place: what it computes must not depend on how many are wanted.
+            # Where shapes are constant the head reads every place: what it computes must not depend on how many are
+            # wanted.
             read = hidden[model] if packed.constant else states
             with torch.autocast(lm.device.type, enabled=False):
                 value = head(read.to(head.weight.dtype))
@@ -163,7 +169,8 @@ def _read(
     whole = [untruncated(w) for w in packed.laws]
     if any(r.law for r in tokens) and any(packed.laws[k].temperature == 0 for k in np.unique(law) if k >= 0):
         raise LearnError(
-            "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, or read them with law=False"
+            "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, "
+            "or read them with law=False"
         )
 
     if tokens and (heat := _temperatures(lm, tokens, packed.laws, law)) is not None:
@@ -211,14 +218,16 @@ def _read(
 
 
 def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:
-    """One temperature for each token where that is all that its law does, and the compiled readout is at hand; else None."""
+    """One temperature for each token where that is all that its law does, and the compiled readout is at hand; else
+    None."""
     if lm.device.type != "cuda" or not lm.compiled.wanted or lm.dtype == torch.float64 or not len(law):
         return None
     used = [laws[k] for k in np.unique(law) if k >= 0]
     only = all(dataclasses.replace(w, temperature=1.0).plain and w.temperature > 0 for w in used)
     if not only or any(r.kind not in ("logp", "entropy") for r in wanted) or len({r.law for r in wanted}) > 1:
         return None
-    table = np.array([w.temperature for w in laws] + [1.0], np.float32)  # -1 is the last one: the model's own distribution
+    # -1 is the last one: the model's own distribution
+    table = np.array([w.temperature for w in laws] + [1.0], np.float32)
     return torch.as_tensor(table[law] if wanted[0].law else np.ones(len(law), np.float32), device=lm.device)
 
 
@@ -239,7 +248,8 @@ def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[
 
 
 def exact_kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)); tokens without mass under a count 0."""
+    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)); tokens without mass under a count
+    0."""
     pa, pb = a.log_softmax(-1), b.log_softmax(-1)
     gap = torch.where(pa == NEVER, torch.zeros_like(pa), pa - pb)
     return (pa.exp() * gap).sum(-1)

@@ -72,9 +72,9 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
-    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128). With a `budget` of
-    places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line. "fixed" are
-    padded rows of constant height: `micro_batches` gives it only samples of one width."""
+    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128). With a `budget`
+    of places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line.
+    "fixed" are padded rows of constant height: `micro_batches` gives it only samples of one width."""
     rows = [s.tokens for s in samples]
     if shape in ("rows", "left", "fixed"):
         width = _fixed_width(rows[0], multiple) if shape == "fixed" else _up(max(map(len, rows)), multiple)
@@ -127,8 +127,8 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
 def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1) -> list[Packed]:
     """Split a batch so that each part computes at most `budget` places (a single unit may exceed it).
 
-    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows). "fixed" knows no budget: parts of
-    at most `FIXED_ROWS` samples of one width, in the order they came.
+    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows). "fixed" knows no budget:
+    parts of at most `FIXED_ROWS` samples of one width, in the order they came.
     """
     if shape == "fixed":
         widths: dict[int, list[Sample]] = {}
@@ -176,8 +176,9 @@ def saving(samples: Sequence[Sample]) -> float:
 
 
 def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> list[list[int]]:
-    """Which rows become one trie. Where lines are short, a little that all share (a BOS, a header) is better computed again
-    than made the reason for one long line: the least shared prefix that still joins neighbours is the one that costs least."""
+    """Which rows become one trie. Where lines are short, a little that all share (a BOS, a header) is better computed
+    again than made the reason for one long line: the least shared prefix that still joins neighbours is the one that
+    costs least."""
     if budget is None or multiple > 1:
         return [list(range(len(rows)))]
     order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
@@ -194,11 +195,12 @@ def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> li
 
 
 def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """Where each piece goes that shares nothing with the others: its line, what to add to its places (which count on from
-    piece to piece), the lines' width, and what it costs.
+    """Where each piece goes that shares nothing with the others: its line, what to add to its places (which count on
+    from piece to piece), the lines' width, and what it costs.
 
-    A GPU skips what a mask hides, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a line:
-    the pieces are put into several lines, largest first, of that width for which places * (1 + width / NEAR) is least.
+    A GPU skips what a mask hides, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a
+    line: the pieces are put into several lines, largest first, of that width for which places * (1 + width / NEAR) is
+    least.
     """
     total, largest, first = int(sizes.sum()), int(sizes.max()), np.cumsum(sizes) - sizes
     zeros = np.zeros(len(sizes), np.int64)
@@ -229,7 +231,8 @@ def _fixed_width(row: np.ndarray, multiple: int) -> int:
 
 
 def _up(n: int, multiple: int) -> int:
-    """`n` rounded up; where a `multiple` is wanted, to one of eight lengths between two powers of two, so that lengths repeat."""
+    """`n` rounded up; where a `multiple` is wanted, to one of eight lengths between two powers of two, so that lengths
+    repeat."""
     if multiple > 1:
         multiple = max(multiple, (1 << (n - 1).bit_length()) // 16) if n > 1 else multiple
     return -(-n // multiple) * multiple

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def pick_device(wish: str = "auto") -> str:
-    """cuda, mps, npu or cpu. CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are honoured by the backends themselves."""
+    """cuda, mps, npu or cpu. CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are honoured by the backends
+    themselves."""
     import torch
 
     def there(kind: str) -> bool:
@@ -79,8 +80,8 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
 
 
 def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
-    """The policy of `config` as it starts (or the model `name`), frozen. None: a new adapter is laid over it, so that the policy
-    without its adapter is the reference and costs no second copy."""
+    """The policy of `config` as it starts (or the model `name`), frozen. None: a new adapter is laid over it, so that
+    the policy without its adapter is the reference and costs no second copy."""
     if name is None and config.lora and not is_adapter(config.name):
         return None
     return load_model(config.model_copy(update={"lora": None, "name": name or config.name})).freeze()
@@ -100,9 +101,10 @@ def _no_dropout(model: Any) -> None:
 
 
 def _mark_ends(lm: LM) -> None:
-    """Write into the model's configs where its turns end, so that what we save stops in transformers, TRL and vLLM where it
-    stops here: at the tokenizer's end of sequence and the template's end of turn. What the model itself names stays, if it is
-    a special token of this tokenizer. No pad token goes into config.json: a model would freeze that row of its embedding."""
+    """Write into the model's configs where its turns end, so that what we save stops in transformers, TRL and vLLM
+    where it stops here: at the tokenizer's end of sequence and the template's end of turn. What the model itself names
+    stays, if it is a special token of this tokenizer. No pad token goes into config.json: a model would freeze that row
+    of its embedding."""
     from trailmark.chat import end_of_turn
 
     tokenizer, base = lm.tokenizer, lm.base
@@ -122,7 +124,8 @@ def _mark_ends(lm: LM) -> None:
         generation.pad_token_id = ends[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     try:
         generation.validate(strict=True)
-    except ValueError:  # a temperature without sampling, as some published models have it: transformers would not save it
+    # a temperature without sampling, as some published models have it: transformers would not save it
+    except ValueError:
         generation.do_sample = True
 
 
@@ -172,8 +175,8 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = next((f.name for f in sorted(folder.glob("*.bin")) if f.name.startswith("pytorch_model")), None)
         raise ModelError(
-            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it again with "
-            "save_pretrained, which writes model.safetensors"
+            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it "
+            "again with save_pretrained, which writes model.safetensors"
             if pickled
             else f"{folder}: no weights there (model.safetensors is missing)"
         )
@@ -220,10 +223,8 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
 
 
 def need_weights(count: int, what: str, bytes_each: int, device: str, layers: int = 0) -> None:
-    need(
-        count * bytes_each + layers * LAYER, f"{what}: a model of {count:,} weights", "choose a smaller model or another device",
-        device,
-    )  # fmt: skip
+    size = count * bytes_each + layers * LAYER
+    need(size, f"{what}: a model of {count:,} weights", "choose a smaller model or another device", device)
 
 
 def stored_parameters(path: str) -> int:
@@ -272,8 +273,8 @@ def tokenizer_by_name(name: str) -> Any:
 
 
 def _hub_answers(path: str) -> bool:
-    """Asked once before the hub's own calls, which try six times each to reach a hub that is not there. Any answer will do:
-    what the hub says of this model, it says in the call that follows. A local folder needs no hub."""
+    """Asked once before the hub's own calls, which try six times each to reach a hub that is not there. Any answer will
+    do: what the hub says of this model, it says in the call that follows. A local folder needs no hub."""
     from huggingface_hub import constants, get_session
 
     if Path(path).exists():
@@ -291,14 +292,17 @@ def _why(path: str, problem: Exception) -> str:
     lines = str(problem).strip().split("\n")
     if "remote code" in str(problem) or "trust_remote_code" in str(problem):
         return (
-            f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of a family "
-            "that transformers knows"
+            f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of "
+            "a family that transformers knows"
         )
     if Path(path).exists():
         return f"{path}: the model cannot be loaded: {lines[0][:200]}"
     answered = not isinstance(problem.__cause__, LocalEntryNotFoundError)
     said = " ".join(lines[: 1 + answered])[:400]  # its second line says what to do: ask for access, log in
-    return f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, describe it in model.shape"
+    return (
+        f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, "
+        "describe it in model.shape"
+    )
 
 
 def _check_quant(config: ModelConfig, device: str) -> None:
@@ -347,8 +351,8 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         shaped.tie_word_embeddings = True
     else:
         raise ModelError(
-            f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
-            f"this recipe without it"
+            f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to "
+            "check this recipe without it"
         )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shaped)
