@@ -1,7 +1,8 @@
 """Plain text as a prompt: its tokens behind exactly one beginning-of-sequence token, where the tokenizer wants one.
 
-A tokenizer that puts a BOS before every text (Llama's does) was trained with it. A prompt of plain text gets it here, and a text
-that brings it along, as some published prompts do, keeps that one and no second. Conversations get theirs from the chat template.
+A tokenizer that puts a BOS before every text (Llama's does) was trained with it. A prompt of plain text gets it here,
+and a text that brings it along, as some published prompts do, keeps that one and no second. Conversations get theirs
+from the chat template.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def branch(
     judge: Judge | None = None,
     notes: list[Annotation] | None = None,
 ) -> list[list[Episode]]:
-    """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
-    are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
+    """`n` continuations from every point. The world is brought there by replaying the stored actions, the written
+    tokens are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
     starts = branch_starts(points, n, seed)
     episodes = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
@@ -57,11 +57,13 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
     turn = e.turns[point.turn]
     if not 0 <= point.token <= len(turn.tokens):
         raise TaskError(
-            f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}"
+            f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token "
+            f"{point.token}"
         )
     if point.token and point.token == len(turn.tokens) and (turn.stop == "stop" or turn.law.allowed is not None):
         raise TaskError(
-            f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the next turn"
+            f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the "
+            "next turn"
         )
     parent = Parent(e.id, point.turn, point.token)
     name = f"{e.id}>{point.turn}.{point.token}"

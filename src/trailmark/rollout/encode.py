@@ -1,11 +1,12 @@
 """Text to tokens, with every line encoded once.
 
-Prompts of one play repeat most of their lines, and so do menus and lessons. Where a tokenizer never joins two lines, the tokens
-of a text are those of its lines one after the other, and a line that was met before costs a look-up.
+Prompts of one play repeat most of their lines, and so do menus and lessons. Where a tokenizer never joins two lines,
+the tokens of a text are those of its lines one after the other, and a line that was met before costs a look-up.
 
-When is that so? A byte-level BPE with GPT-2's pattern cuts a text into words before it merges anything, and no word of it reaches
-over a newline that stands between two letters or signs (`borders`): the newline is a word of its own. Added tokens are looked for
-first, so none of them may go on behind a newline or swallow what stands around it. All other tokenizers get the whole text.
+When is that so? A byte-level BPE with GPT-2's pattern cuts a text into words before it merges anything, and no word of
+it reaches over a newline that stands between two letters or signs (`borders`): the newline is a word of its own. Added
+tokens are looked for first, so none of them may go on behind a newline or swallow what stands around it. All other
+tokenizers get the whole text.
 
 A text is content: a control token in it is encoded as the characters it is made of (`texts.py`).
 """

@@ -1,7 +1,7 @@
 """Plays of a world that cannot judge itself: a judge gives each its outcome before anybody sees the episode.
 
-A judge may give one outcome, or one for each side. The reward of an outcome is put on the turn that acted last; of a side's
-own outcome, on the turn of that side that acted last.
+A judge may give one outcome, or one for each side. The reward of an outcome is put on the turn that acted last; of a
+side's own outcome, on the turn of that side that acted last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
     judge = given or source.judge
     if judge is None:
         raise TaskError(
-            f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."
+            f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: "
+            "my_file.py:score."
         )
     return judge
 
@@ -34,8 +35,8 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 async def give_verdicts(
     episodes: dict[int, Episode], first: Mapping[int, Observation], judge: Judge, notes: list[Annotation] | None = None
 ) -> None:
-    """Ask the judge about the episodes whose numbers are in `first`, all at once, and put what it says into them. `first` is
-    what each was shown first."""
+    """Ask the judge about the episodes whose numbers are in `first`, all at once, and put what it says into them.
+    `first` is what each was shown first."""
     numbers = sorted(first)
     plays = [as_play(episodes[k], first[k]) for k in numbers]
     for k, play, verdict in zip(numbers, plays, await _ask(judge, plays)):
@@ -43,8 +44,8 @@ async def give_verdicts(
 
 
 def judge_episodes(source: TaskSource, episodes: Sequence[Episode], judge: Judge) -> list[Verdict]:
-    """What a judge says about plays that are over, whoever gave their outcomes: one verdict for each. The episodes stay as they
-    are."""
+    """What a judge says about plays that are over, whoever gave their outcomes: one verdict for each. The episodes stay
+    as they are."""
     return wait(_ask(judge, [as_play(e, source.make().reset(e.task)) for e in episodes]))
 
 
@@ -55,7 +56,9 @@ async def _ask(judge: Judge, plays: Sequence[Play]) -> list[Verdict]:
     for play, verdict in zip(plays, verdicts):
         wrong = next((n.episode for n in verdict.notes if n.episode != play.episode.id), None)
         if wrong is not None:
-            raise JudgeError(f"judge '{judge.name}' answered for episode '{wrong}' where '{play.episode.id}' was asked.")
+            raise JudgeError(
+                f"judge '{judge.name}' answered for episode '{wrong}' where '{play.episode.id}' was asked."
+            )
         sides = set(play.episode.outcomes)
         if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
             raise JudgeError(

@@ -495,8 +495,8 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
         found = encode(tokenizer, label)
         if len(found) != 1:
             raise TaskError(
-                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or "
-                "add it as a token"
+                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose "
+                "others or add it as a token"
             )
         ids.append(int(found[0]))
     if len(set(ids)) != len(ids):

@@ -1,16 +1,17 @@
-r"""Search at test time: let a value choose among what the policy writes. It works on any engine, for any world and any scorer.
+r"""Search at test time: let a value choose among what the policy writes. It works on any engine, for any world and any
+scorer.
 
-    beam:B     step by step: sample B ways to go on from each of the (at most B) texts, score them, keep the B best that are not
-               finished; what is finished goes to a pool, and the answer is the best of the pool
+    beam:B     step by step: sample B ways to go on from each of the (at most B) texts, score them, keep the B best
+               unfinished ones; finished texts go to a pool, and the answer is the best of the pool
     best_of:N  N whole answers, the best one
     actions:K  the same for one turn of many: K actions, the best one is played
 
-`Searcher` stands where an engine stands: every decision that a protocol asks for is searched. So problems are searched at the same
-time as episodes are played at the same time, and engine and scorer see all that is asked together. With one candidate there is
-nothing to choose, and `best_of:1` and `actions:1` are the plain run, token by token.
+`Searcher` stands where an engine stands: every decision that a protocol asks for is searched. So problems are searched
+at the same time as episodes are played at the same time, and engine and scorer see all that is asked together. With one
+candidate there is nothing to choose, and `best_of:1` and `actions:1` are the plain run, token by token.
 
-What differs from the published search: the scorer sees the last token of a step; a text that was already kept is not kept twice;
-tokens are kept as they were drawn, so a token that reaches over the end of a step stays whole.
+What differs from the published search: the scorer sees the last token of a step; a text that was already kept is not
+kept twice; tokens are kept as they were drawn, so a token that reaches over the end of a step stays whole.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ State = Literal["kept", "dropped", "double", "finished", "cut"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to search. `rounds`: most steps of a beam. `budget`: most tokens that one decision may draw, all candidates together.
-    `tree`: keep every candidate, for people."""
+    """How to search. `rounds`: most steps of a beam. `budget`: most tokens that one decision may draw, all candidates
+    together. `tree`: keep every candidate, for people."""
 
     kind: Kind
     width: int
@@ -107,8 +108,8 @@ class Text:
 
 @dataclass(eq=False)
 class Found:
-    """`best` is None when nothing was finished: such a decision is wrong. `why` the search ended: "finished" (nothing is left to go
-    on with), "rounds" or "budget"."""
+    """`best` is None when nothing was finished: such a decision is wrong. `why` the search ended: "finished" (nothing
+    is left to go on with), "rounds" or "budget"."""
 
     best: Text | None
     pool: list[Text]
@@ -118,8 +119,8 @@ class Found:
     tree: list[Node] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"score": self.best and self.best.score, "finished": len(self.pool), "tokens": self.tokens,
-                               "rounds": self.rounds, "why": self.why}  # fmt: skip
+        out: dict[str, Any] = {"score": self.best and self.best.score, "finished": len(self.pool)}
+        out |= {"tokens": self.tokens, "rounds": self.rounds, "why": self.why}
         if self.tree:
             out["tree"] = [n.plain() for n in self.tree]
             out["best"] = self.best and self.best.node
@@ -127,7 +128,8 @@ class Found:
 
 
 class Searcher:
-    """An engine that searches. `found` has what each decision's search found, by the request's key, while `keep` is set."""
+    """An engine that searches. `found` has what each decision's search found, by the request's key, while `keep` is
+    set."""
 
     def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, keep: bool = False):
         self.engine, self.scorer, self.plan, self.keep = engine, scorer, plan, keep
@@ -136,7 +138,8 @@ class Searcher:
         self.found: dict[str, Found] = {}
 
     async def sample(self, request: Request) -> list[Completion]:
-        """`n` searches of one prompt, each with draws of its own. One that finished nothing answers with an empty text."""
+        """`n` searches of one prompt, each with draws of its own. One that finished nothing answers with an empty
+        text."""
         keys = [request.key if k == 0 else f"{request.key}\0search {k}" for k in range(request.n)]
         found = await asyncio.gather(*(self.search(dataclasses.replace(request, n=1, key=key)) for key in keys))
         if self.keep:
@@ -229,7 +232,8 @@ class _Search:
         return out
 
     def _grown(self, text: Text, c: Completion) -> Text:
-        """`text` with one completion behind it, finished if that ended in a stopping token, a stop string or for its length."""
+        """`text` with one completion behind it, finished if that ended in a stopping token, a stop string or for its
+        length."""
         tokens = text.tokens + c.tokens
         self.spent += len(c.tokens)
         stops, strings = self.request.stop_ids, self.request.stop_strings

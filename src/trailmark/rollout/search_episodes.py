@@ -37,8 +37,8 @@ def written(e: Episode) -> int:
 
 
 def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
-    """One episode of each group: the first with the highest value at its last state. One that failed takes no part, unless all
-    did. One that is invalid may be chosen: its value is all that is known when it is chosen."""
+    """One episode of each group: the first with the highest value at its last state. One that failed takes no part,
+    unless all did. One that is invalid may be chosen: its value is all that is known when it is chosen."""
     groups: dict[str, list[Episode]] = {}
     for e in episodes:
         groups.setdefault(e.group, []).append(e)
@@ -67,8 +67,8 @@ def last_state(e: Episode, seat: Seat) -> Any:
 
 
 def noted(e: Episode, searcher: Searcher) -> Episode:
-    """With what was searched in its `info`. Where the last decision finished nothing, the answer is wrong, whatever a world makes of
-    an empty one."""
+    """With what was searched in its `info`. Where the last decision finished nothing, the answer is wrong, whatever a
+    world makes of an empty one."""
     decisions = [searcher.found.get(f"{e.id}\0{i}") for i in range(len(e.turns))]
     known = [d for d in decisions if d is not None]
     if not known:
