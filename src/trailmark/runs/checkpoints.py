@@ -1,4 +1,5 @@
-"""The checkpoints of a run as folders on disk: which are whole, which may go. What is in them is `learn/checkpoint.py`'s."""
+"""The checkpoints of a run as folders on disk: which are whole, which may go. What is in them is
+`learn/checkpoint.py`'s."""
 
 from __future__ import annotations
 

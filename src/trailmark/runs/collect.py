@@ -59,7 +59,8 @@ class Collection:
         self.found[episode.id] = episode
 
     def note(self, annotations: Sequence[Annotation]) -> None:
-        """Keep what was noted about an episode. Said before the episode is kept, so that no episode is without its notes."""
+        """Keep what was noted about an episode. Said before the episode is kept, so that no episode is without its
+        notes."""
         if annotations:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_text(self.partial_notes, "".join(to_json(a) + "\n" for a in annotations), "noted")

@@ -135,13 +135,15 @@ def diff_recipes(
 ) -> list[str]:
     """A sentence for each key that differs between two resolved recipes, once both are in today's `words`."""
     x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
-    keep = lambda recipe: {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
+    keep = lambda recipe: (
+        {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
+    )
     return list(_changes(keep(x), keep(y)))
 
 
 def few(found: Sequence[Difference], most: int = 3) -> list[str]:
-    """The differences for people: of many files in one folder that differ in one way (a longer run has more of everything), the
-    first `most` and how many more there are."""
+    """The differences for people: of many files in one folder that differ in one way (a longer run has more of
+    everything), the first `most` and how many more there are."""
     kinds: dict[tuple[str, str], list[Difference]] = {}
     for d in found:
         top = d.file.split("/")[0]
@@ -164,8 +166,8 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
 def diff_runs(
     a: str | Path, b: str | Path, words: Callable[[Mapping[str, Any]], Any] = translate
 ) -> list[Difference]:
-    """Compare two run directories; an empty list means that they are identical. Clock times are not compared. Recipes are compared
-    in today's `words`, and files of an older run by the names that they have today."""
+    """Compare two run directories; an empty list means that they are identical. Clock times are not compared. Recipes
+    are compared in today's `words`, and files of an older run by the names that they have today."""
     one, two = Run.open(a).path, Run.open(b).path
     found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe, words=words)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
@@ -173,7 +175,9 @@ def diff_runs(
         for name in NOT_WRITTEN if top == "annotations" else ():
             both = [any(file.startswith(f"annotations/{name}/") for file in found) for found in (here, there)]
             if not all(both):  # credit is compared where both runs stored it
-                here, there = ({f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there))
+                here, there = (
+                    {f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there)
+                )
         for name in sorted({*here, *there}):
             if name not in here or name not in there:
                 found.append(Difference(name, _only(name not in here)))

@@ -44,8 +44,8 @@ def without(recipe: Recipe, *keys: str) -> Recipe:
     return out
 
 
-OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log", "hinge", "target", "freeze", "critic_only",
-           "critic", "final.search", "final.temperature")  # fmt: skip
+OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log", "hinge", "target", "freeze",
+           "critic_only", "critic", "final.search", "final.temperature")  # fmt: skip
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
 

@@ -241,8 +241,8 @@ def _record(place: _Place, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         return found
     if found is not None and earlier is None:
         raise RunError(
-            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' is "
-            "made again."
+            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' "
+            "is made again."
         )
     if earlier is not None and not place.begun.exists() and (summary := earlier(place.home)) is not None:
         _finish(place, wanted, summary)
@@ -315,7 +315,8 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str] = ()) -> list[str]:
-    """A sentence for each setting and each file of an input that differs. Settings that only let a stage go on come last."""
+    """A sentence for each setting and each file of an input that differs. Settings that only let a stage go on come
+    last."""
     keys = sorted(_keys(old["settings"], new["settings"]), key=lambda found: found[0] in grows)
     said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in keys]
     for name in dict.fromkeys([*old["inputs"], *new["inputs"]]):

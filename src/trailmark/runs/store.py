@@ -213,7 +213,8 @@ def truncate_metrics(run: Run, step: int) -> None:
 
 
 def _being_written(temp: Path) -> bool:
-    """Whether the process that a temporary file is named after lives: a study's other process may be writing beside the run."""
+    """Whether the process that a temporary file is named after lives: a study's other process may be writing beside the
+    run."""
     pid = temp.name.split(".")[-2].partition("-")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
@@ -344,9 +345,9 @@ class Run:
         self._before = {p.name for p in self.path.iterdir()}
 
     def discard_if_empty(self) -> None:
-        """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
-        there before stays, so a run that was to go on still can. So do stages that were made. Then only the note of the
-        judge goes: its rewards were not kept, and the run may go on with a function that was mended."""
+        """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again.
+        What was there before stays, so a run that was to go on still can. So do stages that were made. Then only the
+        note of the judge goes: its rewards were not kept, and the run may go on with a function that was mended."""
         steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
             return
