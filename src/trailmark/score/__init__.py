@@ -1,4 +1,5 @@
-"""Who says how good something is. Scorers and judges do not sit at the table: they give numbers, with where these came from.
+"""Who says how good something is. Scorers and judges do not sit at the table: they give numbers, with where these came
+from.
 
 tokens       log-probs, entropies, values of stored episodes, token by token
 values       a value model that a search asks while it writes

@@ -1,4 +1,5 @@
-"""What a judge is: it is shown plays and gives each its outcome. A world that cannot judge itself (`judged = True`) has one."""
+"""What a judge is: it is shown plays and gives each its outcome. A world that cannot judge itself (`judged = True`) has
+one."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One episode as a judge sees it: what was shown first, what was answered last, and the row of data it began from."""
+    """One episode as a judge sees it: what was shown first, what was answered last, and the row of data it began
+    from."""
 
     episode: Episode
     prompt: str
@@ -57,8 +59,8 @@ class Judge(ABC):
         """One verdict for each play, in their order."""
 
     def keep(self, folder: str | Path) -> None:
-        """Work for the run or the stage in whose `folder` this judge may keep what it needs, until it is told another one. A run
-        has one judge from its first step to its last: one that has changed in between is refused."""
+        """Work for the run or the stage in whose `folder` this judge may keep what it needs, until it is told another
+        one. A run has one judge from its first step to its last: one that has changed in between is refused."""
         file = Path(folder) / "judge.json"
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
@@ -72,8 +74,9 @@ class Judge(ABC):
             raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
         if before not in (None, self.fingerprint):
             raise JudgeError(
-                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its rewards "
-                f"would not be comparable. Put it back as it was, begin another run with out=DIR, or remove {file} to go on."
+                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its "
+                "rewards would not be comparable. Put it back as it was, begin another run with out=DIR, or remove "
+                f"{file} to go on."
             )
 
     @property
@@ -92,8 +95,8 @@ def digest(text: str | bytes) -> str:
 
 
 def filled(template: str, play: Play) -> str:
-    """A template with {prompt}, {answer}, {dialogue} and keys of the row filled in. Braces inside what is filled in stay, and
-    so do those of a command such as \\boxed{x}. A placeholder that the row has no key for is refused."""
+    """A template with {prompt}, {answer}, {dialogue} and keys of the row filled in. Braces inside what is filled in
+    stay, and so do those of a command such as \\boxed{x}. A placeholder that the row has no key for is refused."""
     known = {**{k: str(v) for k, v in play.row.items()}, "prompt": play.prompt, "answer": play.answer}
     known["dialogue"] = "\n".join(f"{t.seat}: {t.text}" for t in play.episode.turns)
 
@@ -109,8 +112,8 @@ def filled(template: str, play: Play) -> str:
 
 
 def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:
-    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. The only place that makes
-    judges from settings; models are loaded when they are first needed."""
+    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. The only place that
+    makes judges from settings; models are loaded when they are first needed."""
     from trailmark.score import config
 
     settings = config.judge_config(reward)

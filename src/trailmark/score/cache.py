@@ -1,7 +1,8 @@
 """Answers that were paid for once: a file of JSON lines that only grows.
 
-One line is one answer, written by one write as soon as it is there. A process that is killed loses at most the line it was
-writing: a last line without its newline is left out when the file is opened, and cut off before the next one is written.
+One line is one answer, written by one write as soon as it is there. A process that is killed loses at most the line it
+was writing: a last line without its newline is left out when the file is opened, and cut off before the next one is
+written.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Cache:
                     row = json.loads(line)
                     self._known[row["key"]] = {k: v for k, v in row.items() if k != "key"}
                 except (ValueError, TypeError, KeyError):
-                    raise DataError("is no line of this file of answers; move it away to ask again.", self.path, i) from None
+                    raise DataError(
+                        "is no line of this file of answers; move it away to ask again.", self.path, i
+                    ) from None
             if torn:
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
 

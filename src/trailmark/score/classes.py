@@ -1,7 +1,8 @@
-"""A head of several classes as a score: the probability of some of its classes, read at the end of every step, and one number
-over all steps.
+"""A head of several classes as a score: the probability of some of its classes, read at the end of every step, and one
+number over all steps.
 
-LPR's process reward is such a head: four classes (how many of three completions were right), the classes {2, 3}, the product.
+LPR's process reward is such a head: four classes (how many of three completions were right), the classes {2, 3}, the
+product.
 """
 
 from __future__ import annotations
@@ -43,19 +44,22 @@ def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
     """Refuse a head that the model does not have, and a class that the head does not have."""
     if head not in lm.heads:
         raise ModelError(
-            f"model '{lm.name}' has no head '{head or 'value'}' to read values from (heads: {', '.join(lm.heads) or 'none'})."
+            f"model '{lm.name}' has no head '{head or 'value'}' to read values from (heads: "
+            f"{', '.join(lm.heads) or 'none'})."
         )
     made: Any = lm.heads[head]
     outputs = made.weight.shape[0]
     wrong = [c for c in classes or () if not 0 <= c < outputs]
     if wrong or classes == () or len(set(classes or ())) != len(classes or ()):
         raise ModelError(
-            f"head '{head}' of '{lm.name}' has classes 0 to {outputs - 1}; {list(classes or ())} is no set of some of them."
+            f"head '{head}' of '{lm.name}' has classes 0 to {outputs - 1}; {list(classes or ())} is no set of some of "
+            "them."
         )
 
 
 def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.ndarray:
-    """A head's output [N] or [N, C] -> [N]: its one number as it is, or the probability of `classes` (None: of the last)."""
+    """A head's output [N] or [N, C] -> [N]: its one number as it is, or the probability of `classes` (None: of the
+    last)."""
     import torch
 
     numbers = torch.as_tensor(out).double()
@@ -110,8 +114,8 @@ def step_scores(
 def episode_scores(
     steps: Sequence[Annotation], over: Over, skip: Mapping[tuple[str, int], Sequence[int]] | None = None
 ) -> dict[str, float]:
-    """One number per episode from the annotations of its steps, in the order of its turns. `skip` lists steps of a turn,
-    (episode, turn) -> their numbers, that take no part; an episode of which no step is left has no number."""
+    """One number per episode from the annotations of its steps, in the order of its turns. `skip` lists steps of a
+    turn, (episode, turn) -> their numbers, that take no part; an episode of which no step is left has no number."""
     found: dict[str, list[float]] = {}
     for note in sorted(steps, key=lambda a: -1 if a.turn is None else a.turn):
         left_out = (skip or {}).get((note.episode, note.turn if note.turn is not None else -1), ())

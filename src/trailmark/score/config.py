@@ -20,7 +20,9 @@ class FunctionJudgeConfig(_JudgeConfig):
 
     kind: Literal["function"] = Field("function", description="a Python function")
     path: str = Field(min_length=1, description="my_file.py:score, or package.module:score")
-    model: ModelConfig | None = Field(None, description="the model behind `scorer`; none: the one that training starts from")
+    model: ModelConfig | None = Field(
+        None, description="the model behind `scorer`; none: the one that training starts from"
+    )
     at_once: PositiveInt = Field(32, description="calls in flight at once, where the function is async")
 
 
@@ -65,7 +67,8 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     )
     chat: bool = Field(
         False,
-        description="the context is a user's message, and the gold text the assistant's answer; rows of messages are so anyway",
+        description="format the context as a user's message and the gold text as the assistant's answer; "
+        "rows of messages always are",
     )
     reward: Literal["stepped", "clipped", "binary", "linear", "nll"] = Field(
         "stepped", description="what an improvement in percent is worth"
@@ -73,7 +76,9 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     steps: list[tuple[float, float]] = Field(
         [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: from which improvement on, which reward"
     )
-    cache: str | None = Field(None, description="a file of likelihoods to share between runs; none: in the run's folder")
+    cache: str | None = Field(
+        None, description="a file of likelihoods to share between runs; none: in the run's folder"
+    )
 
 
 JudgeConfig = FunctionJudgeConfig | ModelJudgeConfig | LikelihoodJudgeConfig

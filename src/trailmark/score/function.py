@@ -4,8 +4,9 @@
     def score(prompts, answers, rows): return [number, …]              all plays at once
     async def score(prompt, answer, row, scorer): …                    awaited; `scorer` knows likelihoods
 
-Parameters are found by their names and may be left out. `prompt` and `answer` are texts, `row` is the line of data. What is not
-a finite number is an error that names the file, the function and the row: a missing reward must never become a zero.
+Parameters are found by their names and may be left out. `prompt` and `answer` are texts, `row` is the line of data.
+What is not a finite number is an error that names the file, the function and the row: a missing reward must never
+become a zero.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class FunctionJudge(Judge):
         at_once: int = 32,
         scorer: Any = None,
     ):
-        """From Python: `FunctionJudge(score)`. `scorer` is given to a function that asks for one; without, it is made from
-        `model` when it is first needed."""
+        """From Python: `FunctionJudge(score)`. `scorer` is given to a function that asks for one; without, it is made
+        from `model` when it is first needed."""
         found = file or inspect.getsourcefile(function)
         self.function, self.file = function, Path(found) if found else Path("<function>")
         self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
@@ -142,8 +143,8 @@ def _wanted(function: Callable[..., Any], name: str) -> tuple[set[str], bool]:
             wanted.add(key)
         elif p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL:
             raise JudgeError(
-                f"{name} has the parameter '{key}': a reward function takes prompt, answer, row (or prompts, answers, rows) "
-                "and scorer, by these names."
+                f"{name} has the parameter '{key}': a reward function takes prompt, answer, row (or prompts, answers, "
+                "rows) and scorer, by these names."
             )
     if wanted & set(ONE) and wanted & set(ALL):
         raise JudgeError(f"{name} mixes one and many: take prompt, answer, row, or prompts, answers, rows.")

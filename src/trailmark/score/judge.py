@@ -1,8 +1,9 @@
 """A language model as judge: it is shown a play and asked for a mark as JSON.
 
-Every answer is kept by what was asked, as soon as it is there (`cache.py`): a run that is killed asks nothing twice and loses
-nothing. An answer without a readable mark is asked again, with what was wrong with it, a bounded number of times. An answer for
-another play is refused. Where there is no mark in the end, the play *failed*: it has no reward, and never a zero.
+Every answer is kept by what was asked, as soon as it is there (`cache.py`): a run that is killed asks nothing twice and
+loses nothing. An answer without a readable mark is asked again, with what was wrong with it, a bounded number of times.
+An answer for another play is refused. Where there is no mark in the end, the play *failed*: it has no reward, and never
+a zero.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Unreadable(Exception):
 
 
 class ModelJudge(Judge):
-    """`engine` is who answers; without, it is opened from the settings when it is first needed. A judge that asks for something
-    else than a mark, such as the turns that decided a play, derives from this one and says in `form` what the answer shall look
-    like and in `read` what it means; asking, asking again and keeping answers stay the same."""
+    """`engine` is who answers; without, it is opened from the settings when it is first needed. A judge that asks for
+    something else than a mark, such as the turns that decided a play, derives from this one and says in `form` what the
+    answer shall look like and in `read` what it means; asking, asking again and keeping answers stay the same."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
         self.config, self._engine, self._shared = config, engine, cache or config.cache
@@ -98,7 +99,8 @@ class ModelJudge(Judge):
         return filled(self.config.rubric, play) + shown(self.config.rubric, play)
 
     def form(self, name: str) -> str:
-        """What the answer shall look like. `name` is that of the question: an answer that repeats another one is refused."""
+        """What the answer shall look like. `name` is that of the question: an answer that repeats another one is
+        refused."""
         return ASK.format(id=name, low=self.config.low, high=self.config.high)
 
     def read(self, text: str, name: str, play: Play) -> Verdict:
@@ -127,7 +129,8 @@ class ModelJudge(Judge):
         return Verdict(Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}"))
 
     async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
-        """The model's words to these messages: from the cache, from whoever is asking the same already, or from the model."""
+        """The model's words to these messages: from the cache, from whoever is asking the same already, or from the
+        model."""
         c = self.config
         key = digest(json.dumps([self.name, c.temperature, c.max_tokens, list(talk)]))
         if key in self.cache:
@@ -170,7 +173,7 @@ def shown(rubric: str, play: Play) -> str:
     return f"\n\nThe task:\n{play.prompt}\n\nThe answer:\n{play.answer}"
 
 
-# --- what is answered --------------------------------------------------------------------------------------------------
+# --- what is answered ------------------------------------------------------------------------------------------------
 
 
 def objects(text: str) -> list[dict[str, Any]]:
@@ -185,7 +188,8 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def read_object(text: str, name: str, key: str) -> dict[str, Any]:
-    """The last JSON object with a key `key` in an answer: a model may think first. It must be the answer to question `name`."""
+    """The last JSON object with a key `key` in an answer: a model may think first. It must be the answer to question
+    `name`."""
     found = [o for o in objects(text) if key in o]
     if not found:
         raise Unreadable(f"Your answer holds no JSON object with {'a score' if key == 'score' else repr(key)}")

@@ -67,9 +67,10 @@ class Gold:
 
 
 def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -> Gold:
-    """The context as the model sees it, then the gold text as its answer. A context is plain text, or messages that go through
-    the chat template. What is scored: "text" only the gold text, "turn" also the token that ends it (a sampler writes it),
-    "template" also what the template writes behind that (the reference implementation of VR-CLI scores it)."""
+    """The context as the model sees it, then the gold text as its answer. A context is plain text, or messages that go
+    through the chat template. What is scored: "text" only the gold text, "turn" also the token that ends it (a sampler
+    writes it), "template" also what the template writes behind that (the reference implementation of VR-CLI scores
+    it)."""
     talk = [{"role": "user", "content": context}] if isinstance(context, str) else list(context)
     template = None if isinstance(context, str) else "own"
     made = render(tokenizer, [*talk, {"role": "assistant", "content": gold}], template=template)
@@ -95,7 +96,9 @@ def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool =
     samples = []
     for row in rows:
         if not 1 <= row.start < row.end <= len(row.tokens):
-            raise DataError(f"[{row.start}, {row.end}) of {len(row.tokens)} tokens cannot be scored: something must precede it")
+            raise DataError(
+                f"[{row.start}, {row.end}) of {len(row.tokens)} tokens cannot be scored: something must precede it"
+            )
         at = np.arange(row.end)
         samples.append(Sample(np.array(row.tokens[: row.end], np.int64), {"weight": at >= row.start}))
     models = {"judge": lm}
@@ -130,8 +133,8 @@ def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[fl
 
 
 class Baselines:
-    """Likelihoods of gold texts, kept in a file by what they are: the model, the tokens, the scored part. A second run over the
-    same rows computes nothing; another model or template finds nothing of it."""
+    """Likelihoods of gold texts, kept in a file by what they are: the model, the tokens, the scored part. A second run
+    over the same rows computes nothing; another model or template finds nothing of it."""
 
     def __init__(self, lm: LM, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
         self.lm, self.shape, self.amp = lm, shape, amp
@@ -153,8 +156,8 @@ class Baselines:
 
 
 class TextScorer:
-    """What a function gets as `scorer`: likelihoods of texts under a model that is loaded when it is first asked. Answers are
-    kept, so the baseline of a row is computed once."""
+    """What a function gets as `scorer`: likelihoods of texts under a model that is loaded when it is first asked.
+    Answers are kept, so the baseline of a row is computed once."""
 
     def __init__(self, model: ModelConfig | LM, cache: str | Path | None = None):
         self.model, self.path = model, cache
@@ -194,8 +197,8 @@ class TextScorer:
 
 
 class LikelihoodJudge(Judge):
-    """VR-CLI's reward: the improvement of a gold text's perplexity by what was written, in steps. The baseline of each row is
-    kept in a file. `model` may be a loaded model, or what to load when the first play is judged."""
+    """VR-CLI's reward: the improvement of a gold text's perplexity by what was written, in steps. The baseline of each
+    row is kept in a file. `model` may be a loaded model, or what to load when the first play is judged."""
 
     def __init__(
         self,
@@ -211,7 +214,9 @@ class LikelihoodJudge(Judge):
         self.source = f"likelihood {reader.name}"
         self._shared = cache or c.cache
         self.scorer = TextScorer(reader, self._shared)
-        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
+        self.fingerprint = digest(
+            json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})])
+        )
 
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
@@ -224,7 +229,9 @@ class LikelihoodJudge(Judge):
         for play in plays:
             gold = play.row.get(c.gold)
             if not isinstance(gold, str) or not gold:
-                raise JudgeError(f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed.")
+                raise JudgeError(
+                    f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed."
+                )
             plan = replace(play, answer=after_markers(play.answer, c.markers))
             before.append((self._context(c.context, play), gold))
             after.append((self._context(c.plan, plan), gold))
@@ -243,7 +250,9 @@ class LikelihoodJudge(Judge):
     def _verdict(self, play: Play, base: Likelihood, now: Likelihood) -> Verdict:
         percent = improvement(base, now)
         if not math.isfinite(percent):
-            return Verdict(Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now"))
+            return Verdict(
+                Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now")
+            )
         steps = [(least, reward) for least, reward in self.config.steps]
         found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
         notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())

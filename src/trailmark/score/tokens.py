@@ -26,8 +26,8 @@ def token_scores(
     shape: Shape = "auto",
     amp: bool = False,
 ) -> list[Annotation]:
-    """Every readout (`Readout("logp")`, `Readout("entropy", "entropy")`, `Readout("value", "head")`) on every token that the
-    seat wrote. Turns that share a beginning are computed together, and the beginning once."""
+    """Every readout (`Readout("logp")`, `Readout("entropy", "entropy")`, `Readout("value", "head")`) on every token
+    that the seat wrote. Turns that share a beginning are computed together, and the beginning once."""
     import dataclasses
 
     from trailmark.models.forward import fill, pack

@@ -1,8 +1,10 @@
-"""Who says how good a text is so far: a value model, a model of steps, a server of values, or the policy's own log-probs.
+"""Who says how good a text is so far: a value model, a model of steps, a server of values, or the policy's own
+log-probs.
 
-A scorer is asked about `Line`s, prompts with what was written behind them, and answers with one number each; higher is better. A
-value is read *at the last token*, so everything that was written has been seen. The token that ends an answer is left out: V is
-learned in states where something is still to be written, and the last of these is the one in which the end was chosen.
+A scorer is asked about `Line`s, prompts with what was written behind them, and answers with one number each; higher is
+better. A value is read *at the last token*, so everything that was written has been seen. The token that ends an answer
+is left out: V is learned in states where something is still to be written, and the last of these is the one in which
+the end was chosen.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`tokens` were written behind `prompt`, without the token that ended them; `ends` are the places, counted in `tokens`, at
-    which steps end."""
+    """`tokens` were written behind `prompt`, without the token that ended them; `ends` are the places, counted in
+    `tokens`, at which steps end."""
 
     prompt: Tokens
     tokens: Tokens
@@ -49,11 +51,11 @@ class LogProb:
 
 
 class HeadValues:
-    """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
-    model of steps). A head of several classes gives the probability of `classes`, or of its last one. Lines that are asked about
-    at the same time are computed together. With `fixed` they are in passes of constant shape, so that on one CPU thread or a
-    GPU nothing depends on what else is asked; without, what they share is computed once. `amp`: in bfloat16, as a value that was
-    trained so."""
+    """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over`
+    them (a model of steps). A head of several classes gives the probability of `classes`, or of its last one. Lines
+    that are asked about at the same time are computed together. With `fixed` they are in passes of constant shape, so
+    that on one CPU thread or a GPU nothing depends on what else is asked; without, what they share is computed once.
+    `amp`: in bfloat16, as a value that was trained so."""
 
     def __init__(
         self,
