@@ -44,7 +44,8 @@ def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
 
 
 def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) -> str:
-    """What `name`, which stands at `key`, means: what it meant before (`kept`), or what it means now (noted in `found`)."""
+    """What `name`, which stands at `key`, means: what it meant before (`kept`), or what it means now (noted in
+    `found`)."""
     if (before := kept.get(key)) and before["name"] == name:
         if not Path(before["folder"]).is_dir():
             raise ModelError(

@@ -82,7 +82,8 @@ class Table:
         kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
         law, stop = sampling_law(s), tuple(s.stop)
-        return Seat(name, self.engines[name], law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
+        engine = self.engines[name]
+        return Seat(name, engine, law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
 
     def bind(self, source: Any, seat: str | None = None) -> None:
         """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
@@ -113,7 +114,8 @@ class Table:
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
     """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
-    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's section."""
+    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's
+    section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
