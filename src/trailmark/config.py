@@ -23,8 +23,9 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 @dataclass(frozen=True)
 class NamesModel:
-    """Marks a key whose text names a model: on the hub, in a folder, a run or a checkpoint. `seat` is the model of a checkpoint that
-    is meant; `stored`: it must lie in a folder. `seats/names.py` finds these keys, in the recipe of any method."""
+    """Marks a key whose text names a model: on the hub, in a folder, a run or a checkpoint. `seat` is the model of a
+    checkpoint that is meant; `stored`: it must lie in a folder. `seats/names.py` finds these keys, in the recipe of any
+    method."""
 
     seat: str = "policy"
     stored: bool = False
