@@ -130,7 +130,7 @@ def test_mistakes_in_the_recipe(shell):
         ("reward=other.py:score", "there is no file other.py"),
         ("reward=my_file.py:scor", "Did you mean 'score'?"),
         ("reward={kind: oracle}", "key 'reward': has the unknown 'kind' 'oracle'"),
-        ("task.name=taxi", "key 'data': it is a file of prompts"),
+        ("task.name=taxi", "key 'data' is short for task prompts"),
         ("rewards=my_file.py:score", "key 'rewards': is not known. Did you mean 'reward'?"),
         ("data=other.jsonl", "other.jsonl: cannot be read"),
     ):

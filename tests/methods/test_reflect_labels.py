@@ -120,7 +120,7 @@ def test_only_labels_that_are_answered_must_be_tokens(recipe, monkeypatch, more)
 
 
 def test_a_quantised_base_takes_no_new_tokens(recipe):
-    with pytest.raises(RecipeError, match="labels all changes the base"):
+    with pytest.raises(RecipeError, match="labels: all changes the model"):
         config = recipe()
         resolve(
             {**config.model_dump(), "model": {**config.model.model_dump(), "name": "gpt2", "quant": "int8"}},

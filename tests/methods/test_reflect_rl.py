@@ -198,7 +198,7 @@ def test_depths_of_a_start():
     assert curriculum.depths(Task("a", meta={"depth": 2})) == [2]
     assert curriculum.depths(Task("a", data={"target": "src/x/y.py"})) == [2]
     assert curriculum.depths(Task("a", data={"targets": ["README", "src/y.py"]})) == [0, 1]
-    with pytest.raises(TaskError, match="start 'a' says neither depth nor target"):
+    with pytest.raises(TaskError, match="start 'a' has neither depth nor target"):
         curriculum.depths(Task("a"))
 
 
