@@ -1,4 +1,5 @@
-"""One update that knows no method: split, forward, sum, divide by what was known before, backward, step."""
+"""One update, for any method: split the batch, run the models, sum the losses, divide by counts known in advance,
+backpropagate, step."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from trailmark.types import Sample
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a method asks for: train `model` on `samples` towards `objective`, `passes` times, each pass in
-    `minibatches` optimiser steps."""
+    """What a method asks for: train `model` on `samples` with `objective`, `passes` times, with `minibatches` optimiser
+    steps in each pass."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -35,7 +36,7 @@ class Update:
 
 
 class Learner:
-    """Models by name, and an optimiser for each that is trained."""
+    """Models by name, and an optimiser for each trained model."""
 
     def __init__(
         self,
@@ -44,12 +45,12 @@ class Learner:
         trains: Mapping[str, OptimConfig] | None = None,
         total: int | Mapping[str, int] = 1,
     ):
-        """`total`: optimiser steps that a schedule reaches its end in; by model where they differ."""
+        """`total` is the number of optimiser steps of the schedule; a mapping gives it for each model."""
         self.models, self.config = models, config
-        self.keeps: tuple[str, ...] = ()  # models that are not trained and lie in checkpoints all the same
+        self.keeps: tuple[str, ...] = ()  # models that are not trained but stored in checkpoints
         self.learned: dict[
             str, dict[str, float]
-        ] = {}  # what objectives learned themselves, by the name of their update
+        ] = {}  # numbers that objectives learn, by the name of the update
         wanted = {"policy": config.optim} if trains is None else trains
         ends = total if isinstance(total, Mapping) else dict.fromkeys(wanted, total)
         self.optimisers = {name: Optimiser(models[name], o, ends[name], config.ema) for name, o in wanted.items()}
@@ -59,7 +60,7 @@ class Learner:
         return pack(self.models, samples, self.config.layout, self.config.micro_tokens)
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
-        """Score: add one stream per readout, computed without gradient in the packing that training will use."""
+        """Score: add one stream per readout. It is computed without gradient, in the packing that training will use."""
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
         return fill(self.models, samples, self.pack(samples), wanted, self.config.amp == "bf16")
@@ -71,8 +72,9 @@ class Learner:
         train: Sequence[str] | None = None,
         learned: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are
-        read); return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
+        """Compute the gradient of the objective over the whole batch, for the models named in `train` (default: all
+        models that are read). Returns the mean of every term. `learned` are the objective's own numbers (default: its
+        initial ones)."""
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
@@ -102,7 +104,7 @@ class Learner:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
         notes: dict[str, list[torch.Tensor]] = {}
-        parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
+        parts: list[torch.Tensor] = []  # read once, after the last backward pass, so that a GPU does not wait
         self._mode(True)
         for packed in self.pack(samples):
             seen = view(self.models, packed, objective.readouts(), train, self.config.amp == "bf16", learned)
@@ -143,7 +145,7 @@ class Learner:
         return {n: v for n, v in (totals | _spread(notes)).items() if math.isfinite(v)}
 
     def update(self, update: Update) -> dict[str, float]:
-        """Passes and minibatches of one update. Reported: the mean over its optimiser steps."""
+        """All passes and minibatches of one update. Returns means over its optimiser steps."""
         if not update.samples:
             return {}
         sums: dict[str, list[float]] = {}
@@ -174,13 +176,13 @@ class Learner:
         return {prefix + name: value for name, value in (means | own).items()}
 
     def _mode(self, training: bool) -> None:
-        trained = {id(self.models[name]) for name in self.optimisers}  # one model may have two names
+        trained = {id(self.models[name]) for name in self.optimisers}  # a model may have two names
         for lm in self.models.values():
             lm.train(training and id(lm) in trained)
 
 
 def _spread(notes: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Smallest, median and largest of what was noted; of nothing, nothing."""
+    """The smallest, median and largest value; empty if there are none."""
     out: dict[str, float] = {}
     for name, parts in notes.items():
         values = torch.cat(list(parts)).double().cpu()
@@ -193,7 +195,7 @@ _SPREAD = {"min": torch.min, "median": torch.median, "max": torch.max}
 
 
 def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """`parts` minibatches of nearly equal size; units stay whole, order is kept."""
+    """Split into `parts` minibatches of nearly equal size. Units stay whole, and the order is kept."""
     units: dict[str, list[Sample]] = {}
     for n, s in enumerate(samples):
         units.setdefault(s.unit or f"\0{n}", []).append(s)

@@ -1,7 +1,7 @@
-"""The outer loop of every method: step, evaluate, log, checkpoint, stop early, resume as if nothing had happened.
+"""The training loop of every method: step, evaluate, log, checkpoint, stop early, and resume exactly.
 
-A `Training` has `updates(step)`, which collects or reads data and yields `Update`s. What it must remember goes through
-`state()` and `load()`. The loop knows nothing else about it.
+A `Training` defines `updates(step)`, which collects or reads data and yields `Update`s. State that it must keep goes
+through `state()` and `load()`. The loop knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trailmark.types import Episode, Failed
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes that are kept as RUN/evaluation/NAME.jsonl. At the end of a run, what is there is kept, unless the run
-    has gone on since it was made. Where the policy of the last step plays no part (the start, a random player), `moves`
-    is False."""
+    """A named evaluation, stored as RUN/evaluation/NAME.jsonl. At the end of a run an existing file is kept, unless the
+    run has trained further since. `moves` is False if the trained policy does not take part (the initial policy, a
+    random player)."""
 
     name: str
     play: Callable[[], Sequence[Episode]]
@@ -37,39 +37,38 @@ class Evaluation:
 
 
 class Training:
-    """What the loop trains: a learner, and the updates of each step. Everything else has a default."""
+    """What the loop trains: a learner, and the updates of each step. All other methods have defaults."""
 
     learner: Learner
 
     def updates(self, step: int) -> Iterator[Update]:
-        """Collect or read the data of a step (from 1), and yield what the learner shall do with it."""
+        """Collect or read the data of a step (from 1), and yield the updates to make with it."""
         raise NotImplementedError(f"{type(self).__name__} must define updates(step)")
 
     def metrics(self) -> Mapping[str, float]:
-        """What the step just made is worth reporting beside the losses."""
+        """Further metrics of the last step, next to the losses."""
         return {}
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """The numbers of an evaluation on the way."""
+        """The metrics of an evaluation during training."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold beside the learner."""
+        """The state that a checkpoint must hold, next to the learner's."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         return None
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`)
-        once training is over."""
+        """The named evaluations that are due: after step `step` (0: before the first step), or at the end (`last`)."""
         return ()
 
 
 def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
-    """Run `config.steps` steps, or go on from the newest checkpoint; then the evaluations at the end that are not there
-    yet."""
+    """Run `config.steps` steps, or resume from the newest checkpoint. Then run the final evaluations that are
+    missing."""
     last, step = run_steps(method, config, run, resume)
     for e in method.evaluations(step, True):
         if not is_made(run, e, step):
@@ -78,7 +77,7 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
 
 
 def is_made(run: Run, e: Evaluation, step: int) -> bool:
-    """Whether an evaluation at the end is there, and was made by the policy of step `step`."""
+    """Whether a final evaluation exists and was made with the policy of step `step`."""
     path = run.path / "evaluation" / f"{e.name}.jsonl"
     if not path.exists() or not e.moves:
         return path.exists()
@@ -87,9 +86,9 @@ def is_made(run: Run, e: Evaluation, step: int) -> bool:
 
 
 def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tuple[dict[str, float], int]:
-    """The metrics of the last step made now, and the step at which the run stands."""
+    """Run the steps. Returns the metrics of the last one, and the step that the run has reached."""
     start, bad, stopped = 0, 0, False
-    best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
+    best: list[list[float]] = []  # [metric, step] of the kept checkpoints, best first
     checkpoints.sweep(run.checkpoints_dir)
     checkpoint.seed_all(config.seed)
     if resume and (found := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
@@ -104,10 +103,10 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             return {}, start
     last: dict[str, float] = {}
     step = start
-    for e in method.evaluations(0, False) if start == 0 else ():  # of the models as they start
+    for e in method.evaluations(0, False) if start == 0 else ():  # with the initial models
         if not is_made(run, e, 0):
             run.keep_evaluation(e.name, e.play())
-    if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
+    if config.steps == 0:  # nothing to train: the checkpoint holds the initial models
         state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
         checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
         return last, 0
@@ -167,13 +166,13 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
 
 
 def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
-    """Prune to the newest and the best checkpoints."""
+    """Delete all checkpoints but the newest and the best ones."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
     checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
 
 
 def _first_failure(run: Run, step: int) -> str:
-    """Why the first episode of an evaluation failed, where its episodes are stored."""
+    """Why the first episode of an evaluation failed, if its episodes are stored."""
     path = run.path / "evaluation" / f"{step:06d}.jsonl"
     found = (e.outcome for e in read_segment(path)) if path.exists() else iter(())
     why = next((o.error for o in found if isinstance(o, Failed)), "")

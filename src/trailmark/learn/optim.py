@@ -1,4 +1,4 @@
-"""AdamW over named parameters, with groups, warm-up, a schedule, clipping, and a state that is plain tensors."""
+"""AdamW over named parameters, with parameter groups, warm-up, a schedule, clipping, and a state of plain tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from trailmark.models.lm import LM
 
 
 def rate(config: OptimConfig, step: int, total: int) -> float:
-    """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to
+    """The factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to
     `final`."""
     warm = config.warmup * total if config.warmup < 1 else config.warmup
     if step < warm:
-        return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps need not be a whole number of them
+        return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps may not be a whole number
     if config.schedule == "constant":
         return 1.0
     done = min(1.0, (step - warm) / max(total - warm, 1))
@@ -36,7 +36,7 @@ def _real(p: Tensor) -> torch.dtype:
 
 
 class Optimiser:
-    """One per trained model. `ema` keeps a moving average of the trained weights."""
+    """The optimiser of one model. With `ema` it keeps a moving average of the trained weights."""
 
     def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None):
         self.config, self.total, self.decay, self.steps = config, total, ema, 0
@@ -73,7 +73,7 @@ class Optimiser:
             )
 
     def step(self) -> dict[str, float]:
-        """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
+        """Clip, step, and clear the gradients. Returns the gradient norm before clipping and the learning rate."""
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         size = float(norm)
@@ -97,7 +97,7 @@ class Optimiser:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with its moving average in the place of its weights."""
+        """Inside this context the model has its moving average as weights."""
         own = {n: self.named[n].detach().clone() for n in self.average}
         with torch.no_grad():
             for n, shadow in self.average.items():
@@ -109,7 +109,7 @@ class Optimiser:
                     self.named[n].copy_(weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state as named tensors: moments, per-parameter step counts, the moving average."""
+        """The whole state as named tensors: moments, step counts, the moving average."""
         out = {f"ema/{n}": t for n, t in self.average.items()}
         for name, p in self.named.items():
             for key, value in self.adam.state.get(p, {}).items():
