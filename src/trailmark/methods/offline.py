@@ -177,7 +177,7 @@ def _count(counts: dict[str, int], name: str, more: int) -> None:
 
 
 def _useless(e: Episode, seat: str, max_len: int) -> str:
-    """The reason why a trajectory cannot be learnt from, or None."""
+    """The reason why a trajectory cannot be learnt from; empty if it can."""
     mine = [t for t in e.turns if t.seat == seat and t.tokens]
     if not mine:
         return "no_action"

@@ -162,7 +162,8 @@ class Players(Method):
 
     @classmethod
     def protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
-        """The order of the players. The labels are those of the tokenizer of the seat that is filled."""
+        """The order of the players. Labels depend on the tokenizer of the seat `policy`, so they are made when a play
+        begins."""
 
         async def as_in_training(desk: Desk) -> None:
             await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
