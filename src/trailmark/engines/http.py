@@ -326,7 +326,7 @@ def http_engine(
     seed: int = 0,
     key: str = "server",
 ) -> HttpEngine:
-    """The engine of a section of a recipe; `key` is where that stands, for an error."""
+    """The engine of a recipe section. Errors begin with `key`."""
     api_key = _variable(config.api_key_env, f"{key}.api_key_env") if config.api_key_env else None
     headers = {
         k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()

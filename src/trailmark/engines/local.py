@@ -33,19 +33,19 @@ from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
 from trailmark.types import Sample, SamplingLaw
 
-BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
+BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
-WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
-HOLD = 8  # turns for which a prefill waits for more prompts
+WORTH = 16384  # below this many tokens, a pass on a GPU takes the same time
+HOLD = 8  # most turns that a prefill waits for more prompts
 MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 AHEAD = False  # decode as on a GPU on any device: for tests
-DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
+DEFAULT_LEN = 1024  # default longest sequence; every slot reserves memory for it
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One token of one sample, told as soon as it is drawn. `top` are the most likely tokens under the model, if they
-    were asked for; `done` comes with the last token."""
+    """One token of one sample, reported as soon as it is sampled. `top` are the most likely tokens under the model, if
+    requested. `done` is set on the last token."""
 
     sample: int
     token: int
@@ -55,12 +55,12 @@ class Written:
     done: Completion | None = None
 
 
-Listener = Callable[[Written], None]  # called between two steps for all: it must be quick, and must not raise
+Listener = Callable[[Written], None]  # called between two steps of all samples: it must be quick, and must not raise
 
 
 @dataclass(eq=False)
 class _Parts:
-    """The n samples of one request, delivered when the last is there."""
+    """The n samples of one request. They are returned together, after the last has finished."""
 
     future: asyncio.Future
     done: list[Completion | None]
@@ -73,7 +73,7 @@ class _Parts:
 
 @dataclass(eq=False)
 class _Live:
-    """One sample on its way."""
+    """One sample in progress."""
 
     request: Request
     sample: int
@@ -82,14 +82,13 @@ class _Live:
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
-    top: tuple[tuple[int, float], ...] = ()  # of the last token
+    top: tuple[tuple[int, float], ...] = ()  # the most likely tokens at the last position
     watch: Watch | None = None  # for stop texts
 
 
 def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
-    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are
-    merged into it where that is a sum of weights: beside the plain products they are most of what a small model
-    launches."""
+    """A copy of a model in another dtype, for an engine that samples in bf16 while training is in float32. Adapters are
+    merged into the copy if they are a sum of weights: in a small model they cause most of the kernel launches."""
     model = copy.deepcopy(lm.model)
     model = model.merge_and_unload() if mergeable(lm) else model
     made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
@@ -97,8 +96,8 @@ def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
 
 
 def mergeable(lm: LM) -> bool:
-    """Whether its adapter is plain LoRA of linear layers whose weights nobody else has: then what it does is a sum of
-    weights."""
+    """Whether the adapter is plain LoRA on linear layers whose weights are not shared. Then it can be merged as a sum
+    of weights."""
     from peft import LoraConfig
     from peft.tuners.lora import Linear, LoraLayer
 
@@ -113,8 +112,8 @@ def mergeable(lm: LM) -> bool:
 
 
 def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with what the adapters add to them, these rounded to
-    `dtype`; as they are, where they cannot be merged."""
+    """The weights of a model by their names without adapters, with the adapters merged and rounded to `dtype`. If they
+    cannot be merged: the weights as they are."""
     if not mergeable(lm):
         return lm.model.state_dict()
     layers = {name: x for name, x in lm.base.named_modules() if hasattr(x, "get_delta_weight")}
@@ -131,8 +130,8 @@ def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
-    """The engine of a recipe over a model: on its very weights, or on a copy in the dtype that `engine.dtype` asks for,
-    which `publish(version, lm)` brings up to date."""
+    """The engine of a recipe for a model. It uses the model's own weights, or a copy in the dtype of `engine.dtype`,
+    which `publish(version, lm)` updates."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
     return LocalEngine(
         lm if wanted == lm.dtype else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed
@@ -143,7 +142,7 @@ class LocalEngine:
     def __init__(
         self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int | None = None
     ):
-        """`prefill_rows`: how many prompts are computed at once; None: 4, and on a GPU as many as fill it."""
+        """`prefill_rows`: how many prompts are computed at once. None: 4, or on a GPU as many as fill it."""
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
         self.slots, self.fixed, self._prefill_rows = slots, fixed, prefill_rows
         self.max_len = min(max_len or DEFAULT_LEN, lm.context)
@@ -158,13 +157,13 @@ class LocalEngine:
         self._rows: list[_Live | None] = [None] * slots
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
-        # On a GPU the host is a step behind the device; elsewhere there is nothing to overlap with.
+        # On a GPU the host is one step behind the device. On a CPU there is nothing to overlap.
         self._ahead = Ahead(lm, self._cache) if lm.device.type == "cuda" or AHEAD else None
-        # the step whose draws were not read yet, and who wrote them
+        # the step whose tokens are not read yet, and its samples
         self._flying: tuple[int, list[_Live | None]] | None = None
-        self.free = not fixed and lm.device.type == "cuda"  # of shapes
+        self.free = not fixed and lm.device.type == "cuda"  # tensor shapes may change from call to call
         self._compiled_draw: Callable[..., torch.Tensor] | None = None
-        self._held = 0  # turns for which a prefill was put off
+        self._held = 0  # turns that the waiting prefill has been delayed
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
@@ -172,7 +171,7 @@ class LocalEngine:
         self.decoded = 0  # tokens drawn
 
     def _need_memory(self) -> None:
-        """Keys and values of all slots, which lie there whether they are used or not."""
+        """Check the memory for the keys and values of all slots, which is reserved from the start."""
         c, lm = self.lm.base.config, self.lm
         heads = getattr(c, "num_key_value_heads", None) or getattr(c, "num_attention_heads", 1)
         width = getattr(c, "head_dim", None) or lm.width // getattr(c, "num_attention_heads", 1)
@@ -184,7 +183,7 @@ class LocalEngine:
     # -- the protocol -------------------------------------------------------------------------------------------
 
     async def sample(self, request: Request, on_token: Listener | None = None, top: int = 0) -> list[Completion]:
-        """`on_token` hears every token when it is drawn, with the `top` most likely ones beside it."""
+        """`on_token` gets every token when it is sampled, with the `top` most likely ones."""
         self.check(request)
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -198,7 +197,7 @@ class LocalEngine:
         return await future
 
     def check(self, request: Request) -> None:
-        """Refuse what cannot be served, before it waits."""
+        """Raise an error for a request that cannot be served, before it waits."""
         room = self.max_len - len(request.prompt)
         if not request.prompt:
             raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
@@ -227,11 +226,11 @@ class LocalEngine:
         return self.score_rows([tokens], [start])[0]
 
     def publish(self, version: int, source: LM | None = None) -> None:
-        """From now on samples are drawn with the learner's weights. Where the engine shares the learner's model there
-        is nothing to move; a copy of its own (`engine_copy`) takes them over, and a fixed probe scored on both sides
-        proves it."""
+        """From now on, sample with the learner's weights. If the engine shares the learner's model, nothing is copied.
+        An engine with its own copy (`engine_copy`) copies the weights, and a fixed probe is scored on both sides to
+        check it."""
         if self._open:
-            raise EngineError("weights cannot change while samples are being drawn")
+            raise EngineError("weights cannot change while sampling is in progress")
         if source is not None and source is not self.lm:
             with torch.no_grad():
                 theirs = plain_weights(source, self.lm.dtype)
@@ -243,13 +242,13 @@ class LocalEngine:
 
     @torch.no_grad()
     def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
-        """Every weight is the learner's, rounded; and a probe scored on both sides says that they are used alike."""
+        """Check that every weight is the learner's, rounded, and that both sides score a probe alike."""
         other = [(mine != theirs[n].to(mine.dtype)).any() for n, mine in self.lm.model.named_parameters()]
         ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
         plain = LocalEngine(source, 1, self.max_len)
         here, there = self.score_rows([ids], [1])[0], plain.score_rows([ids], [1])[0]
         gap = float(np.abs(np.subtract(here, there)).mean())
-        # The probe is no text: its log-probs are large, and so is what rounding does to them.
+        # The probe is random tokens: its log-probs are large, and so are their rounding errors.
         rounding = 1e-4 if self.lm.dtype == source.dtype else 0.02 * max(1.0, float(np.abs(there).mean()))
         if bool(torch.stack(other).any()) or not gap <= rounding:
             raise EngineError(
@@ -258,8 +257,8 @@ class LocalEngine:
             )
 
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        """Log-probs of each row's tokens from its start on. One row is computed alone, and its numbers depend on
-        nothing else; several share their prefixes."""
+        """The log-probs of each row's tokens from its start on. A single row is computed alone, and its numbers depend
+        on nothing else. Several rows share their prefixes."""
         logp = self._scored(rows, starts, Readout("logp", law=False))
         return [[0.0] * (start == 0) + s.streams["logp"][max(start, 1) :].tolist() for s, start in zip(logp, starts)]
 
@@ -283,10 +282,11 @@ class LocalEngine:
         packs = [lay_out(samples, "rows")] if len(samples) == 1 else pack(models, samples)
         return fill(models, samples, packs, readouts)
 
-    # -- the pump -----------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        """Runs while there is work. One turn: admit, decode one token everywhere, let finished callers go on."""
+        """Runs while there is work. In each turn: admit requests, decode one token in every slot, wake finished
+        callers."""
         try:
             await asyncio.sleep(0)  # callers that start together are admitted together
             while self._waiting or self._ready or any(self._rows) or self._flying:
@@ -297,14 +297,15 @@ class LocalEngine:
                 if any(self._rows) or self._flying:
                     self._decode()
                 await asyncio.sleep(0)
-        except BaseException as problem:  # a cancelled pump must not leave callers waiting, nor rows half done
+        # if the loop is cancelled, no caller may wait forever and no row may be half done
+        except BaseException as problem:
             self._fail(problem)
             if not isinstance(problem, Exception):
                 raise
 
     def _worth_it(self) -> bool:
-        """Whether to prefill now. Where shapes are free, a pass over few prompts costs a GPU as much as one over many:
-        it waits for more of them, but only for a few turns."""
+        """Whether to prefill now. With free shapes, a pass over few prompts costs a GPU as much as one over many. So
+        the prefill waits for more prompts, but only for a few turns."""
         self._held += 1
         if self.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
             return False
@@ -325,12 +326,13 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _prefill(self) -> None:
-        """Compute every distinct waiting prompt once and draw the first token of all its samples."""
+        """Compute every distinct waiting prompt once, and sample the first token of all its samples."""
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
         later: deque[tuple[Request, asyncio.Future]] = deque()
         admitted = len(self._ready)
         for request, future in self._waiting:
-            if request.prompt in prompts or admitted < 2 * self.slots:  # kept keys and values take memory
+            # limits the memory of the stored keys and values
+            if request.prompt in prompts or admitted < 2 * self.slots:
                 prompts.setdefault(request.prompt, []).append((request, future))
                 admitted += request.n if request.max_tokens > 1 else 0
             else:
@@ -341,9 +343,9 @@ class LocalEngine:
             self._prefill_part(part, width, [prompts[p] for p in part])
 
     def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
-        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it;
-        much shorter ones wait for the next pass once this one is worth its launches. Otherwise prompts of one width, in
-        rows of that width."""
+        """Which prompts are computed together, and how wide. With free shapes on a GPU: the longest first, as many as
+        fill it; much shorter ones wait for the next pass if this one is large enough. Otherwise prompts of one width,
+        in rows of that width."""
         wide = lambda p: -(-len(p) // self.bucket) * self.bucket
         if self.free:
             groups = [sorted(prompts, key=len, reverse=True)]
@@ -362,7 +364,8 @@ class LocalEngine:
                 group = group[rows:]
 
     def prefill_rows(self, width: int) -> int:
-        """Rows of a prefill of this width: constant for the width, so that neighbours cannot change a row."""
+        """The number of rows of a prefill of this width. It depends on the width only, so that neighbours cannot change
+        a row."""
         if self._prefill_rows is None:
             filled = (GPU_PREFILL if self.free else GPU_PREFILL // 8) // width
             return max(4, min(256, filled)) if self.lm.device.type == "cuda" else 4
@@ -404,7 +407,8 @@ class LocalEngine:
                 self._ready.append(_Ready(live, layout.kept, r, len(live.request.prompt)))
 
     def _draw_many(self, logits: torch.Tensor, lives: list[_Live], source: list[int]) -> None:
-        """First tokens: many samples may read one row of logits. Drawn in blocks of constant height."""
+        """Sample first tokens: many samples may read one row of logits. They are sampled in blocks of constant
+        height."""
         block = max(self.slots, 1)
         for first in range(0, len(lives), block):
             part, rows = lives[first : first + block], source[first : first + block]
@@ -413,7 +417,7 @@ class LocalEngine:
             self._draw(logits[index], [*part, *[None] * pad])
 
     def _forget(self) -> None:
-        """Callers that went away free their slots."""
+        """Free the slots of callers that have gone away."""
         self._waiting = deque(w for w in self._waiting if not w[1].done())
         self._ready = deque(r for r in self._ready if not r.live.parts.future.done())
         for row, live in enumerate(self._rows):
@@ -421,7 +425,7 @@ class LocalEngine:
                 self._rows[row], self._index[row], self._last[row] = None, 0, 0
 
     def _seat(self) -> None:
-        """Give free slots to samples that wait; those of one prefill are copied together."""
+        """Give free slots to waiting samples. Samples of one prefill are copied together."""
         together: dict[int, list[tuple[int, _Ready]]] = {}
         for row in range(self.slots):
             if self._ready and self._rows[row] is None:
@@ -447,8 +451,8 @@ class LocalEngine:
         self._advance(self._rows)
 
     def _decode_ahead(self, ahead: Ahead) -> None:
-        """Start a step, then read the one before it. Where a law needs the host's drawing, or somebody listens to the
-        most likely tokens, the host waits for the step itself."""
+        """Start a step, then read the step before it. If a law needs sampling on the host, or a listener wants the most
+        likely tokens, the host waits for this step."""
         waits = any(
             live is not None and (not simple(live.request.law) or self._listeners.get(live.parts.future, (None, 0))[1])
             for live in self._rows
@@ -456,7 +460,7 @@ class LocalEngine:
         if self._flying is not None and waits:
             self._land(ahead)
         if not any(self._rows):
-            self._flying = None  # whoever it was started for has ended
+            self._flying = None  # all samples of that step have ended
             return
         started = ahead.launch(), list(self._rows)
         if self._flying is not None:
@@ -466,10 +470,10 @@ class LocalEngine:
             self._land(ahead)
 
     def _land(self, ahead: Ahead) -> None:
-        """Read the draws of the step under way, and let those go that it ended."""
+        """Read the tokens of the step in progress, and free the slots of samples that it ended."""
         assert self._flying is not None
         (number, lives), self._flying = self._flying, None
-        # others had ended before it
+        # the other samples had ended before this step
         lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]
         drawn, complex_ = ahead.read(number), []
         for row, (live, (t, p, q)) in enumerate(zip(lives, drawn.tolist())):
@@ -493,7 +497,7 @@ class LocalEngine:
         self._advance(lives)
 
     def _advance(self, lives: Sequence[_Live | None]) -> None:
-        """Slots after a step: one token longer, or free."""
+        """Update the slots after a step: one token longer, or free."""
         for row, live in enumerate(lives):
             if live is None:
                 continue
@@ -503,14 +507,14 @@ class LocalEngine:
                 self._rows[row], self._index[row], self._last[row] = None, 0, 0
 
     def _next(self, index: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
-        """Logits after the last token of every slot, [slots, V]."""
+        """The logits after the last token of every slot, [slots, V]."""
         hidden = self.lm.hidden(last[:, None], self._cache.at(index, width), index[:, None])
         return self.lm.logits(hidden[:, 0])
 
     # -- drawing and stopping -----------------------------------------------------------------------------------
 
     def _draw(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
-        """Append one drawn token, with its two log-probs, to every live row of logits [N, V]."""
+        """Sample one token for every live row of logits [N, V], and append it with its two log-probs."""
         if self._ahead is None:
             return self._draw_by_law(logits, lives)
         easy = [live for live in lives if live is not None and simple(live.request.law)]
@@ -534,14 +538,14 @@ class LocalEngine:
             self._note_top(working(logits).log_softmax(-1), lives)
 
     def _drawer(self, *args: torch.Tensor) -> torch.Tensor:
-        """`draw`, compiled where the model is; as the recorded step draws."""
+        """`draw`, compiled if the model is, so that it samples as the recorded step does."""
         if self._compiled_draw is None:
             big = self.lm.device.type == "cuda" and self.lm.compiled.worth(self.lm.base)
             self._compiled_draw = compiled.whole(draw, "the drawing of tokens") if big else draw
         return self._compiled_draw(*args)
 
     def _draw_by_law(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
-        """The same under any law."""
+        """As `_draw`, under any law."""
         idle = Request(prompt=())
         requests = [idle if live is None else live.request for live in lives]
         table = {law: k for k, law in enumerate(dict.fromkeys(r.law for r in requests))}
@@ -590,7 +594,7 @@ class LocalEngine:
         return done is not None
 
     def _completion(self, live: _Live) -> Completion | None:
-        """The sample as a whole, if its last token ended it."""
+        """The finished sample, if its last token ended it; else None."""
         request, tokens = live.request, live.tokens
         stop: Literal["stop", "length"] | None = None
         text = None
@@ -607,7 +611,7 @@ class LocalEngine:
 
 
 def simple(law: SamplingLaw) -> bool:
-    """Whether a law is a temperature and nothing else, which a step on the device draws under."""
+    """Whether a law is only a temperature. A step on the device can sample from such a law."""
     return law.allowed is None and law.top_p >= 1 and not law.top_k and not law.min_tokens
 
 
