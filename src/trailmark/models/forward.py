@@ -1,8 +1,7 @@
-"""The one teacher-forced pass: from token sequences to numbers per token, computed in chunks over tokens.
+"""The teacher-forced forward pass: from token sequences to numbers per token, computed in chunks over tokens.
 
-`pack` lays samples out, `view` runs models over one layout (with gradients where they are wanted), `fill` adds what was
-read to the samples. The learner, the values of a search, the engine's scores and everything in `score/` go through
-here.
+`pack` lays samples out, `view` runs models over one layout (with gradients if they are trained), and `fill` adds the
+results to the samples. The learner, the values of a search, the engine's scores and everything in `score/` use this.
 
 Legend: M sample tokens, N tokens that are read (where the readout's stream is not 0), V vocabulary, W hidden width.
 """
@@ -30,11 +29,11 @@ from trailmark.models.readout import Readout, View
 from trailmark.types import Sample, SamplingLaw
 
 CHUNK = 1024
-PLACES = 65536  # computed in one pass where nobody says how many
+PLACES = 65536  # default number of tokens in one pass
 
 
 def choose_shape(wish: Shape, lm: LM) -> Shape:
-    """What was asked for, or the richest that is exact for the model."""
+    """The requested shape, or the richest one that is exact for the model."""
     if wish == "fixed":
         return wish
     wish = "tree" if wish == "auto" else wish
@@ -44,8 +43,8 @@ def choose_shape(wish: Shape, lm: LM) -> Shape:
 def pack(
     models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES
 ) -> list[Packed]:
-    """Lay samples out so that every one of the models can read them. The same samples are always packed the same way,
-    so scoring and training see equal numbers."""
+    """Lay samples out so that all these models can read them. The same samples are always packed the same way, so
+    scoring and training give equal numbers."""
     poorest = min(models.values(), key=lambda lm: RICHNESS[lm.sharing])
     longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in models.values())
     if longest > context:
@@ -61,7 +60,7 @@ def fill(
     readouts: Sequence[Readout],
     amp: bool = False,
 ) -> list[Sample]:
-    """The samples, each with one stream more per readout, computed without gradient in these layouts of them."""
+    """The samples with one more stream per readout, computed without gradient in these layouts."""
     places: dict[int, list[int]] = {}
     for i, s in enumerate(samples):
         places.setdefault(id(s), []).append(i)
@@ -85,8 +84,8 @@ def view(
     amp: bool = False,
     learned: Mapping[str, float] | None = None,
 ) -> View:
-    """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into
-    the models named in `train` and into no other."""
+    """Run each needed model once over the layout, and gather every readout back to sample tokens. Gradients flow only
+    into the models named in `train`."""
     with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
         pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
@@ -98,7 +97,7 @@ def view(
     with_grad = {r.model for r in readouts if not r.detach and id(models.get(r.model)) in trained}
     needed = dict.fromkeys([r.model for r in readouts] + [r.to for r in readouts if r.kind == "kl"])
     hidden: dict[str, Tensor] = {}
-    passes: dict[tuple[int, str, bool], Tensor] = {}  # one model under two names (a shared body) runs once
+    passes: dict[tuple[int, str, bool], Tensor] = {}  # a model with two names (a shared body) runs once
     for name in needed:
         with _as(models, name) as lm, torch.set_grad_enabled(name in with_grad), _autocast(lm, amp):
             key = (id(lm), name.partition("/")[2], name in with_grad)
@@ -155,7 +154,7 @@ def _read(
                     f"{', '.join(lm.heads) or 'none'}"
                 )
             head: Any = lm.heads[r.head]
-            # Where shapes are constant the head reads every place: what it computes must not depend on how many are
+            # If shapes are constant, the head reads all places, so that its shape does not depend on how many are
             # wanted.
             read = hidden[model] if packed.constant else states
             with torch.autocast(lm.device.type, enabled=False):
@@ -210,7 +209,7 @@ def _read(
     for first in range(0, len(m) if tokens else 0, CHUNK):
         span = slice(first, first + CHUNK)
         args = (states[span], goal[span], span, *[o[span] for o in others.values()])
-        # Recomputed in the backward pass, so that no [N, V] tensor outlives its chunk.
+        # Recomputed in the backward pass, so that no [N, V] tensor is kept after its chunk.
         results = checkpoint(chunk, *args, use_reentrant=False) if torch.is_grad_enabled() else chunk(*args)
         for r, value in zip(tokens, results):
             out[r.name].append(value)
@@ -218,7 +217,7 @@ def _read(
 
 
 def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:
-    """One temperature for each token where that is all that its law does, and the compiled readout is at hand; else
+    """One temperature for each token, if every law is only a temperature and the compiled readout is available; else
     None."""
     if lm.device.type != "cuda" or not lm.compiled.wanted or lm.dtype == torch.float64 or not len(law):
         return None
@@ -226,7 +225,7 @@ def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw]
     only = all(dataclasses.replace(w, temperature=1.0).plain and w.temperature > 0 for w in used)
     if not only or any(r.kind not in ("logp", "entropy") for r in wanted) or len({r.law for r in wanted}) > 1:
         return None
-    # -1 is the last one: the model's own distribution
+    # index -1 is the last entry: the model's own distribution
     table = np.array([w.temperature for w in laws] + [1.0], np.float32)
     return torch.as_tensor(table[law] if wanted[0].law else np.ones(len(law), np.float32), device=lm.device)
 
@@ -248,7 +247,7 @@ def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[
 
 
 def exact_kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)); tokens without mass under a count
+    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)). Tokens without mass under a count
     0."""
     pa, pb = a.log_softmax(-1), b.log_softmax(-1)
     gap = torch.where(pa == NEVER, torch.zeros_like(pa), pa - pb)
