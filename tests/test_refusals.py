@@ -51,11 +51,10 @@ def test_a_method_that_is_no_name(refused, name):
 
 
 def test_what_others_call_a_method_is_told_what_it_is_here(refused):
-    refused(
-        "method=grpo", says=["'grpo': in Trailmark it is method: policy_gradient", "credit: group", "recipes/arith-grpo.yaml"]
-    )
-    refused("method=GRPO", says=["here it is method: policy_gradient"])
-    refused("method=dr-grpo", says=["here it is method: policy_gradient"])
+    here = "'grpo': in Trailmark it is method: policy_gradient"
+    refused("method=grpo", says=[here, "credit: group", "recipes/arith-grpo.yaml"])
+    refused("method=GRPO", says=["in Trailmark it is method: policy_gradient"])
+    refused("method=dr-grpo", says=["in Trailmark it is method: policy_gradient"])
     refused("method=dpo", says=["'dpo': in Trailmark it is method: preference with objective: dpo"])
     refused("method=policy-gradiant", says=["Did you mean 'policy_gradient'?"])
 

@@ -285,7 +285,7 @@ def test_pickled_weights_are_refused(tmp_path, data):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="pickles"):
+    with pytest.raises(ModelError, match="pickle files"):
         go(tmp_path, data, critic={"name": str(folder)})
 
 
