@@ -284,7 +284,7 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
     for changes, said in [
         ({"budget": {}}, "a budget is one of steps, updates, tokens or seconds"),
         ({"budget": {"steps": 1, "tokens": 1}}, "a budget is one of"),
-        ({"seeds": [1, 1]}, "a seed stands twice"),
+        ({"seeds": [1, 1]}, "a seed is listed twice"),
         ({"claims": ["high > lwo"]}, "there is no arm 'lwo'. Did you mean 'low'"),
         ({"claims": ["high > low on sucess"]}, "there is no measure 'sucess'. Did you mean 'success'"),
         ({"claims": ["high"]}, "expected 'arm > arm on measure'"),

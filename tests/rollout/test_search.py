@@ -539,7 +539,7 @@ def test_eval_with_search(critic, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--search", "beam:2"), "by what is it chosen"),
+        (("--search", "beam:2"), "needs a value to choose by"),
         (("--search", "beam:2", "--value", "nowhere"), "no such run"),
         (("--search", "beam:2", "--value", "logp", "--temperature", 0), "needs a temperature above 0"),
         (("--search", "best_of:2", "--value", "logp", "--budget", 5), "belong to beam and actions"),

@@ -1,5 +1,4 @@
-"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said
-nothing."""
+"""Play a MODEL of the command line. Settings that the user did not give come from the recipe of the model's run."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for; None: as the recipe has it."""
+    """The options of the command line. None: as in the recipe."""
 
     task: str | None = None
     options: Sequence[str] = ()
@@ -44,11 +43,11 @@ class Wish:
     value: str | None = None
     budget: int | None = None
     tree: bool = False
-    beside: str | None = None  # the MODEL whose run says task, split and starts for one that lies in no run
+    beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
 
 
 def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:
-    """The method of a run's recipe, and its config; with `task` in place of the recipe's."""
+    """The method of a run's recipe, and its config, with `task` in place of the recipe's task."""
     from trailmark.methods import get_method
 
     method = get_method(str(recipe["method"]))
@@ -56,7 +55,7 @@ def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) 
 
 
 def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> bool:
-    """Whether one model of a run plays its task alone. `options` are set in the task beside those of the recipe."""
+    """Whether one model of a run plays its task alone. `options` are added to the task's options in the recipe."""
     from trailmark.tasks import get_task
 
     method, config = method_of(recipe)
@@ -68,9 +67,9 @@ def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = N
 
 
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits
-    beside it, and rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the
-    address of a server, "random" or "oracle"."""
+    """Returns the episodes, and a plain record of how they were made. The record may also hold the policy's tokenizer
+    (if there is a reflector) and further rows (`beside`); the caller removes both before printing. `name` may also be
+    the address of a server, "random" or "oracle"."""
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
@@ -118,7 +117,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         seat = remote_seat(name, wish, sampling)
     else:
         seat = local_seat(found, wish, sampling, source)
-    tasks = starts()  # now that the world knows the tokenizer, as in training
+    tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
         seat = searched_seat(source, seat, wish)
         played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed)
@@ -137,7 +136,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
 
 
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
-    """A model behind an address, which must answer."""
+    """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.table import UNNAMED, open_server, sampling_law
@@ -148,8 +147,8 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
 
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE of an option. VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not stand on a command
-    line."""
+    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
+    command line."""
     for word in words:
         if "=" not in word:
             raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
@@ -157,7 +156,8 @@ def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
-    """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
+    """The seat of a model in this process, with the engine settings of its run. `source` takes its labels from the
+    tokenizer."""
     from trailmark.seats.config import LocalSeat
     from trailmark.seats.table import Table
 
@@ -168,7 +168,7 @@ def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any
 
 
 def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
-    """The seat of a server as a wish has it: plain, or with a search over its answers."""
+    """The seat of a server: plain, or with a search over its answers."""
     if wish.search is None:
         return seat
     from trailmark.evaluate.searched import answer_search
@@ -179,7 +179,7 @@ def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
 
 
 def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | None, seed: int) -> Sequence[Task]:
-    """The starts that a run's own evaluation plays; of no run, those of the world."""
+    """The starts of the run's own evaluation. Without a run: the starts of the task."""
     if not recipe:
         return draw_tasks(source, split, n, seed)
     method, config = method_of(recipe)
@@ -187,7 +187,7 @@ def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | Non
 
 
 def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """A run whose method seats several players: all of them from one checkpoint, as the run itself evaluates."""
+    """Play a run with several seats: all models come from one checkpoint, as in the run's own evaluation."""
     from trailmark.evaluate.run import evaluate
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
@@ -212,7 +212,7 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
 
 
 def redrawn(seat: Any, wish: Wish) -> Any:
-    """A seat in this process as a wish has it drawn."""
+    """A seat in this process with the sampling settings of the wish."""
     said = {"temperature": wish.temperature, "top_p": wish.top_p}
     more = {k: v for k, v in said.items() if v is not None}
     if seat.kind != "local" or not more:
