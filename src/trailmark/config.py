@@ -151,7 +151,7 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warmup")
     warmup: float = Field(0.0, ge=0, description="steps of warmup; below 1: a fraction of all steps")
     final: float = Field(0.0, ge=0, le=1, description="fraction of lr at the end of a schedule")
-    bits: Literal[32, 8] = Field(32, description="of the moments; 8 needs bitsandbytes and a GPU")
+    bits: Literal[32, 8] = Field(32, description="bits of the optimiser's moments; 8 needs bitsandbytes and a GPU")
     groups: dict[str, GroupConfig] = Field(
         {}, description="settings by a pattern of parameter names, such as 'value_head.*'"
     )
@@ -179,7 +179,7 @@ class LearnerConfig(Config):
         None, description="most tokens of one micro-batch; none: as many as a GPU holds, 8192 elsewhere"
     )
     offload: list[Literal["optimiser", "frozen"]] = Field(
-        [], description="what lies in the computer's memory while a GPU does not need it"
+        [], description="what to keep in CPU memory while the GPU does not need it"
     )
     layout: Literal["auto", "tree", "flat", "rows"] = Field(
         "auto", description="tree: shared prefixes; flat: packed; rows: padded"

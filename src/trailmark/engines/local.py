@@ -37,7 +37,7 @@ from trailmark.types import Sample, SamplingLaw
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
 WORTH = 16384  # below this many tokens, a pass on a GPU takes the same time
-WORTH_KEEPING = 64  # tokens of a prompt
+WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
 HOLD = 8  # most turns that a prefill waits for more prompts
 MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 AHEAD = False  # decode as on a GPU on any device: for tests
@@ -169,8 +169,8 @@ class LocalEngine:
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
-        # Where shapes are free, prompts go on from what slots hold. Not where they are fixed: what happens to lie in a
-        # slot depends on neighbours, and a token that was decoded is not bitwise the same as one that was prefilled.
+        # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
+        # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
         self.reuse = not fixed and self._ahead is not None
         self.chunk = GPU_PREFILL  # tokens of a prompt computed in one pass
         self._kept, self._turn = Kept(), 0
@@ -248,7 +248,7 @@ class LocalEngine:
             self._compare(source, theirs)
         self.version = version
         self._ready.clear()
-        self._kept.clear()  # keys and values of other weights
+        self._kept.clear()  # these keys and values belong to the old weights
 
     @torch.no_grad()
     def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
@@ -410,7 +410,7 @@ class LocalEngine:
         self._first_tokens(part, askers, logits, layout)
 
     def _in_chunks(self, part: list[tuple[int, ...]], ids: torch.Tensor) -> tuple[Prefill, torch.Tensor]:
-        """A prefill of prompts too long for one pass: every chunk looks back at those before it."""
+        """A prefill of prompts that are too long for one pass. Every chunk attends to the chunks before it."""
         device, rows = self.lm.device, len(ids)
         lengths = torch.as_tensor([len(p) for p in part] + [1] * (rows - len(part)), device=device)
         layout: Prefill | None = None
@@ -433,8 +433,8 @@ class LocalEngine:
     def _extensions(
         self, prompts: list[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, int] | None]
     ) -> Iterator[list[tuple[int, ...]]]:
-        """Prompts whose beginnings lie in slots, those with about as much to compute together, as many as fill a
-        pass."""
+        """Prompts whose beginnings are in slots, in passes: each has prompts with about as much left to compute, as
+        many as fill it."""
         rest = lambda p: len(p) - known[p][1]  # type: ignore[index]
         ordered = sorted(prompts, key=rest, reverse=True)
         while ordered:
@@ -450,7 +450,7 @@ class LocalEngine:
         known: list[tuple[int, int] | None],
         askers: list[list[tuple[Request, asyncio.Future]]],
     ) -> None:
-        """Compute what prompts add to the beginnings that lie in slots."""
+        """Compute the part of prompts after the beginnings that are in slots."""
         slots, had = zip(*(k for k in known if k is not None))
         news = [len(p) - n for p, n in zip(part, had)]
         new = max(news)
@@ -475,7 +475,7 @@ class LocalEngine:
         logits: torch.Tensor,
         layout: Prefill,
     ) -> None:
-        """Draw the first token of every sample after its prompt; those that go on wait for a slot."""
+        """Sample the first token of every sample after its prompt. Samples that continue wait for a slot."""
         self.prefills += len(part)
         lives: list[_Live] = []
         source: list[int] = []
@@ -498,8 +498,8 @@ class LocalEngine:
             self._remember(part, sorted(over), layout, self._ahead)
 
     def _remember(self, part: list[tuple[int, ...]], over: list[int], layout: Prefill, ahead: Ahead) -> None:
-        """Prompts that needed one token only (decisions among labels) never had a slot: free ones keep them, for the
-        next decision of their conversation."""
+        """Keep prompts whose samples ended with the first token (decisions among labels) in free slots, for the next
+        decision of their conversation: they never had a slot."""
         free = sorted((r for r, live in enumerate(self._rows) if live is None), key=self._free_since.__getitem__)
         free = free[: max(0, len(free) - len(self._ready))]
         over = [r for r in over if len(part[r]) >= WORTH_KEEPING][: len(free)]
@@ -507,7 +507,7 @@ class LocalEngine:
             return
         rows = free[: len(over)]
         self._cache.write(rows, layout.kept, over)
-        ahead.seat(rows, [(len(part[r]), 0, 0, 0, 0) for r in over], [1.0] * len(rows))  # an idle slot writes behind it
+        ahead.seat(rows, [(len(part[r]), 0, 0, 0, 0) for r in over], [1.0] * len(rows))  # an idle slot writes after it
         for row, r in zip(rows, over):
             self._kept.add(row, part[r], (len(part[r]),))
             self._free_since[row] = self._turn
@@ -534,7 +534,7 @@ class LocalEngine:
         """Give free slots to waiting samples. Samples of one prefill are copied together."""
         together: dict[int, list[tuple[int, _Ready]]] = {}
         rows: Sequence[int] = range(self.slots)
-        if self.reuse and self._ready:  # what has waited longest for a prompt that goes on from it is given away first
+        if self.reuse and self._ready:  # the slot that has waited longest for a continuing prompt is given away first
             self._turn += 1
             rows = sorted(rows, key=self._free_since.__getitem__)
         for row in rows:
@@ -618,7 +618,7 @@ class LocalEngine:
                 self._leave(row, live)
 
     def _leave(self, row: int, live: _Live) -> None:
-        """Free a slot; what it holds may be the beginning of a prompt to come."""
+        """Free a slot. A later prompt may begin with what it holds."""
         self._rows[row], self._index[row], self._last[row] = None, 0, 0
         if self.reuse:
             prompt = live.request.prompt

@@ -77,7 +77,7 @@ class Learner:
         return pack(self.models, samples, self.config.layout, budget)
 
     def _fit(self, work: Callable[[], T]) -> T:
-        """`work`, again with half the tokens in a micro-batch where they did not fit the GPU."""
+        """Call `work`. If a micro-batch does not fit the GPU, repeat with half as many tokens."""
         while True:
             try:
                 return work()
@@ -100,7 +100,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
-        """Frozen models that lie in the computer's memory, on the device for as long as they are read."""
+        """Move offloaded frozen models to the device for the duration of the block."""
         try:
             for lm in self._frozen:
                 lm.model.to(self._device)

@@ -41,7 +41,7 @@ class Optimiser:
     """The optimiser of one model. With `ema` it keeps a moving average of the trained weights."""
 
     def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None, offload: bool = False):
-        """`offload`: the moments lie in the computer's memory between steps."""
+        """`offload`: keep the moments in CPU memory between steps."""
         self.config, self.total, self.decay, self.steps = config, total, ema, 0
         self.named = dict(lm.parameters())
         if not self.named:

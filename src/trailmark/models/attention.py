@@ -117,9 +117,9 @@ class Prefill(Layout):
 
 
 class Extension(Prefill):
-    """New tokens behind prefixes whose keys and values are there already: `before[layer]` holds them as [B, Hkv, C, D],
-    of which row b uses the first `length[b]`. `pos` are the new tokens' positions; `kept` becomes prefix and new tokens
-    together, `width` columns wide."""
+    """New tokens after prefixes whose keys and values are already stored: `before[layer]` holds them as [B, Hkv, C, D],
+    of which row b uses the first `length[b]`. `pos` are the positions of the new tokens. `kept` receives prefix and new
+    tokens together, `width` columns wide."""
 
     def __init__(self, before: dict[int, tuple[Tensor, Tensor]], length: Tensor, pos: Tensor, width: int):
         super().__init__(torch.zeros_like(pos), pos)
@@ -131,7 +131,7 @@ class Extension(Prefill):
         self.columns = place[0]
 
     def mask(self, window: int | None) -> Tensor:
-        """[B, 1, new tokens, width] bool: a token sees what lies at its position and before it."""
+        """[B, 1, new tokens, width] bool: a token attends to its own position and to those before it."""
         if window not in self._masks:
             gap = self.pos[:, :, None] - self.columns
             allowed = gap >= 0
