@@ -54,7 +54,9 @@ def gae_on_clock(
     lost = ~written & (r != 0)
     if lost.any():
         where = f"the reward {r[lost][0]:g} at token {int(lost.argmax())}"
-        raise ValueError(f"{where} is on a token that nobody wrote; put it on a token of the decision that earned it")
+        raise ValueError(
+            f"{where} is on a token that was not written; put it on a token of the decision that earned it"
+        )
     _, first, tick = np.unique(ids[written], return_index=True, return_inverse=True)
     a, target = gae(np.bincount(tick, r[written], minlength=len(first)), v[written][first], gamma, lam, bootstrap)
     out_a, out_target = np.zeros_like(r), np.zeros_like(r)

@@ -39,7 +39,7 @@ def kl_shaped(reward: ArrayLike, logp: ArrayLike, ref: ArrayLike, written: Array
     w = mask_like("written", written, len(r))
     lost = ~w & (r != 0)
     if lost.any():
-        raise ValueError(f"the reward {r[lost][0]:g} at token {int(lost.argmax())} is on a token that nobody wrote")
+        raise ValueError(f"the reward {r[lost][0]:g} at token {int(lost.argmax())} is on a token that was not written")
     return np.where(w, r - coef * (p - q), 0.0)
 
 

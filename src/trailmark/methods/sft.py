@@ -74,9 +74,9 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
     if long:
         (first, size), most = long[0], max(n for _, n in long)
         raise DataError(
-            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, "
-            f"and none is cut: set model.shape.context={most}, choose a model with such a context, or leave these "
-            "rows out.",
+            f"has {size} tokens, and the model's context is {context}. {len(long)} of {len(out)} rows are too long, "
+            f"and rows are never cut: set model.shape.context={most}, choose a model with such a context, or leave "
+            "these rows out.",
             path,
             first,
         )

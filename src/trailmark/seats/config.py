@@ -5,7 +5,7 @@ seats:
   actor:   {kind: http, address: http://127.0.0.1:8000, model: tiny, sampling: {max_tokens: 20}}
   critic:  {kind: local, model: {name: runs/other}}            # a frozen model in this process
   oracle:  {kind: scripted, function: my_file.py:answer}       # answer(prompt, draw) -> text
-  guest:   {kind: person}                                      # whoever sits at the terminal
+  guest:   {kind: person}                                      # a person at the terminal
 """
 
 from __future__ import annotations
