@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trailmark import MOST_SEED
+
+if TYPE_CHECKING:
+    from trailmark.evaluate.players import Wish
 
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
@@ -112,59 +115,77 @@ def evaluate(
     evaluation. Further models without a run (random, oracle, a server) play the starts of the first one. Exit code 1:
     nothing could be scored, and the reason is printed.
     """
-    from trailmark.errors import RunError, TrailmarkError
-    from trailmark.evaluate.output import finish
-    from trailmark.evaluate.run import stage_rows
-    from trailmark.evaluate.tables import table, warnings
-    from trailmark.runs.store import atomic_write, to_json
+    from trailmark.errors import TrailmarkError
 
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
-        from trailmark.evaluate.copy_rate import hears_words
-        from trailmark.evaluate.stored_episodes import episode_files, read_files
-
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
-        words = None
-        if tokenizer is not None:
-            from trailmark.report.pieces import named
-
-            words = named(tokenizer)
-        sets = {name: read_files(files) for name, files in episode_files(episodes).items()}
-        each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
-        rows = [row for some in each for row in some]
-        unread = words is None and any(map(hears_words, sets.values()))
-        hint = [
-            "note: one seat advises another: --tokenizer NAME adds how often the advice is followed."
-        ] * unread
-        result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
-        whole = [some[0] for some in each]  # without the rows per stage
-        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(whole), *hint])
-        return _must_have_scores(whole)
+        return _recompute(episodes, tokenizer, side, seat, failed, json)
     if tokenizer is not None:
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model has its own.")
+    if search is None and (value or budget or tree):
+        raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
+    from trailmark.evaluate.players import Wish
+    from trailmark.seats.locate import is_address
+
+    is_model = lambda w: "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
+    extra = [w for w in options or () if is_model(w)]
+    words = [w for w in options or () if w not in extra]
+    # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
+    talk = chat or (react and not any(map(is_address, [str(model), *extra])))
+    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
+                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
+    _play([str(model), *extra], wish, side, seat, failed, out, json)
+
+
+def _recompute(
+    path: Path, tokenizer: str | None, side: str | None, seat: str | None, failed: Failures, json: bool
+) -> None:
+    """`eval --episodes`: the table of stored episodes."""
+    from trailmark.evaluate.copy_rate import hears_words
+    from trailmark.evaluate.output import finish
+    from trailmark.evaluate.run import stage_rows
+    from trailmark.evaluate.stored_episodes import episode_files, read_files
+    from trailmark.evaluate.tables import table, warnings
+
+    words = None
+    if tokenizer is not None:
+        from trailmark.report.pieces import named
+
+        words = named(tokenizer)
+    sets = {name: read_files(files) for name, files in episode_files(path).items()}
+    each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
+    rows = [row for some in each for row in some]
+    unread = words is None and any(map(hears_words, sets.values()))
+    hint = ["note: one seat advises another: --tokenizer NAME adds how often the advice is followed."] * unread
+    result = {"command": "eval", "source": str(path), "failed_as": failed.value, "rows": rows}
+    whole = [some[0] for some in each]  # without the rows per stage
+    finish(result, json, lambda width: [table(rows, str(path), width), *warnings(whole), *hint])
+    _must_have_scores(whole)
+
+
+def _play(
+    models: list[str], wish: Wish, side: str | None, seat: str | None, failed: Failures, out: Path | None, json: bool
+) -> None:
+    """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
     from trailmark.config import SamplingConfig
-    from trailmark.evaluate.players import Wish, play_model, remote_seat
+    from trailmark.errors import RunError
+    from trailmark.evaluate.output import finish
+    from trailmark.evaluate.players import play_model, remote_seat
+    from trailmark.evaluate.run import stage_rows
+    from trailmark.evaluate.tables import table, warnings
+    from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
-    extra = [
-        w for w in options or () if "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
-    ]
-    words = [w for w in options or () if w not in extra]
-    if search is None and (value or budget or tree):
-        raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
-    # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
-    talk = chat or (react and not any(map(is_address, [str(model), *extra])))
-    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
     try:
-        for name in filter(is_address, extra):  # check servers now, before the first model plays for an hour
+        for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
-        made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
+        made = {name: play_model(name, wish) for name in dict.fromkeys(models)}
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
@@ -177,8 +198,8 @@ def evaluate(
     if out is not None and any(row["scored"] for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(out, "".join(to_json(e) + "\n" for played, _ in made.values() for e in played).encode())
-    about = made[str(model)][1]
-    every = {"configurations": {name: about for name, (_, about) in made.items()}} if extra else {}
+    about = made[models[0]][1]
+    every = {"configurations": {name: about for name, (_, about) in made.items()}} if models[1:] else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
     finish(result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole)])
     _must_have_scores(whole)

@@ -82,21 +82,10 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     if not alone:
         return play_seats(found, wish)
     like = recipe or (locate(wish.beside).recipe if wish.beside else {})
-    own = like.get("task") or {}
-    if wish.task is None and "name" not in own:
-        raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
-    task = wish.task or own["name"]
-    options = ({} if wish.task not in (None, own.get("name")) else own.get("options") or {}) | task_options(
-        wish.options
-    )
-    evaluated = like.get("eval") or {}
-    split = wish.split or evaluated.get("split", "test")
-    n = wish.n or evaluated.get("n")
-    seed = like.get("seed", 0) if wish.seed is None else wish.seed
+    task, options, split, n, seed = _wanted(wish, like)
     said = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
-    sampling = resolve(
-        {**(recipe.get("sampling") or {}), **{k: v for k, v in said.items() if v is not None}}, SamplingConfig
-    )
+    given = {k: v for k, v in said.items() if v is not None}
+    sampling = resolve({**(recipe.get("sampling") or {}), **given}, SamplingConfig)
     source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
@@ -133,6 +122,19 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
     drawn = sum(prompted.guessed.values())
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def _wanted(wish: Wish, like: Mapping[str, Any]) -> tuple[str, dict[str, Any], str, int | None, int]:
+    """Task, options, split, number of starts and seed: as the wish says, else as the recipe `like` does."""
+    from trailmark.tasks import task_options
+
+    own, evaluated = like.get("task") or {}, like.get("eval") or {}
+    if wish.task is None and "name" not in own:
+        raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
+    options = own.get("options") or {} if wish.task in (None, own.get("name")) else {}
+    split, n = wish.split or evaluated.get("split", "test"), wish.n or evaluated.get("n")
+    seed = like.get("seed", 0) if wish.seed is None else wish.seed
+    return wish.task or own["name"], options | task_options(wish.options), split, n, seed
 
 
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:

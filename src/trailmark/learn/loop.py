@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trailmark.config import RunConfig
+from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import RecipeError, RunError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
@@ -128,24 +128,12 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
-                if metrics.get("eval/failed") and "eval/reward" not in metrics:
-                    raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
-                if config.checkpoint.metric not in metrics:
-                    known = [k for k in metrics if k.startswith("eval/")]
-                    hint = nearest(config.checkpoint.metric, known) if known else " There is nothing to evaluate on."
-                    raise RecipeError(
-                        f"checkpoint.metric is '{config.checkpoint.metric}', which the evaluation does not "
-                        f"report.{hint}"
-                    )
+                _check_evaluation(config, run, step, metrics)
             value = metrics.get(config.checkpoint.metric)
             if value is not None:
-                sign = 1 if config.checkpoint.mode == "max" else -1
-                better = not best or sign * value > sign * best[0][0]
+                best, better = _ranked(best, value, step, config.checkpoint)
                 bad = 0 if better else bad + 1
                 stop = config.eval.patience is not None and bad >= config.eval.patience
-                best = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))[
-                    : max(1, config.checkpoint.keep_best)
-                ]
             last = metrics
             timings = {"seconds": time.perf_counter() - began, "train_seconds": trained, **phases.numbers}
             run.log(step, metrics, timings)
@@ -169,6 +157,27 @@ def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
     """Delete all checkpoints but the newest and the best ones."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
     checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
+
+
+def _check_evaluation(config: RunConfig, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    """Raise an error if no episode of an evaluation was scored, or if it does not report `checkpoint.metric`."""
+    if metrics.get("eval/failed") and "eval/reward" not in metrics:
+        raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
+    wanted = config.checkpoint.metric
+    if wanted not in metrics:
+        known = [k for k in metrics if k.startswith("eval/")]
+        hint = nearest(wanted, known) if known else " There is nothing to evaluate on."
+        raise RecipeError(f"checkpoint.metric is '{wanted}', which the evaluation does not report.{hint}")
+
+
+def _ranked(
+    best: list[list[float]], value: float, step: int, config: CheckpointConfig
+) -> tuple[list[list[float]], bool]:
+    """The best steps with this one added, best first, cut to the number to keep; and whether this one is the best."""
+    sign = 1 if config.mode == "max" else -1
+    better = not best or sign * value > sign * best[0][0]
+    ranked = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))
+    return ranked[: max(1, config.keep_best)], better
 
 
 def _first_failure(run: Run, step: int) -> str:

@@ -154,19 +154,7 @@ def _read(
     tokens = [r for r in group if r.kind != "head"]
     for r in group:
         if r.kind == "head":
-            if r.head not in lm.heads:
-                raise LearnError(
-                    f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: "
-                    f"{', '.join(lm.heads) or 'none'}"
-                )
-            head: Any = lm.heads[r.head]
-            # If shapes are constant, the head reads all places, so that its shape does not depend on how many are
-            # wanted.
-            read = hidden[model] if packed.constant else states
-            with torch.autocast(lm.device.type, enabled=False):
-                value = head(read.to(head.weight.dtype))
-            value = value.index_select(0, at) if packed.constant else value
-            out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
+            out[r.name].append(_read_head(lm, r, model, hidden[model], states, at, packed.constant))
     others = {r.to: hidden[r.to].index_select(0, at) for r in tokens if r.kind == "kl"}
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
@@ -191,25 +179,15 @@ def _read(
             under = law_logits(logits, packed.laws, law[span], written[span], t)
         results = []
         for r in tokens:
-            use = under if r.law else own
-            if r.kind == "kl" and r.law:
-                use = law_logits(logits, whole, law[span], written[span])
-            if r.kind == "logp":
-                results.append(use.log_softmax(-1).gather(1, t[:, None])[:, 0])
-            elif r.kind == "entropy":
-                results.append(entropy(use))
-            elif r.kind == "rank":
-                every = use.log_softmax(-1)
-                results.append((every > every.gather(1, t[:, None])).sum(-1) + 1)
-            elif r.kind == "top":
-                best = use.log_softmax(-1).topk(min(r.top, use.shape[1]))
-                results.append(torch.stack([best.indices.to(best.values.dtype), best.values], 1))
-            else:
-                with _as(models, r.to) as second, torch.no_grad():
-                    b = working(second.logits(other[list(others).index(r.to)]))
-                if r.law:
-                    b = law_logits(b, whole, law[span], written[span])
-                results.append(exact_kl(use, b) if r.reverse else exact_kl(b, use))
+            if r.kind != "kl":
+                results.append(_number(r, under if r.law else own, t))
+                continue
+            with _as(models, r.to) as second, torch.no_grad():
+                b = working(second.logits(other[list(others).index(r.to)]))
+            a = own
+            if r.law:
+                a, b = (law_logits(x, whole, law[span], written[span]) for x in (logits, b))
+            results.append(exact_kl(a, b) if r.reverse else exact_kl(b, a))
         return tuple(results)
 
     for first in range(0, len(m) if tokens else 0, CHUNK):
@@ -220,6 +198,34 @@ def _read(
         for r, value in zip(tokens, results):
             out[r.name].append(value)
     return [torch.cat(out[r.name]) if out[r.name] else states.new_zeros(0) for r in group]
+
+
+def _read_head(
+    lm: LM, r: Readout, model: str, hidden: Tensor, states: Tensor, at: Tensor, constant: bool
+) -> Tensor:
+    """A head's output at the places `at`, whose hidden states are `states`."""
+    if r.head not in lm.heads:
+        has = ", ".join(lm.heads) or "none"
+        raise LearnError(f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {has}")
+    head: Any = lm.heads[r.head]
+    # If shapes are constant, the head reads all places, so that its shape does not depend on how many are wanted.
+    with torch.autocast(lm.device.type, enabled=False):
+        value = head((hidden if constant else states).to(head.weight.dtype))
+    value = value.index_select(0, at) if constant else value
+    return value[:, 0] if value.shape[1] == 1 else value
+
+
+def _number(r: Readout, logits: Tensor, token: Tensor) -> Tensor:
+    """One readout of the distributions softmax(logits), [N, V], at tokens [N]."""
+    if r.kind == "entropy":
+        return entropy(logits)
+    every = logits.log_softmax(-1)
+    if r.kind == "logp":
+        return every.gather(1, token[:, None])[:, 0]
+    if r.kind == "rank":
+        return (every > every.gather(1, token[:, None])).sum(-1) + 1
+    best = every.topk(min(r.top, logits.shape[1]))
+    return torch.stack([best.indices.to(best.values.dtype), best.values], 1)
 
 
 def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:

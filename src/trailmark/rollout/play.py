@@ -395,34 +395,6 @@ async def play_all(
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if source.slow else None
 
-    async def one(number: int, start: Start) -> Episode:
-        async with gate:
-            desk: Desk | None = None
-            try:
-                world = source.make()
-                desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
-                first = desk.observation
-                await protocol(desk)
-                if desk.pending:
-                    raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-                if judge is not None and desk.step is not None and desk.over and desk.step.outcome is None:
-                    unjudged[number] = first
-                    outcome: Outcome | Mapping[str, Outcome] = Invalid("not judged yet")
-                elif desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome = Invalid("the protocol ended before the world did")
-                else:
-                    outcome = desk.step.outcome
-                return desk.episode(outcome, side)
-            except EngineError as problem:
-                outcome = Failed(f"engine: {problem}")
-            except Exception as problem:  # a world may raise anything; the other episodes must go on
-                outcome = Failed(f"{type(problem).__name__}: {problem}")
-            if desk is None:
-                return Episode(
-                    start.id, start.task, start.group, (), {side: outcome}, parent=start.parent, seed=start.seed
-                )
-            return desk.episode(outcome, side)
-
     async def verdicts() -> None:
         async with asking:  # the first to get the lock asks about all episodes that are finished by then
             if judge is not None and unjudged:
@@ -431,7 +403,10 @@ async def play_all(
                 await give_verdicts(played, now, judge, notes)
 
     async def told(number: int, start: Start) -> None:
-        played[number] = await one(number, start)
+        async with gate:
+            played[number], first = await _play_one(source, start, table, protocol, threads, side, judge is not None)
+        if first is not None:
+            unjudged[number] = first
         if each is not None:
             await verdicts()
             each(played[number])
@@ -443,6 +418,39 @@ async def play_all(
             threads.shutdown(wait=False, cancel_futures=True)
     await verdicts()
     return [played[k] for k in range(len(starts))]
+
+
+async def _play_one(
+    source: TaskSource,
+    start: Start,
+    seats: Mapping[str, Seat],
+    protocol: Protocol,
+    threads: Executor | None,
+    side: str,
+    judged: bool,
+) -> tuple[Episode, Observation | None]:
+    """One episode; and its first observation, if a judge must give it an outcome."""
+    desk: Desk | None = None
+    try:
+        world = source.make()
+        desk = Desk(start, world, seats, await _call(threads, world.reset, start.task), threads)
+        first = desk.observation
+        await protocol(desk)
+        if desk.pending:
+            raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
+        outcome = desk.step.outcome if desk.step is not None and desk.over else None
+        if outcome is None and desk.over and judged:
+            return desk.episode(Invalid("not judged yet"), side), first
+        ended = Invalid("the protocol ended before the world did") if outcome is None else outcome
+        return desk.episode(ended, side), None
+    except EngineError as problem:
+        failure = Failed(f"engine: {problem}")
+    except Exception as problem:  # a world may raise anything; the other episodes must go on
+        failure = Failed(f"{type(problem).__name__}: {problem}")
+    if desk is None:
+        outcomes = {side: failure}
+        return Episode(start.id, start.task, start.group, (), outcomes, parent=start.parent, seed=start.seed), None
+    return desk.episode(failure, side), None
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
