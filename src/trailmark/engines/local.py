@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from trailmark.config import EngineConfig
-from trailmark.engines.ahead import Ahead, draw
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
-from trailmark.engines.reuse import Kept
+from trailmark.engines.decode_ahead import Ahead, draw
+from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
 from trailmark.memory import need
 from trailmark.models import compiled

@@ -52,7 +52,7 @@ from trailmark.methods.curriculum import level_starts
 from trailmark.methods.reflect_imitation import (
     ImitationMethod,
     Players,
-    deaf_to_chance,
+    always_reflecting,
     final_tasks,
     load_seat,
     seat_model,
@@ -228,7 +228,7 @@ class ReflectMethod(Players):
         self.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        return wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
+        return wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------

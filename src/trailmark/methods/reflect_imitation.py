@@ -124,7 +124,7 @@ class Players(Method):
         self.publish(step)
         c = self.config
         tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
-        protocol = deaf_to_chance(self.talk)
+        protocol = always_reflecting(self.talk)
         episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
         write_segment(self.run.path / "evaluation", step, episodes)
         good, dropped = scored(episodes)
@@ -175,7 +175,7 @@ class Players(Method):
         """As in training, but every decision gets a reflection."""
 
         async def hears_all(desk: Desk) -> None:
-            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+            await always_reflecting(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
         return hears_all
 
@@ -263,7 +263,7 @@ def talk_of(config: PlayersRecipe, source: Any, tokenizer: Any) -> Talk:
                 config.instruction)  # fmt: skip
 
 
-def deaf_to_chance(talk: Talk) -> Protocol:
+def always_reflecting(talk: Talk) -> Protocol:
     """As in training, but every decision gets a reflection."""
     return two_players(dataclasses.replace(talk, share=1.0))
 

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
-from trailmark.models import decode
+from trailmark.models import decode_kernel
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
@@ -217,8 +217,8 @@ class Decoding:
         keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
-        if decode.suits(q, keys):
-            return decode.attend(q, keys, values, self.index, scale, window, softcap)
+        if decode_kernel.suits(q, keys):
+            return decode_kernel.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]

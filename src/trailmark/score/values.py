@@ -161,7 +161,7 @@ class HttpValues:
     """Values from a server with `/v1/values` (`trailmark serve MODEL --value RUN`)."""
 
     def __init__(self, base_url: str, api_key: str | None = None, deadline: float = 120.0):
-        from trailmark.engines.wire import Wire
+        from trailmark.engines.http_client import Wire
 
         self.wire = Wire(base_url, {"Authorization": f"Bearer {api_key}"} if api_key else {}, {}, deadline=deadline)
 
@@ -170,7 +170,7 @@ class HttpValues:
 
     async def ask(self, states: Sequence[Any]) -> list[float]:
         """The values of states: token ids, texts, or conversations that end with an answer."""
-        from trailmark.engines.wire import EngineGarbage
+        from trailmark.engines.http_client import EngineGarbage
 
         said = await self.wire.post("/v1/values", {"states": list(states)}) if states else {"values": []}
         found = said.get("values") if isinstance(said, dict) else said

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import HttpEngine, http_engine
+from trailmark.engines.http_client import EngineRefused, EngineTimeout
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.engines.wire import EngineRefused, EngineTimeout
 from trailmark.errors import RecipeError
 from trailmark.functions import load_function
 from trailmark.rollout.play import Seat

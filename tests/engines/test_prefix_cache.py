@@ -9,7 +9,7 @@ import torch
 from trailmark.engines import local
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.reuse import Kept, prefix_hashes
+from trailmark.engines.prefix_cache import Kept, prefix_hashes
 from trailmark.types import SamplingLaw
 
 FAMILIES = ["llama", "gpt2", "mistral", "gemma"]
