@@ -291,7 +291,7 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
         ({"arms": {"a": {"skil": 1}}}, "key 'arms.a.skil': is not known"),
         ({"arms": {"a": {"of": "b"}}}, "there is no arm 'b' with runs of its own"),
         ({"arms": {"a b": {}, "a_b": {"set": {"cost": 3}}}}, "would share the folder"),
-        ({"recipe": None}, "names no recipe"),
+        ({"recipe": None}, "has no recipe, and neither has the study"),
         ({"recipe": "no.yaml"}, "there is no such recipe"),
         ({"arms": {"a": {"set": {"skil": 1}}}, "claims": []}, "Did you mean 'skill'"),
         ({"sweep": {"skill": []}}, "has no values"),
