@@ -9,9 +9,8 @@ and arrival order. `fixed=False` prefills only the rows and looks only at the co
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,11 +20,13 @@ import torch
 from trailmark.config import EngineConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
 from trailmark.engines.decode_ahead import Ahead, draw
+from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
+from trailmark.engines.weights import engine_copy, plain_weights
 from trailmark.memory import need
 from trailmark.models import compiled
-from trailmark.models.attention import FLEX_BLOCK, Extension, Prefill, Slots
+from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
 from trailmark.models.forward import fill, pack
 from trailmark.models.law import gumbel, law_logits, working
 from trailmark.models.layout import lay_out
@@ -35,11 +36,8 @@ from trailmark.models.readout import Readout
 from trailmark.types import Sample, SamplingLaw
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
-GPU_PREFILL = 65536  # tokens computed at once on a GPU
-WORTH = 16384  # below this many tokens, a pass on a GPU takes the same time
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
 HOLD = 8  # most turns that a prefill waits for more prompts
-MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 AHEAD = False  # decode as on a GPU on any device: for tests
 DEFAULT_LEN = 1024  # default longest sequence; every slot reserves memory for it
 
@@ -88,49 +86,6 @@ class _Live:
     watch: Watch | None = None  # for stop texts
 
 
-def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
-    """A copy of a model in another dtype, for an engine that samples in bf16 while training is in float32. Adapters are
-    merged into the copy if they are a sum of weights: in a small model they cause most of the kernel launches."""
-    model = copy.deepcopy(lm.model)
-    model = model.merge_and_unload() if mergeable(lm) else model
-    made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
-    return made.freeze()
-
-
-def mergeable(lm: LM) -> bool:
-    """Whether the adapter is plain LoRA on linear layers whose weights are not shared. Then it can be merged as a sum
-    of weights."""
-    from peft import LoraConfig
-    from peft.tuners.lora import Linear, LoraLayer
-
-    if not lm.adapted or getattr(lm.base, "quantization_method", None):
-        return False
-    config = lm.model.active_peft_config
-    if type(config) is not LoraConfig or any(getattr(config, name, None) for name in MORE_THAN_LORA):
-        return False
-    layers = [x for x in lm.base.modules() if isinstance(x, LoraLayer)]
-    last = lm.base.get_output_embeddings()
-    return all(type(x) is Linear and not x.lora_variant and x is not last for x in layers)
-
-
-def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with the adapters merged and rounded to `dtype`. If they
-    cannot be merged: the weights as they are."""
-    if not mergeable(lm):
-        return lm.model.state_dict()
-    layers = {name: x for name, x in lm.base.named_modules() if hasattr(x, "get_delta_weight")}
-    out = {}
-    for name, tensor in lm.base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        layer = layers.get(name.removesuffix(".base_layer.weight"))
-        if layer is not None:
-            changes = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
-            tensor = sum((c.to(tensor.dtype) for c in changes), tensor).to(dtype)
-        out[name.replace(".base_layer.", ".")] = tensor
-    return out
-
-
 def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
     """The engine of a recipe for a model. It uses the model's own weights, or a copy in the dtype of `engine.dtype`,
     which `publish(version, lm)` updates."""
@@ -146,7 +101,7 @@ class LocalEngine:
     ):
         """`prefill_rows`: how many prompts are computed at once. None: 4, or on a GPU as many as fill it."""
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
-        self.slots, self.fixed, self._prefill_rows = slots, fixed, prefill_rows
+        self.slots, self.fixed = slots, fixed
         self.max_len = min(max_len or DEFAULT_LEN, lm.context)
         self.bucket = FLEX_BLOCK if lm.device.type == "cuda" else BUCKET
         self.capacity = -(-self.max_len // self.bucket) * self.bucket
@@ -163,7 +118,7 @@ class LocalEngine:
         self._ahead = Ahead(lm, self._cache) if lm.device.type == "cuda" or AHEAD else None
         # the step whose tokens are not read yet, and its samples
         self._flying: tuple[int, list[_Live | None]] | None = None
-        self.free = not fixed and lm.device.type == "cuda"  # tensor shapes may change from call to call
+        self.prefiller = Prefiller(lm, fixed, not fixed and lm.device.type == "cuda", self.bucket, prefill_rows)
         self._compiled_draw: Callable[..., torch.Tensor] | None = None
         self._held = 0  # turns that the waiting prefill has been delayed
         self._pump_task: asyncio.Task | None = None
@@ -172,7 +127,6 @@ class LocalEngine:
         # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
         # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
         self.reuse = not fixed and self._ahead is not None
-        self.chunk = GPU_PREFILL  # tokens of a prompt computed in one pass
         self._kept, self._turn = Kept(), 0
         self._free_since = [0] * slots
         self.computed = self.reused = 0  # tokens of prompts that were computed, or found in a slot
@@ -317,7 +271,7 @@ class LocalEngine:
         """Whether to prefill now. With free shapes, a pass over few prompts costs a GPU as much as one over many. So
         the prefill waits for more prompts, but only for a few turns."""
         self._held += 1
-        if self.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
+        if self.prefiller.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
             return False
         self._held = 0
         return True
@@ -350,130 +304,27 @@ class LocalEngine:
                 later.append((request, future))
         self._waiting = later
         self.lm.train(False)
-        known = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
-        for part in self._extensions([p for p in prompts if known.get(p)], known):
-            self._extend(part, [known[p] for p in part], [prompts[p] for p in part])
-        for width, part in self.prefill_parts([p for p in prompts if not known.get(p)]):
-            self._prefill_part(part, width, [prompts[p] for p in part])
-
-    def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
-        """Which prompts are computed together, and how wide. With free shapes on a GPU: the longest first, as many as
-        fill it; much shorter ones wait for the next pass if this one is large enough. Otherwise prompts of one width,
-        in rows of that width."""
-        wide = lambda p: -(-len(p) // self.bucket) * self.bucket
-        if self.free:
-            groups = [sorted(prompts, key=len, reverse=True)]
-        else:
-            by_width: dict[int, list[tuple[int, ...]]] = {}
-            for prompt in prompts:
-                by_width.setdefault(wide(prompt), []).append(prompt)
-            groups = list(by_width.values())
-        for group in groups:
-            while group:
-                width = wide(group[0])
-                rows = min(len(group), self.prefill_rows(width))
-                cuts = (k for k in range(-(-WORTH // width), rows) if 4 * wide(group[k]) <= 3 * width)
-                rows = next(cuts, rows) if self.free else rows
-                yield width, group[:rows]
-                group = group[rows:]
-
-    def prefill_rows(self, width: int) -> int:
-        """The number of rows of a prefill of this width. It depends on the width only, so that neighbours cannot change
-        a row."""
-        if self._prefill_rows is None:
-            filled = (GPU_PREFILL if self.free else GPU_PREFILL // 8) // width
-            return max(4, min(256, filled)) if self.lm.device.type == "cuda" else 4
-        return self._prefill_rows
-
-    def _prefill_part(
-        self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]
-    ) -> None:
-        rows = self.prefill_rows(width) if self.fixed else len(part)
-        if self.free and rows * width >= WORTH:  # few shapes, for compiled layers
-            step = max(1, (1 << (rows - 1).bit_length()) // 8)
-            rows = min(-(-rows // step) * step, max(rows, self.prefill_rows(width)))
-        ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
-        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
-        for r, prompt in enumerate(part):
-            n = len(prompt)
-            ids[r, :n], pos[r, :n], end[r, :n] = prompt, np.arange(n), n
-        device = self.lm.device
-        a, b, c = (torch.as_tensor(x, device=device) for x in (ids, end, pos))
-        layout: Prefill = Prefill(b, c)
-        if self.reuse and width > self.chunk:
-            layout, logits = self._in_chunks(part, a)
-        else:
-            hidden = self.lm.hidden(a, layout, c)
-            last = torch.as_tensor([len(p) - 1 for p in part] + [0] * (rows - len(part)), device=device)
-            logits = self.lm.logits(hidden[torch.arange(rows, device=device), last])
-        self.computed += sum(map(len, part))
-        self._first_tokens(part, askers, logits, layout)
-
-    def _in_chunks(self, part: list[tuple[int, ...]], ids: torch.Tensor) -> tuple[Prefill, torch.Tensor]:
-        """A prefill of prompts that are too long for one pass. Every chunk attends to the chunks before it."""
-        device, rows = self.lm.device, len(ids)
-        lengths = torch.as_tensor([len(p) for p in part] + [1] * (rows - len(part)), device=device)
-        layout: Prefill | None = None
-        logits = None
-        for first in range(0, ids.shape[1], self.chunk):
-            end = min(first + self.chunk, ids.shape[1])
-            pos = torch.arange(first, end, device=device)[None, :].expand(rows, -1)
-            if layout is None:
-                layout = Prefill(torch.full_like(pos, end), pos)
-            else:
-                layout = Extension(layout.kept, torch.full_like(lengths, first), pos, end)
-            hidden = self.lm.hidden(ids[:, first:end], layout, pos)
-            last = lengths - 1 - first
-            found = self.lm.logits(hidden[torch.arange(rows, device=device), last.clamp(0, end - first - 1)])
-            here = ((last >= 0) & (last < end - first))[:, None]
-            logits = found if logits is None else torch.where(here, found, logits)
-        assert layout is not None and logits is not None
-        return layout, logits
-
-    def _extensions(
-        self, prompts: list[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, int] | None]
-    ) -> Iterator[list[tuple[int, ...]]]:
-        """Prompts whose beginnings are in slots, in passes: each has prompts with about as much left to compute, as
-        many as fill it."""
-        rest = lambda p: len(p) - known[p][1]  # type: ignore[index]
-        ordered = sorted(prompts, key=rest, reverse=True)
-        while ordered:
-            width, longest = rest(ordered[0]), max(map(len, ordered))
-            rows = max(1, min(256, GPU_PREFILL // width, 8 * GPU_PREFILL // longest))
-            rows = next((k for k in range(16, min(rows, len(ordered))) if 4 * rest(ordered[k]) <= width), rows)
-            yield ordered[:rows]
-            ordered = ordered[rows:]
-
-    def _extend(
-        self,
-        part: list[tuple[int, ...]],
-        known: list[tuple[int, int] | None],
-        askers: list[list[tuple[Request, asyncio.Future]]],
-    ) -> None:
-        """Compute the part of prompts after the beginnings that are in slots."""
-        slots, had = zip(*(k for k in known if k is not None))
-        news = [len(p) - n for p, n in zip(part, had)]
-        new = max(news)
-        ids, pos = np.zeros((len(part), new), np.int64), np.zeros((len(part), new), np.int64)
-        for r, (prompt, n) in enumerate(zip(part, had)):
-            ids[r, : len(prompt) - n] = prompt[n:]
-            pos[r] = np.minimum(n + np.arange(new), len(prompt) - 1)
-        device, width = self.lm.device, max(map(len, part))
-        a, b, length = (torch.as_tensor(x, device=device) for x in (ids, pos, np.array(had)))
-        layout = Extension(self._cache.read(list(slots), max(had)), length, b, width)
-        hidden = self.lm.hidden(a, layout, b)
-        last = torch.as_tensor([n - 1 for n in news], device=device)
-        logits = self.lm.logits(hidden[torch.arange(len(part), device=device), last])
-        self.computed += sum(news)
-        self.reused += sum(had)
-        self._first_tokens(part, askers, logits, layout)
+        found = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
+        held = {p: slot for p, slot in found.items() if slot is not None}
+        for part in self.prefiller.extension_parts(held):
+            known = [held[p] for p in part]
+            self.reused += sum(n for _, n in known)
+            self.computed += sum(map(len, part)) - sum(n for _, n in known)
+            made = self.prefiller.extend(part, known, self._cache)
+            self._first_tokens(part, [prompts[p] for p in part], *made)
+            del made  # memory for the next pass
+        for width, part in self.prefiller.parts([p for p in prompts if p not in held]):
+            self.computed += sum(map(len, part))
+            made = self.prefiller.compute(part, width, chunked=self.reuse)
+            self._first_tokens(part, [prompts[p] for p in part], *made)
+            del made
 
     def _first_tokens(
         self,
         part: list[tuple[int, ...]],
         askers: list[list[tuple[Request, asyncio.Future]]],
-        logits: torch.Tensor,
         layout: Prefill,
+        logits: torch.Tensor,
     ) -> None:
         """Sample the first token of every sample after its prompt. Samples that continue wait for a slot."""
         self.prefills += len(part)
