@@ -152,7 +152,7 @@ def test_unknown_keys_name_file_line_and_nearest(tmp_path):
         ("learner: {optim: {warmup: 1.5}}", "key 'learner.optim.warmup': expected a fraction below 1 or a whole number "
          "of steps, found 1.5."),
         ("engine: {kind: locl}", "key 'engine': has the unknown 'kind' 'locl'. Did you mean 'local'?"),
-        ("engine: {slots: 3}", "key 'engine': needs a key 'kind' that says which kind it is."),
+        ("engine: {slots: 3}", "key 'engine': needs a key 'kind' that says what it is: http, local."),
         ("engine: {kind: http}", "key 'engine.url': is missing."),
         ("engine: {kind: http, url: u, retries: x}", "key 'engine.retries': expected a whole number, found the "
          "text 'x'."),

@@ -13,7 +13,8 @@ from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
+    "ModelConfig", "ModelShape", "NamesFile", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig",
+    "ServerConfig", "dump",
     "load_recipe", "resolve",
 ]  # fmt: skip
 
@@ -29,6 +30,15 @@ class NamesModel:
 
     seat: str = "policy"
     stored: bool = False
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a recipe key whose text names a file or a folder that a run reads. In a list or a mapping, each text is
+    such a name. With `function`, the text is `my_file.py:name`. `runs/data_files.py` finds these keys in the recipe of
+    any method, and notices if a file has changed."""
+
+    function: bool = False
 
 
 class ModelShape(Config):

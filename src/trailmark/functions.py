@@ -31,6 +31,18 @@ def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], P
     return found, Path(getattr(module, "__file__", None) or where)
 
 
+def function_file(path: str) -> Path | None:
+    """The file that defines the function `path`, without running it. None if there is none, or if it is not Python."""
+    where = path.rpartition(":")[0]
+    if where.endswith(".py"):
+        return Path(where)
+    try:
+        spec = importlib.util.find_spec(where) if where else None
+    except Exception:  # the package above it is imported, and may raise anything
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
 class _FromSource(importlib.machinery.SourceFileLoader):
     """Compiles the file as it is now. Python identifies stored bytecode by time and length, so a file that was edited
     within a second and kept its length would give the old code."""

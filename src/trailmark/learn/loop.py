@@ -22,7 +22,7 @@ from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, read_segment, truncate_run
 from trailmark.trackers import open_trackers
-from trailmark.types import Episode, Failed
+from trailmark.types import Annotation, Episode, Failed
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class Training:
         """Restore a `state`."""
         return None
 
+    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+        """A context that collects the judge's annotations of the plays in it, to be stored next to their episodes.
+        Default: there is no judge."""
+        return contextlib.nullcontext([])
+
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """The named evaluations that are due: after step `step` (0: before the first step), or at the end (`last`)."""
         return ()
@@ -72,8 +77,15 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
     last, step = run_steps(method, config, run, resume)
     for e in method.evaluations(step, True):
         if not is_made(run, e, step):
-            run.keep_evaluation(e.name, e.play())
+            keep_evaluation(method, run, e)
     return last
+
+
+def keep_evaluation(method: Training, run: Run, e: Evaluation) -> None:
+    """Play an evaluation, and store its episodes with the judge's annotations."""
+    with method.noting() as notes:
+        episodes = e.play()
+    run.keep_evaluation(e.name, episodes, notes)
 
 
 def is_made(run: Run, e: Evaluation, step: int) -> bool:
@@ -105,7 +117,7 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
     step = start
     for e in method.evaluations(0, False) if start == 0 else ():  # with the initial models
         if not is_made(run, e, 0):
-            run.keep_evaluation(e.name, e.play())
+            keep_evaluation(method, run, e)
     if config.steps == 0:  # nothing to train: the checkpoint holds the initial models
         state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
         checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
@@ -124,7 +136,7 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             phases.add("collect", 0, tokens=int(metrics.get("written_tokens", 0)))
             trained = time.perf_counter() - began
             for e in method.evaluations(step, False):
-                run.keep_evaluation(e.name, e.play())
+                keep_evaluation(method, run, e)
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}

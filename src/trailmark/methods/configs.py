@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesFile,
     NamesModel,
     OptimConfig,
     RunConfig,
@@ -21,6 +22,7 @@ from trailmark.formats import FORMATS
 from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
+from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
@@ -34,7 +36,7 @@ Shuffle = Literal["none", "permute", "alphabet"]
 
 class TaskConfig(Config):
     name: str = Field("taxi", description="name of a task, or package.module:Class")
-    options: dict[str, Any] = Field({}, description="options of the task")
+    options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
 
 
 class PolicyGradientRecipe(RunConfig):
@@ -73,6 +75,11 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
         if v.get("kind") not in ("clipped", "weighted_logp"):
+            if v.get("kind") in PREFERENCES:
+                raise ValueError(
+                    f"{v['kind']} is an objective of method preference: write method: preference and objective: "
+                    f"{v['kind']}"
+                )
             raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
         try:
             return get_objective(v).model_dump()
@@ -109,8 +116,10 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 class SftRecipe(RunConfig):
-    data: str = Field(description="JSONL file of messages, of prompt and response, or of Reflect-RL's texts")
-    eval_data: str | None = Field(None, description="JSONL file to evaluate on")
+    data: Annotated[str, NamesFile()] = Field(
+        description="JSONL file of messages, of prompt and response, or of Reflect-RL's texts"
+    )
+    eval_data: Annotated[str | None, NamesFile()] = Field(None, description="JSONL file to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(
@@ -158,7 +167,9 @@ class CurriculumConfig(Config):
 
 class TeacherConfig(Config):
     name: str = Field("bfs", description="who writes reflections and actions: 'bfs' computes the taxi's shortest path")
-    path: str | None = Field(None, description="the folder that teacher 'file' reads, written by `trailmark data`")
+    path: Annotated[str | None, NamesFile()] = Field(
+        None, description="the folder that teacher 'file' reads, written by `trailmark data`"
+    )
     starts: PositiveInt = Field(40, description="starts that the teacher plays; with curriculum modes: of each mode")
     perturb: float = Field(
         0.5, ge=0, le=1, description="share of random moves, so that lessons also show how to recover"
@@ -264,7 +275,7 @@ class OfflineFinal(Config):
 class OfflineRecipe(RunConfig):
     """The keys that all methods share which learn from a file of scored trajectories."""
 
-    data: str | list[str] = Field(description="one file of scored trajectories, or several")
+    data: Annotated[str | list[str], NamesFile()] = Field(description="one file of scored trajectories, or several")
     format: str = Field("trajectories", description="format of the file: trajectories, agent, episodes, pairs, …")
     seat: str = Field("policy", description="the seat whose turns are trained")
     max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
@@ -422,7 +433,7 @@ class RoundsRecipe(OreoRecipe):
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
-    data: str | list[str] = Field("", description="not used: each round collects its own")
+    data: Annotated[str | list[str], NamesFile()] = Field("", description="not used: each round collects its own")
     format: str = Field("episodes", description="format of the collected episodes")
     steps: PositiveInt = Field(3, description="rounds")
     training: NonNegativeInt = Field(

@@ -47,11 +47,13 @@ class Verdict:
 
 
 class Judge(ABC):
-    """`source` describes the judge ("function my_file.py:score"). `fingerprint` changes if its verdicts may change."""
+    """`source` describes the judge ("function my_file.py:score"). `fingerprint` changes if its verdicts may change.
+    `earlier` are fingerprints that an older version gave to the same judge."""
 
     name: str = "judge"
     source: str = "judge"
     fingerprint: str = ""
+    earlier: tuple[str, ...] = ()
     repeatable: bool = False  # asking again is free and gives the same verdicts, so `verify` asks again
 
     @abstractmethod
@@ -62,22 +64,39 @@ class Judge(ABC):
         """Use `folder`, of a run or a stage, for files that this judge stores, until another folder is set. A run has
         one judge from its first to its last step: a judge that has changed is refused."""
         file = Path(folder) / "judge.json"
+        if why := self.changed(folder):
+            raise JudgeError(
+                f"{why}: its rewards would not be comparable. Put it back as it was, begin another run with out=DIR, "
+                f"or remove {file} to go on."
+            )
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
-            before = json.loads(file.read_text("utf-8"))["fingerprint"] if file.exists() else None
-            if before is None:
+            # of an older version
+            if not file.exists() or json.loads(file.read_text("utf-8"))["fingerprint"] != self.fingerprint:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
                 temp.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
                 os.replace(temp, file)
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except OSError as problem:
             raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
-        if before not in (None, self.fingerprint):
-            raise JudgeError(
-                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its "
-                "rewards would not be comparable. Put it back as it was, begin another run with out=DIR, or remove "
-                f"{file} to go on."
-            )
+
+    def changed(self, folder: str | Path) -> str:
+        """How this judge differs from the one recorded in `folder`; empty if it is the same, or if none is recorded."""
+        file = Path(folder) / "judge.json"
+        if not file.exists():
+            return ""
+        try:
+            said = json.loads(file.read_text("utf-8"))
+            before = said["fingerprint"]
+            source = str(said.get("source", self.source))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
+        if before in ("", self.fingerprint, *self.earlier):  # a judge without a fingerprint is known by nothing
+            return ""
+        prints = f"(fingerprint {before}, now {self.fingerprint})"
+        if source != self.source:
+            return f"{self.source} is not the judge that this run began with, {source} {prints}"
+        return f"{self.source} has changed since this run began {prints}"
 
     @property
     def stamp(self) -> str:

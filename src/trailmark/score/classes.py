@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
 
+CLASSES = "classes"  # the head of `objectives.classify.Classify`
 Over = Literal["last", "min", "mean", "product", "geomean", "sum"]
 
 
@@ -39,6 +40,14 @@ def over_steps(values: Sequence[float], over: Over) -> float:
             raise ModelError(f"a geometric mean needs numbers that are not negative, and one is {min(values):g}.")
         return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0
     return sum(values) if over == "sum" else sum(values) / len(values)
+
+
+def class_head(lm: LM) -> str:
+    """The default head: `classes`, as the objective `classify` trains it; else `step`; else the only head that there
+    is."""
+    if found := next((name for name in (CLASSES, "step") if name in lm.heads), ""):
+        return found
+    return next(iter(lm.heads)) if len(lm.heads) == 1 else CLASSES
 
 
 def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
@@ -73,15 +82,15 @@ def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.n
 def step_scores(
     lm: LM,
     episodes: Sequence[Episode],
-    head: str = "step",
+    head: str | None = None,
     classes: Sequence[int] | None = None,
     seat: str = "policy",
     name: str = "step_score",
     shape: Shape = "auto",
     amp: bool = False,
 ) -> list[Annotation]:
-    """One annotation per turn of the seat that has steps: a number for each step, read at the last token of the
-    step."""
+    """One annotation per turn of the seat that has steps: a number for each step, read at the last token of the step.
+    `head` None: the one that `classify` trains (`class_head`)."""
     import numpy as np
 
     from trailmark.models.forward import fill, pack
@@ -89,6 +98,7 @@ def step_scores(
     from trailmark.score.tokens import source_of
     from trailmark.types import Sample
 
+    head = head or class_head(lm)
     check_classes(lm, head, classes)
     samples, whose, ends = [], [], []
     for e in episodes:

@@ -10,6 +10,9 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.recipe import Config, resolve
 
+# A recipe has lists, no tuples; behind the validator of `Reward` pydantic does not see that they come from JSON.
+Pair = Annotated[tuple[float, float], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+
 
 class _JudgeConfig(Config):
     success: float | None = Field(
@@ -80,7 +83,7 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     reward: Literal["stepped", "clipped", "binary", "linear", "nll"] = Field(
         "stepped", description="how an improvement in percent becomes a reward"
     )
-    steps: list[tuple[float, float]] = Field(
+    steps: list[Pair] = Field(
         [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: pairs of a smallest improvement and its reward"
     )
     cache: str | None = Field(
