@@ -230,7 +230,7 @@ def compare(
     """
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import stored_episodes as stored
-    from trailmark.evaluate.catch_up import all_evaluated
+    from trailmark.evaluate.missing_evaluations import all_evaluated
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import difference_table, table, warnings
