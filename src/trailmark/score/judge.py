@@ -184,8 +184,7 @@ def shown(rubric: str, play: Play) -> str:
     return f"\n\nThe task:\n{play.prompt}\n\nThe answer:\n{play.answer}"
 
 
-# --- what is answered
-# --------------------------------------------------------------------------------------------------
+# --- what is answered ------------------------------------------------------------------------------------------------
 
 
 def objects(text: str) -> list[dict[str, Any]]:
