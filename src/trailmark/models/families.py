@@ -192,7 +192,7 @@ distance), the log-probs (largest difference), and whether decoding token by tok
 the richest layout that is exact for it.
 """
 TAIL = """
-Families with attention sinks (gpt-oss) or with a state of their own (convolutions, recurrences) are refused or trained in
-padded rows only. A model that needs code from its own repository (the first MiniCPM) is refused: convert it to Llama's
-format first.
+Families with attention sinks (gpt-oss) are refused. Those with a state of their own (convolutions, recurrences) are
+trained in padded rows and sampled behind a server. A model that needs code from its own repository (the first MiniCPM)
+is refused: convert it to Llama's format first.
 """
