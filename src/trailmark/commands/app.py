@@ -16,6 +16,7 @@ from trailmark import __version__
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.models import models
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
@@ -159,6 +160,7 @@ app.command()(study)
 app.command()(curves)
 app.command()(prune)
 app.command()(verify)
+app.command()(models)
 app.add_typer(worlds, name="worlds")
 
 
