@@ -120,7 +120,7 @@ class Ahead:
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a learner may work in another thread
             self.logits, self.found = step()
         for mine, before in zip((self.index, self.last, self.written), kept):
             mine.copy_(before)

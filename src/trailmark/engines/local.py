@@ -86,13 +86,12 @@ class _Live:
     watch: Watch | None = None  # for stop texts
 
 
-def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
-    """The engine of a recipe for a model. It uses the model's own weights, or a copy in the dtype of `engine.dtype`,
-    which `publish(version, lm)` updates."""
+def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
+    """The engine of a recipe for a model. It uses the model's own weights, or a copy (`apart`, or in the dtype of
+    `engine.dtype`), which `publish(version, lm)` updates."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
-    return LocalEngine(
-        lm if wanted == lm.dtype else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed
-    )
+    own = wanted == lm.dtype and not apart
+    return LocalEngine(lm if own else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed)
 
 
 class LocalEngine:

@@ -54,6 +54,8 @@ class PolicyGradientRecipe(RunConfig):
     objective: dict[str, Any] = Field({"kind": "clipped"}, description="the loss: its kind and its settings")
     passes: PositiveInt = Field(1, description="passes over the episodes of a step")
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
+    overlap: bool = Field(False, description="play the next batch while the learner works; it is one step older")
+    truncate: float = Field(2.0, ge=1, description="largest importance weight of a token of an older policy (overlap)")
     old: Literal["learner", "sampler"] = Field("learner", description="where the old log-probs of the ratio come from")
 
     short = ("data", "reward")

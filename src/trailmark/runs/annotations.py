@@ -31,6 +31,13 @@ def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
         beside(file).unlink(missing_ok=True)
 
 
+def read_beside(file: Path) -> list[Annotation]:
+    """The notes that `write_beside` wrote."""
+    path = beside(file)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return [from_json(line, path, i, Annotation) for i, line in enumerate(lines, 1)]
+
+
 def named_episodes(folder: Path) -> list[Path]:
     """The episode files in a folder that have a name instead of a number, sorted."""
     numbered = segments(folder)

@@ -44,8 +44,15 @@ class Table:
     side's outcome is the outcome of the episode."""
 
     def __init__(
-        self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
+        self,
+        seats: Seats,
+        models: Mapping[str, LM] | None = None,
+        seed: int = 0,
+        terminal: Terminal | None = None,
+        apart: bool = False,
     ):
+        """`apart`: engines of the method's own models hold a copy of the weights, which only `publish` changes."""
+        self.apart = apart
         self.configs, self.models = dict(seats), dict(models or {})
         self._loaded: dict[str, LM] = {}
         self.engines: dict[str, Any] = {}
@@ -104,7 +111,7 @@ class Table:
         if name in self.models:  # two seats of one model, as in self-play, share one engine
             own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
             same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
-            return self.engines[same[0]] if same else local_engine(self.models[name], settings)
+            return self.engines[same[0]] if same else local_engine(self.models[name], settings, self.apart)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
