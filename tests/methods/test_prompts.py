@@ -14,7 +14,7 @@ from judging import name, serving_judge
 
 from trailmark.commands.app import app
 from trailmark.runs.store import read_annotations, read_episodes, read_segment, segments, write_segment
-from trailmark.types import Scored
+from trailmark.types import Annotation, Scored
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/prompts-grpo.yaml")
 SMALL = [
@@ -149,6 +149,8 @@ def test_a_person_is_judged_too(shell):
     assert done.exit_code == 0 and "return 0.75" in done.output, done.output
     (e,) = read_segment("play-prompts-1.jsonl")
     assert e.outcome == Scored(0.75) and e.turns[0].reward == 0.75 and e.info["judge"]["name"] == "my_file.py:score"
+    (note,) = read_segment("play-prompts-1.annotations.jsonl", Annotation)
+    assert (note.episode, note.name, note.values) == (e.id, "reward", (0.75,))
     assert "name who gives the reward" in shell("play", "prompts", "path=rows.jsonl", code=2)
 
 

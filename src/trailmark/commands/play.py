@@ -118,11 +118,15 @@ def play(
 
 
 def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
+    from trailmark.rollout.judged import noting
+    from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
     from trailmark.terminal_play import describe_outcome, episode_of
 
-    episode = episode_of(person_play, tokenizer)
+    with noting(person_play.source) as notes:
+        episode = episode_of(person_play, tokenizer)
     atomic_write(out, (to_json(episode) + "\n").encode())
+    write_beside(out, notes)
     steps = len(person_play.played)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")
 
@@ -134,7 +138,9 @@ def _sit_at_table(
     episodes."""
     from trailmark.errors import TrailmarkError, nearest
     from trailmark.evaluate.players import method_of
+    from trailmark.rollout.judged import noting
     from trailmark.rollout.play import play as play_episodes
+    from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
@@ -162,11 +168,13 @@ def _sit_at_table(
     first = pick_start(source, split or "train", start, seed)
     typer.echo(f"{source.name}, start '{first.id}'; you are '{seat}'.\n")
     protocol = method.evaluation_protocol(config, source)
-    (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
+    with noting(source) as notes:
+        (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
     steps = sum(t.action is not None for t in episode.turns)
     if not steps:
         typer.echo("Nothing was played, so nothing is saved.")
         return
     place = _free_name(Path(run).name) if out is None or out.exists() else out
     atomic_write(place, (to_json(episode) + "\n").encode())
+    write_beside(place, notes)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {place}")

@@ -38,11 +38,14 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
 def noting(source: Any) -> Iterator[list[Annotation]]:
     """Collect the judge's notes on all plays of a source in this block, even if other functions call `play`."""
     source = declared(source)
-    before, source.notes = source.notes, []
+    if not source.judged:
+        yield []
+        return
+    before, source.judge_notes = source.judge_notes, []
     try:
-        yield source.notes
+        yield source.judge_notes
     finally:
-        source.notes = before
+        source.judge_notes = before
 
 
 async def give_verdicts(

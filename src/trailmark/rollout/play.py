@@ -386,7 +386,7 @@ async def play_all(
     when it is finished and judged. Without `each`, the judge is asked once, about all episodes."""
     source = declared(source)
     judge, unjudged = judge_of(source, judge), dict[int, Observation]()
-    notes = source.notes if notes is None else notes
+    notes = source.judge_notes if notes is None else notes
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}

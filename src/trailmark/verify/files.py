@@ -11,6 +11,7 @@ import numpy as np
 
 from trailmark.errors import TrailmarkError
 from trailmark.runs.annotations import misfits, without_credit
+from trailmark.runs.data_files import changed_files
 from trailmark.runs.store import read_metrics
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -20,6 +21,7 @@ def check_recipe(ev: Evidence) -> Check:
     found = Findings("recipe")
     try:
         found.numbers["method"] = ev.config.method
+        found.notes += [f"{what} since the run began" for what in changed_files(ev.run.path, ev.config)]
     except Missing as problem:
         found.defect(str(problem))
     return found.result("the recipe resolves")
