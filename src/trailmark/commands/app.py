@@ -22,6 +22,7 @@ from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
 from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
+from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
 from trailmark.errors import RunError, TrailmarkError
 
@@ -161,6 +162,7 @@ app.command()(curves)
 app.command()(prune)
 app.command()(verify)
 app.command()(models)
+app.command()(votes)
 app.add_typer(worlds, name="worlds")
 
 
