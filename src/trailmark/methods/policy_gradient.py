@@ -1,5 +1,5 @@
-"""Policy gradients on any task, with the credit and the objective of your choice: REINFORCE, RLOO, GRPO and
-relatives. The plain method that the five papers' methods are compared with."""
+"""Policy gradients on any task, with a choice of credit and objective: REINFORCE, RLOO, GRPO and relatives. This is the
+plain method that the methods of the papers are compared with."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PolicyGradientMethod(Method):
     def play(
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
     ) -> list[Episode]:
-        """Episodes with the policy as it is now; `notes` gets what a judge says about them."""
+        """Play episodes with the current policy. A judge's annotations go into `notes`."""
         self.table.publish(version)
         protocol = self.protocol(self.config, self.source)
         return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
@@ -101,7 +101,7 @@ class PolicyGradientMethod(Method):
 
 
 def credit_name(credit: str, gamma: float) -> str:
-    """What annotations of the advantage say about where it came from."""
+    """How the advantage was computed, as annotations record it."""
     discount = "" if gamma == 1 else f", discounted by {gamma:g}"
     return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
         credit, f"return to go{discount}"
@@ -109,7 +109,8 @@ def credit_name(credit: str, gamma: float) -> str:
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
-    """One number per turn of the trained seat: discounted return to go, or the episode's reward against its group."""
+    """One advantage per turn of the trained seat: the discounted return to go, or the episode's reward relative to its
+    group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
     rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]

@@ -28,8 +28,8 @@ def check_recipe(ev: Evidence) -> Check:
 
 
 def check_records(ev: Evidence) -> Check:
-    """The steps of the metrics are 1, 2, 3, …, and every line of every segment that was read is an episode, and
-    the annotations fit."""
+    """The steps of the metrics are 1, 2, 3, …; every line of every segment that was read is an episode; and the
+    annotations fit."""
     found = Findings("records")
     for problem in ev.unreadable:
         found.defect("episodes cannot be read", problem)
