@@ -190,11 +190,16 @@ METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn", for w
 
 
 def read_answer(episode: Episode) -> str | None:
-    """What an episode answered: `info["answer"]` where a protocol noted it, else the number of a last line `#### N`, else
-    what a response of mathematics marks as its answer."""
+    """What an episode answered: `info["answer"]` where a protocol noted it; of a question with options, their letter; else
+    the number of a last line `#### N`, else what a response of mathematics marks as its answer."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
+    options = episode.task.data.get("options")
+    if isinstance(options, list | tuple) and len(options) > 1 and "label" in episode.task.data:
+        from trailmark.tasks.logic.answer import read_answer as read_letter
+
+        return read_letter(episode.turns[-1].text if episode.turns else "", len(options)).letter or None
     from trailmark.tasks.arith import parse_answer
 
     text = episode.turns[-1].text if episode.turns else ""

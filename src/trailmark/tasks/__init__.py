@@ -17,6 +17,7 @@ _TASKS = {
     "arith": "trailmark.tasks.arith:Arith",
     "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
+    "logic": "trailmark.tasks.logic:Logic",
     "math": "trailmark.tasks.math.source:Math",
     "prompts": "trailmark.tasks.prompts:Prompts",
     "solved": "trailmark.tasks.solved:Solved",
