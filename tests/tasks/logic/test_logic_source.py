@@ -248,7 +248,7 @@ def test_files_that_are_not_there_or_not_clear(data):
     for options, says in (
         ({"dataset": "reclr"}, "Did you mean 'reclor'"), ({"style": "poem"}, "no prompt style"),
         ({"ending": "dots"}, "no ending"), ({"shots": 2}, "shots is 0 or 1"), ({"ways": 2}, "2 with folio"),
-        ({"repeats": "x"}, "leave, keep or refuse"), ({"careless": 2}, "careless between 0 and 1"),
+        ({"repeats": "x"}, "leave, keep or refuse"), ({"careless": 2}, "careless goes from 0 to 1"),
     ):  # fmt: skip
         with pytest.raises(TaskError, match=says):
             get_task("logic", **options)

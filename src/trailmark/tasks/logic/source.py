@@ -19,11 +19,13 @@ from trailmark.tasks.logic import prompts
 from trailmark.tasks.logic.answer import HIDDEN, LETTERS, leaf_value, read_answer
 from trailmark.tasks.logic.prompts import Ending, Style
 from trailmark.tasks.logic.rows import DATASETS, Question, find_files, read_files, read_hub, two_ways
+from trailmark.tasks.logic.teach import TAUGHT, Problem, letter_of, read_problem, solution
 from trailmark.types import Invalid, Outcome, Scored, Task
 
 Dataset = Literal["reclor", "logiqa", "logiqa2", "arlsat", "folio", "proofwriter", "prontoqa", "choice"]
 Repeats = Literal["leave", "keep", "refuse"]
 NO_LABEL = "the label of this question is hidden"
+UNREAD, OTHER = "without a solution (a sentence cannot be read)", "without a solution (the proof contradicts the label)"
 CUTS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 
 
@@ -105,8 +107,8 @@ class Logic(TaskSource):
             raise TaskError(f"ways is 3, or 2 with folio; not {ways} with {dataset}.")
         if repeats not in ("leave", "keep", "refuse"):
             raise TaskError(f"repeats is leave, keep or refuse, not '{repeats}'.")
-        if not 0 <= careless <= 1:
-            raise TaskError(f"logic needs careless between 0 and 1, not {careless}.")
+        if not 0 <= careless <= 1 or (careless and dataset not in TAUGHT):
+            raise TaskError(f"careless goes from 0 to 1, for {' and '.join(TAUGHT)}; not {careless} for {dataset}.")
         prompts.ending_of(ending, style)
         self.dataset, self.path, self.hub, self.revision = dataset, None if path is None else Path(path), hub, revision
         self.order, self.style, self.shots, self.chat, self.cut, self.ways = order, style, shots, chat, cut, ways
@@ -115,6 +117,7 @@ class Logic(TaskSource):
         self.left_out: dict[str, Counter[str]] = {}
         self.named: dict[str, dict[str, list[str]]] = {}
         self._read: dict[str, list[tuple[int, Question]]] = {}
+        self._solved: dict[str, Problem | None] = {}
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         rows = self.questions(split)
@@ -171,7 +174,29 @@ class Logic(TaskSource):
         if self.order is not None:
             data["order"] = order_of(self.order, len(shown))
         meta: dict[str, Any] = {"id": q.id, "label": label}
+        if self.dataset in TAUGHT and (gold := self._gold(split, q, shown, label, seed)) is not None:
+            meta["gold"] = gold
         return Task(f"{self.dataset}-{split}-{q.id}", seed, {**data, **q.about}, meta)
+
+    def _gold(self, split: str, q: Question, options: Sequence[str], label: int, seed: int) -> str | None:
+        """The scripted teacher's solution, as it is written behind this prompt. There is none, and it is counted, where
+        the prover cannot read a sentence, or proves something else than the label says."""
+        if q.id not in self._solved:
+            try:
+                p: Problem | None = (made := read_problem(q))
+                why = "" if label in (HIDDEN, LETTERS.index(letter_of(made.answer, options))) else OTHER
+            except TaskError:
+                p, why = None, UNREAD
+            if why:
+                p = None
+                self.left_out[split][why] += 1
+                self.named[split].setdefault(why, []).append(q.id)
+            self._solved[q.id] = p
+        p = self._solved[q.id]
+        if p is None:
+            return None
+        draw = random.Random(f"teacher {self.dataset} {q.id} {seed}")
+        return prompts.after(self.ending, self.style, solution(p, options, draw, self.careless).text)
 
     def prompt(self, task: Task) -> str:
         d = task.data
