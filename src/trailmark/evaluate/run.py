@@ -93,6 +93,8 @@ def summarise(
                            "high": None if low is None else 0.0 - low}  # fmt: skip
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
+        if true := [(e.task.id, v) for e in good if (v := value_of(e, "sound", side)) is not None]:
+            metrics["sound"] = mean_of([v for _, v in true], [start for start, _ in true]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
         if tokenizer is not None and (share := copy_rate(good, tokenizer)) is not None:
             metrics["copied"] = share
@@ -180,13 +182,17 @@ def value_of(
         return float(len(mine))
     if metric == "tokens":
         return float(sum(len(t.tokens) for t in mine))
+    if metric == "sound":  # of a puzzle: the mean true value of the steps
+        from trailmark.tasks.puzzle import soundness
+
+        return soundness(e)
     if metric == "drawn":  # with all that a search drew and did not keep
         searched = e.info.get("search") or {}
         return float(searched.get("tokens", sum(len(t.tokens) for t in mine)))
     raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
 
 
-METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn", for whoever asks
+METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and "sound", for whoever asks
 
 
 def read_answer(episode: Episode) -> str | None:

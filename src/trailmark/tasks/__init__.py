@@ -20,6 +20,7 @@ _TASKS = {
     "logic": "trailmark.tasks.logic:Logic",
     "math": "trailmark.tasks.math.source:Math",
     "prompts": "trailmark.tasks.prompts:Prompts",
+    "puzzle": "trailmark.tasks.puzzle:Puzzles",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }
