@@ -16,12 +16,14 @@ from trailmark.config import (
     RunConfig,
     SamplingConfig,
 )
+from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError, TrailmarkError
 from trailmark.formats import FORMATS
 from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.samples import Mean
+from trailmark.score.classes import Over
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
@@ -279,21 +281,88 @@ class OfflineRecipe(RunConfig):
 # --- preference ---------------------------------------------------------------------------------------------------
 
 
+Preference = Literal["rejection", "dpo", "ipo", "hinge", "kto"]
+PAIRED = ("dpo", "ipo", "hinge")  # objectives of pairs
+
+
 class PreferenceRecipe(OfflineRecipe):
-    objective: Literal["rejection", "dpo", "ipo", "kto"] = Field("dpo", description="what is learnt")
-    beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, kto); none: 0.1")
-    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
+    objective: Preference = Field("dpo", description="what is learnt")
+    beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, hinge, kto); none: 0.1")
+    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round (dpo)")
+    per: Literal["answer", "token"] = Field(
+        "answer", description="log-ratios are summed over an answer, or their mean is taken over its tokens (dpo, ipo, hinge)"
+    )
+    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
+    pair_file: str | None = Field(
+        None, description="JSONL of {chosen, rejected}: which episodes of the data are pairs; none: pairs are made here"
+    )
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
     final: OfflineFinal = Field(OfflineFinal(), description="evaluations at the end")
 
     @model_validator(mode="after")
     def _fits(self) -> PreferenceRecipe:
-        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
-            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
+        if (self.format == "pairs" or self.pair_file) and self.objective not in PAIRED:
+            raise ValueError("a file of pairs has no rewards: it is for objective dpo, ipo or hinge")
+        if self.pair_file and (self.format == "pairs" or self.pairs):
+            raise ValueError("pair_file says which episodes are pairs: leave out format pairs, and pairs")
+        if self.smooth and self.objective != "dpo":
+            raise ValueError("smooth (label smoothing) belongs to objective dpo alone")
         if self.final.start and self.task is None:
             raise ValueError("final needs a task to play")
         return self
+
+
+# --- reward_model -------------------------------------------------------------------------------------------------
+
+
+class ReadConfig(Config):
+    """How the numbers of a reward model are read off its head, by whoever scores or searches with it."""
+
+    classes: list[NonNegativeInt] | None = Field(
+        None, description="the classes whose probabilities are summed; none: the last one"
+    )
+    over: Over = Field("last", description="one number over all steps: last, min, mean, product, geomean or sum")
+
+
+class RewardModelRecipe(RunConfig):
+    """A model that says how good an answer is, or how good each of its steps is."""
+
+    kind: Literal["classes", "outcome", "pairwise", "scalar"] = Field(
+        "classes",
+        description="classes: a class after each labelled step; outcome: right or wrong after the whole answer; "
+        "pairwise: a number, higher for the chosen one; scalar: a number after each labelled step",
+    )
+    data: str | list[str] = Field(description="one file or several: episodes with annotations `label`, trajectories, pairs")
+    format: str = Field("episodes", description="what it is: episodes, trajectories, react, pairs, …")
+    eval_data: str | None = Field(None, description="a file of the same kind to evaluate on")
+    pair_file: str | None = Field(None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data")
+    label: str = Field("label", description="the annotation that holds the class of each step; below 0: this step has none")
+    outputs: int = Field(4, ge=2, description="classes of kind classes; a scalar's target is label / (outputs - 1)")
+    seat: str = Field("policy", description="whose turns are judged")
+    max_len: PositiveInt | None = Field(None, description="longer answers are left out; none: the model's context")
+    batch: PositiveInt = Field(32, description="answers (or pairs) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
+    begin: Annotated[str | None, NamesModel("value")] = Field(
+        None, description="a reward model to go on from: a run, a checkpoint or a folder; none: model with a new head"
+    )
+    read: ReadConfig = Field(ReadConfig(), description="how its numbers are read when it scores or serves")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/accuracy"), description="what is kept")
+
+    @model_validator(mode="after")
+    def _fits(self) -> RewardModelRecipe:
+        if self.format not in FORMATS:
+            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
+        if self.kind != "pairwise" and (self.format == "pairs" or self.pair_file):
+            raise ValueError("pairs are for kind pairwise")
+        outputs = {"classes": self.outputs, "outcome": 2}.get(self.kind, 1)
+        if wrong := [c for c in self.read.classes or () if c >= outputs]:
+            raise ValueError(f"read.classes: there is no class {wrong[0]}: kind {self.kind} has {outputs} output(s)")
+        return self
+
+    @property
+    def files(self) -> list[str]:
+        return [self.data] if isinstance(self.data, str) else self.data
 
 
 # --- oreo -------------------------------------------------------------------------------------------------------
@@ -364,7 +433,7 @@ class OreoRecipe(OfflineRecipe):
     @model_validator(mode="after")
     def _fits(self) -> OreoRecipe:
         if self.format == "pairs":
-            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo or ipo")
+            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo, ipo or hinge")
         if self.level == "step" and self.states == "token":
             raise ValueError("level step needs states: step")
         if self.hinge and self.level != "response":
@@ -373,6 +442,66 @@ class OreoRecipe(OfflineRecipe):
             raise ValueError("target ema needs learner.ema, such as 0.995")
         if (self.final.search or self.final.start) and self.task is None:
             raise ValueError("final needs a task to play")
+        return self
+
+
+# --- step_rl ------------------------------------------------------------------------------------------------------
+
+
+class StepRewards(Config):
+    """What a step earns: what a reward model says of it, what the whole answer is worth, or both."""
+
+    model: Annotated[str | None, NamesModel("value")] = Field(
+        None, description="a reward model of steps: a run, a checkpoint or a folder; none: the outcome alone"
+    )
+    classes: list[NonNegativeInt] | None = Field(
+        None, description="the classes whose probabilities are summed; none: the last one"
+    )
+    raw: bool = Field(False, description="the head's number for the last of these classes, in place of a probability")
+    running: Running = Field("none", description="each step its own score, or the sum, min or product up to it")
+    alpha: float = Field(1.0, ge=0, description="weight of what the reward model says")
+    right: float | None = Field(None, description="what a right answer earns in the place of its last step; none: nothing")
+    wrong: float = Field(0.0, description="what a wrong answer earns there")
+    at_end: bool = Field(False, description="the last step is paid at the token that ends the turn")
+    clip: float | None = Field(5.0, gt=0, description="largest reward of a step, up or down; none: no limit")
+    split: Split = Field("newline", description="how answers are cut into steps")
+    skip: list[str] = Field([], description="types of steps that earn nothing, such as Action")
+
+    @model_validator(mode="after")
+    def _some(self) -> StepRewards:
+        if self.model is None and self.right is None:
+            raise ValueError("nothing is paid: set rewards.model (a reward model), rewards.right (the outcome), or both")
+        return self
+
+
+class StepRlRecipe(RunConfig):
+    """Reinforcement with rewards at the ends of steps."""
+
+    algorithm: Literal["ppo", "grpo", "remax"] = Field(
+        "ppo", description="ppo: a critic; grpo: steps against the steps of the group; remax: against the greedy answer"
+    )
+    task: TaskConfig = Field(TaskConfig(), description="the world")
+    starts: PositiveInt = Field(8, description="tasks drawn in one step")
+    n: PositiveInt = Field(1, description="episodes of each task: one group")
+    sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    seats: dict[str, SeatConfig] = seats_section()
+    rewards: StepRewards = Field(StepRewards(right=1.0), description="what steps earn")
+    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward (ppo, remax), or in the loss (grpo)")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount over tokens (ppo, remax)")
+    lam: float = Field(0.95, ge=0, le=1, description="of generalised advantages (ppo)")
+    clip: float = Field(0.2, gt=0, lt=1, description="how far a ratio may leave 1 (ppo, grpo)")
+    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move in one step (ppo); none: no limit")
+    critic: OreoCritic = Field(
+        OreoCritic(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
+    )
+    passes: PositiveInt = Field(1, description="passes over the episodes of a step")
+    minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
+
+    @model_validator(mode="after")
+    def _groups(self) -> StepRlRecipe:
+        if self.algorithm == "grpo" and self.n < 2:
+            raise ValueError("n is 1, and algorithm grpo compares the steps of several answers: set n to 2 or more")
         return self
 
 
@@ -422,6 +551,8 @@ RECIPES: dict[str, type[RunConfig]] = {
     "reflect": ReflectRecipe,
     "reflect_imitation": ImitationRecipe,
     "preference": PreferenceRecipe,
+    "reward_model": RewardModelRecipe,
+    "step_rl": StepRlRecipe,
     "oreo": OreoRecipe,
     "oreo_rounds": RoundsRecipe,
 }

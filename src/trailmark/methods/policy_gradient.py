@@ -14,6 +14,7 @@ from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method
 from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
@@ -32,14 +33,7 @@ class PolicyGradientMethod(Method):
 
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         super().__init__(config, run)
-        need_rows(config.starts * config.n, "starts * n")
-        self.source = get_task(config.task.name, **config.task.options)
-        keep_judge(self.source, run.path)
-        policy = load_model(config.model)
-        seats = self.seats_of(config)
-        (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed)
-        self.table.bind(self.source)
+        policy = self.open_world()
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -50,7 +44,20 @@ class PolicyGradientMethod(Method):
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
+
+    def open_world(self) -> LM:
+        """Open the task and the seats; the model that is trained."""
+        config = self.config
+        need_rows(config.starts * config.n, "starts * n")
+        self.source = get_task(config.task.name, **config.task.options)
+        keep_judge(self.source, self.run.path)
+        policy = load_model(config.model)
+        seats = self.seats_of(config)
+        (self.seat,) = trained_seats(seats)
+        self.table = Table(seats, {self.seat: policy}, config.seed)
+        self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
+        return policy
 
     def play(
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
@@ -60,23 +67,32 @@ class PolicyGradientMethod(Method):
         protocol = self.protocol(self.config, self.source)
         return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
 
-    def updates(self, step: int) -> Iterator[Update]:
+    def collect(self, step: int) -> list[Episode]:
+        """Play the episodes of a step and store them; those that can be learnt from, if any."""
         c = self.config
         tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
         notes: list[Annotation] = []
-        episodes = self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes)
+        episodes = [self.marked(e) for e in self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes)]
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **spread(good), **dropped}
-        if not good and dropped["invalid"]:
-            return  # nothing to learn from in this step; the counts say so
-        if not good:
+        if not good and not dropped["invalid"]:  # invalid ones are counted, and the step has nothing to learn from
             why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
             raise TaskError(
                 f"step {step}: every one of the {len(episodes)} episodes failed, so there is nothing to learn from; "
                 f"the first: {why}"
             )
+        return good
+
+    def marked(self, e: Episode) -> Episode:
+        """An episode as it is stored."""
+        return e
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        if not (good := self.collect(step)):
+            return
         longest = self.table.seats[0].max_tokens
         credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
         samples = build_samples(good, self.seat, credited, c.mean, longest)

@@ -65,6 +65,37 @@ def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.n
     return (p[..., -1] if classes is None else p[..., list(classes)].sum(-1)).numpy()
 
 
+def step_outputs(
+    lm: LM, episodes: Sequence[Episode], head: str = "step", seat: str = "policy", shape: Shape = "auto", amp: bool = False
+) -> dict[tuple[str, int], np.ndarray]:
+    """(episode, turn) -> what the head says at the end of every step of the turn, [steps, outputs]. All steps of a turn
+    are read in one pass. A turn without steps is left out."""
+    import numpy as np
+
+    from trailmark.models.forward import fill, pack
+    from trailmark.models.readout import Readout
+    from trailmark.types import Sample
+
+    check_classes(lm, head, None)
+    samples, ends, whose = [], [], []
+    for e in episodes:
+        for i, turn in enumerate(e.turns):
+            if turn.seat == seat and turn.steps:
+                row = np.array(e.sequence(i), np.int64)
+                ends.append([len(row) - len(turn.tokens) + end - 1 for _, end in turn.steps])
+                read = np.zeros(len(row), bool)
+                read[ends[-1]] = True
+                samples.append(Sample(row, {"read": read}))
+                whose.append((e.id, i))
+    if not samples:
+        return {}
+    models = {"judge": lm}
+    lm.train(False)
+    wanted = Readout("head", "head", model="judge", head=head, at="after", where="read")
+    filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
+    return {key: np.asarray(s.streams["head"][at]) for key, s, at in zip(whose, filled, ends)}
+
+
 def step_scores(
     lm: LM,
     episodes: Sequence[Episode],
@@ -76,35 +107,22 @@ def step_scores(
     amp: bool = False,
 ) -> list[Annotation]:
     """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token."""
-    import numpy as np
-
-    from trailmark.models.forward import fill, pack
-    from trailmark.models.readout import Readout
     from trailmark.score.tokens import source_of
-    from trailmark.types import Sample
 
     check_classes(lm, head, classes)
-    samples, whose, ends = [], [], []
-    for e in episodes:
-        for i, turn in enumerate(e.turns):
-            if turn.seat == seat and turn.steps:
-                row = np.array(e.sequence(i), np.int64)
-                ends.append([len(row) - len(turn.tokens) + end - 1 for _, end in turn.steps])
-                read = np.zeros(len(row), bool)
-                read[ends[-1]] = True
-                samples.append(Sample(row, {"read": read}))
-                whose.append((e.id, i))
-    if not samples:
-        return []
-    models = {"judge": lm}
-    lm.train(False)
-    wanted = Readout("head", "head", model="judge", head=head, at="after", where="read")
-    filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
-    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "")
+    read = step_outputs(lm, episodes, head, seat, shape, amp)
+    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "") if read else ""
     return [
-        Annotation(e, name, "step", tuple(class_numbers(s.streams["head"][at], classes).tolist()), i, source)
-        for (e, i), s, at in zip(whose, filled, ends)
+        Annotation(e, name, "step", tuple(class_numbers(out, classes).tolist()), i, source) for (e, i), out in read.items()
     ]
+
+
+def must_share_tokenizer(lm: LM, tokenizer: Any, name: str) -> None:
+    """Refuse a model of steps that reads other tokens than the policy writes."""
+    if lm.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+        )
 
 
 def episode_scores(
