@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trailmark.methods.base import Method
 
 METHODS = {
+    "lpr": "trailmark.methods.lpr:LprMethod",
     "sft": "trailmark.methods.sft:SftMethod",
     "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
     "reflect": "trailmark.methods.reflect:ReflectMethod",

@@ -119,9 +119,10 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
     """The pairs that a file names. Those with an episode that could not be used are left out and counted."""
     known = {e.id: e for e in episodes}
     keys = [f"{side}{part}" for side in SIDES for part in ("_prefix", "_end")]
+    notes = ["kind", *(f"{side}_reward" for side in SIDES)]  # what lpr says beside it
 
     def read(row: Row) -> Pair | None:
-        v = row.fields(row.value, "", list(SIDES), keys)
+        v = row.fields(row.value, "", list(SIDES), [*keys, *notes])
         for key in keys:
             if not isinstance(v.get(key, 0), int) or isinstance(v.get(key), bool):
                 raise row.bad(f"must be a number of tokens, not {repr(v[key])[:60]}.", key)

@@ -53,7 +53,9 @@ class RewardModelMethod(Method):
         if config.epochs is not None:
             config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
         super().__init__(config, run)
-        self.held_out = read_answers(config, [config.eval_data], self.lm.tokenizer, limit)[0] if config.eval_data else []
+        self.held_out = (
+            read_answers(config, [config.eval_data], self.lm.tokenizer, limit)[0] if config.eval_data else []
+        )
         self.objective = make_objective(config)
         self.learner = Learner({"value": self.lm}, config.learner, {"value": config.learner.optim}, config.steps)
 
@@ -98,7 +100,9 @@ def make_objective(config: RewardModelRecipe) -> Objective:
 Row = list[Sample]  # what is learnt from one answer, or the two sides of a pair
 
 
-def read_answers(config: RewardModelRecipe, files: Sequence[str], tokenizer: Any, limit: int) -> tuple[list[Row], dict[str, int]]:
+def read_answers(
+    config: RewardModelRecipe, files: Sequence[str], tokenizer: Any, limit: int
+) -> tuple[list[Row], dict[str, int]]:
     """The rows of some files, and how many answers were left out and why."""
     rows: list[Row] = []
     skipped: dict[str, int] = {}
@@ -155,7 +159,9 @@ def _labelled(config: RewardModelRecipe, e: Episode, note: Annotation) -> Sample
     if not labels:
         return None
     if wrong := [v for v in labels.values() if v > config.outputs - 1 or (config.kind == "classes" and v != int(v))]:
-        raise DataError(f"episode '{e.id}': the label {wrong[0]:g} is no class from 0 to {config.outputs - 1}: set outputs.")
+        raise DataError(
+            f"episode '{e.id}': the label {wrong[0]:g} is no class from 0 to {config.outputs - 1}: set outputs."
+        )
     if config.kind == "classes":
         return class_sample(row, {t: int(v) for t, v in labels.items()}, e.id, e.group)
     weight, target = np.zeros(len(row)), np.zeros(len(row))

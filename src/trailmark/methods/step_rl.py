@@ -161,14 +161,18 @@ class StepJudge:
         if lm is not None:
             check_classes(lm, "step", settings.classes)
 
-    def read(self, episodes: Sequence[Episode], seat: str) -> tuple[dict[tuple[str, int], np.ndarray], list[Annotation]]:
+    def read(
+        self, episodes: Sequence[Episode], seat: str
+    ) -> tuple[dict[tuple[str, int], np.ndarray], list[Annotation]]:
         """(episode, turn) -> a number for each of its steps, and the same as annotations."""
         if self.lm is None:
             return {}, []
         s = self.settings
         outs = step_outputs(self.lm, episodes, "step", seat)
         raw = lambda out: out if out.ndim == 1 else out[:, max(s.classes) if s.classes else -1]
-        found = {key: np.asarray(raw(out) if s.raw else class_numbers(out, s.classes), float) for key, out in outs.items()}
+        found = {
+            key: np.asarray(raw(out) if s.raw else class_numbers(out, s.classes), float) for key, out in outs.items()
+        }
         source = source_of(self.lm)
         return found, [Annotation(e, "step_score", "step", tuple(v.tolist()), i, source) for (e, i), v in found.items()]
 
