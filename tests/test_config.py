@@ -54,7 +54,7 @@ def problems(folder, text: str | bytes, *overrides: str) -> list[str]:
 def test_defaults(tmp_path):
     c = load(tmp_path, "method: demo\n")
     assert c == Demo()
-    assert (c.learner.optim.lr, c.learner.optim.betas, c.learner.micro_tokens) == (1e-4, (0.9, 0.95), 8192)
+    assert (c.learner.optim.lr, c.learner.optim.betas, c.learner.micro_tokens) == (1e-4, (0.9, 0.95), None)
     assert (c.model.dtype, c.model.lora, c.engine.kind, c.checkpoint.keep_last) == ("float32", None, "local", 2)
     assert LoraConfig() == LoraConfig(rank=16, alpha=32.0, dropout=0.0, targets="all-linear")
     with pytest.raises(ValueError, match="frozen"):
@@ -179,7 +179,7 @@ def test_unknown_keys_name_file_line_and_nearest(tmp_path):
         ("learner: {optim: {warmup: 1.5}}", "key 'learner.optim.warmup': expected a fraction below 1 or a whole number "
          "of steps, found 1.5."),
         ("engine: {kind: locl}", "key 'engine': has the unknown 'kind' 'locl'. Did you mean 'local'?"),
-        ("engine: {slots: 3}", "key 'engine': needs a key 'kind' that says which kind it is."),
+        ("engine: {slots: 3}", "key 'engine': needs a key 'kind' that says what it is: http, local."),
         ("engine: {kind: http}", "key 'engine.url': is missing."),
         ("engine: {kind: http, url: u, retries: x}", "key 'engine.retries': expected a whole number, found the "
          "text 'x'."),

@@ -13,7 +13,7 @@ from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
+    "ModelConfig", "ModelShape", "NamesFile", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
     "load_recipe", "resolve",
 ]  # fmt: skip
 
@@ -28,6 +28,14 @@ class NamesModel:
 
     seat: str = "policy"
     stored: bool = False
+
+
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a key whose text names a file or a folder that a run reads: also each text of a list, or of a mapping. `function`: the text
+    is `my_file.py:name`. `runs/data_files.py` finds these keys, in the recipe of any method, and notices when a file has changed."""
+
+    function: bool = False
 
 
 class ModelShape(Config):
@@ -147,6 +155,7 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warmup")
     warmup: float = Field(0.0, ge=0, description="below 1: a fraction of the steps; else a number of steps")
     final: float = Field(0.0, ge=0, le=1, description="fraction of lr at the end of a schedule")
+    bits: Literal[32, 8] = Field(32, description="of the moments; 8 needs bitsandbytes and a GPU")
     groups: dict[str, GroupConfig] = Field({}, description="by a pattern of parameter names, such as 'value_head.*'")
 
     @field_validator("betas")
@@ -168,7 +177,12 @@ class LearnerConfig(Config):
     """How a batch becomes a step."""
 
     optim: OptimConfig = Field(OptimConfig(), description="optimiser and schedule")
-    micro_tokens: PositiveInt = Field(8192, description="most tokens of one micro-batch")
+    micro_tokens: PositiveInt | None = Field(
+        None, description="most tokens of one micro-batch; none: as many as a GPU holds, 8192 elsewhere"
+    )
+    offload: list[Literal["optimiser", "frozen"]] = Field(
+        [], description="what lies in the computer's memory while a GPU does not need it"
+    )
     layout: Literal["auto", "tree", "flat", "rows"] = Field("auto", description="shared prefixes, packed, or padded")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of a moving average of the weights")
     amp: Literal["none", "bf16"] = Field("none", description="autocast of the forward pass")

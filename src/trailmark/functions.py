@@ -31,6 +31,18 @@ def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], P
     return found, Path(getattr(module, "__file__", None) or where)
 
 
+def function_file(path: str) -> Path | None:
+    """The file in which the function `path` stands, without running it; None: there is none, or it is not Python."""
+    where = path.rpartition(":")[0]
+    if where.endswith(".py"):
+        return Path(where)
+    try:
+        spec = importlib.util.find_spec(where) if where else None
+    except Exception:  # the package above it is imported, and may raise anything
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
 class _FromSource(importlib.machinery.SourceFileLoader):
     """Compiles the file as it is now. Python knows stored bytecode by time and length. If a file was edited within a
     second and kept its length, that would be the old code."""

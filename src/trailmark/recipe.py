@@ -183,7 +183,7 @@ _EXPECTED = {
     "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping",
     "model_type": "a mapping", "model_attributes_type": "a mapping", "none_required": "nothing",
-    "finite_number": "a finite number",
+    "finite_number": "a finite number", "string_too_short": "a text that is not empty",
 }  # fmt: skip
 
 
@@ -208,11 +208,17 @@ def _is_kind(cls: type[Config], tag: Any) -> bool:
     return any(tag in typing.get_args(o) for o in options)
 
 
-def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[type[Config]]]:
-    """The keys in the data that an error location means (it also names union members), the value there, and the
-    Config classes that hold its last key."""
+def _locate(
+    schema: type[Config], raw: Any, loc: Keys
+) -> tuple[Keys, Any, list[type[Config]], list[type[Config]]]:
+    """The keys in the data that an error location means (it also names union members), the value there, the Config
+    classes that hold its last key, and those that may stand there."""
     path, value, holders, inside = (), raw, [schema], [schema]
     for i, part in enumerate(loc):
+        # A kind may be called as a key is: `kind: model` beside a key `model`.
+        if len(inside) > 1 and isinstance(value, dict) and value.get("kind") == part:
+            inside = [c for c in inside if _is_kind(c, part)] or inside
+            continue
         there = (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)
         )
@@ -223,10 +229,17 @@ def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[
             inside = [c for f in fields for c in _configs(f.annotation)] if fields else inside
         else:
             inside = [c for c in inside if _is_kind(c, part)] or inside
-    return path, value, holders
+    return path, value, holders, inside
 
 
-def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) -> tuple[str, str]:
+def _kinds(classes: Iterable[type[Config]]) -> list[str]:
+    found = [typing.get_args(c.model_fields["kind"].annotation) for c in classes if "kind" in c.model_fields]
+    return sorted({str(name) for names in found for name in names})
+
+
+def _explain(
+    error: Any, value: Any, path: Keys, holders: list[type[Config]], inside: list[type[Config]]
+) -> tuple[str, str]:
     """What was expected, as a phrase or "", and a further hint."""
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
@@ -235,7 +248,8 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
     if kind == "missing":
         return "", "is missing."
     if kind == "union_tag_not_found":
-        return "", f"needs a key {ctx['discriminator']} that says which kind it is."
+        name, kinds = str(ctx["discriminator"]).strip("'"), _kinds(inside)
+        return "", f"needs a key '{name}' that says what it is{': ' + ', '.join(kinds) if kinds else ''}."
     if kind == "union_tag_invalid":
         close = nearest(str(ctx["tag"]), quoted(ctx["expected_tags"]))
         return "", f"has the unknown {ctx['discriminator']} '{ctx['tag']}'.{close}"
@@ -244,7 +258,11 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
         return "", said if said.endswith((".", "?", "!")) else f"{said}."
     if kind == "literal_error":
         hint = nearest(value, quoted(ctx["expected"])) if isinstance(value, str) else ""
+        if isinstance(value, dict) and value.get("kind") in quoted(ctx["expected"]):
+            return f"{ctx['expected']}", f" Write {path[-1]}: {value['kind']}."
         return f"{ctx['expected']}", hint if "Did" in hint else ""
+    if kind == "string_pattern_mismatch" and "https?" in ctx["pattern"]:
+        return "an address that begins with http:// or https://", ""
     hint = " Put it in quotes." if kind == "string_type" and isinstance(value, bool | int | float) else ""
     return _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be "), hint
 
@@ -255,7 +273,8 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
     try:
         loaded = replace(loaded, raw=schema.spelled_out(loaded.raw))
     except RecipeError as e:
-        raise RecipeError(f"{loaded.file}: {str(e).removeprefix('recipe: ')}") from None
+        said = (f"{loaded.file}: {line.removeprefix('recipe: ')}" for line in str(e).splitlines())
+        raise RecipeError("\n".join(said)) from None
     try:
         # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
         return schema.model_validate_json(json.dumps(loaded.raw), strict=True)
@@ -263,8 +282,8 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
         errors = e.errors(include_url=False)
     found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}
     for error in errors:  # a union gives one error for each of its members
-        path, value, holders = _locate(schema, loaded.raw, tuple(error["loc"]))
-        found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders))
+        path, value, holders, inside = _locate(schema, loaded.raw, tuple(error["loc"]))
+        found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders, inside))
     lines = []
     for path, (value, said) in found.items():
         marks = (loaded.marks.get(path[:i]) for i in range(len(path), 0, -1))

@@ -14,6 +14,7 @@ from trailmark.models import forward
 from trailmark.models.attention import Layout
 from trailmark.models.layout import FIXED_ROWS, lay_out, micro_batches
 from trailmark.models.readout import Readout
+from trailmark.objectives import Classify
 from trailmark.score.classes import class_numbers, episode_scores, over_steps, step_scores
 from trailmark.score.likelihood import Baselines, Gold, gain_reward, gold_row, improvement, likelihoods
 from trailmark.score.tokens import token_scores
@@ -136,6 +137,20 @@ def test_reductions_by_hand():
         over_steps([-1.0, 2.0], "geomean")
     logits = np.log([[0.1, 0.2, 0.3, 0.4]])
     assert class_numbers(logits, (2, 3)) == pytest.approx(0.7) and class_numbers(logits) == pytest.approx(0.4)
+
+
+def test_the_head_that_classify_trains_is_the_one_that_is_read(make_lm, episodes):
+    """Nobody names a head: it is that of the objective; a model that has only `step`, as older ones do, is read there."""
+    lm = make_lm(dtype=torch.float64)
+    lm.add_head("step", 4)
+    torch.nn.init.normal_(lm.heads["step"].weight)
+    assert step_scores(lm, episodes) == step_scores(lm, episodes, "step")
+    assert HeadValues(lm, classes=(2, 3)).head == "step"
+    lm.add_head(Classify().head, 4)
+    torch.nn.init.normal_(lm.heads["classes"].weight)
+    assert step_scores(lm, episodes) == step_scores(lm, episodes, "classes") != step_scores(lm, episodes, "step")
+    lm.add_head("value", 1)
+    assert HeadValues(lm, classes=(2, 3)).head == "classes" and HeadValues(lm).head == "value"
 
 
 def test_classes_that_are_not_there(lm, episodes):

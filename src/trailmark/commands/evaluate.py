@@ -99,6 +99,7 @@ def evaluate(
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
 
     if (model is None) == (episodes is None):
@@ -155,13 +156,18 @@ def evaluate(
     ]
     rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
+    noted = [a for _, about in made.values() for a in about.pop("notes", [])]
+    changed = list(dict.fromkeys(w for _, about in made.values() for w in about.get("warnings", ())))
     if out is not None and any(row["scored"] for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
+        kept = {e.id for played, _ in made.values() for e in played}  # a search may choose some of many plays
+        write_beside(out, [a for a in noted if a.episode in kept])
         atomic_write(out, "".join(to_json(e) + "\n" for played, _ in made.values() for e in played).encode())
     about = made[str(model)][1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if extra else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
-    finish(result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole)])
+    told = [f"warning: {what}." for what in changed]
+    finish(result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole), *told])
     _must_have_scores(whole)
 
 

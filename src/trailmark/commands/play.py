@@ -137,6 +137,7 @@ def _sit_at_table(
     from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
+    from trailmark.seats.names import fix_options
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
     from trailmark.terminal_play import describe_outcome, pick_start
@@ -155,7 +156,7 @@ def _sit_at_table(
     table = Table(
         {n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False))
     )
-    source = get_task(config.task.name, **options)
+    source = get_task(config.task.name, **fix_options(options, found.run))
     table.bind(source)
     first = pick_start(source, split or "train", start, seed)
     typer.echo(f"{source.name}, start '{first.id}'; you are '{seat}'.\n")

@@ -19,6 +19,7 @@ from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.runs.older import read_recipe
 from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_options
 from trailmark.types import Episode
 
 
@@ -48,7 +49,7 @@ def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list
     found, recipe = locate(str(run)), read_recipe(like)
     task = recipe["task"]
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
-    source = get_task(task["name"], **(task.get("options") or {}))
+    source = get_task(task["name"], **fix_options(task.get("options") or {}, like))
     found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
     seat = local_seat(found, Wish(), sampling, source)
     tasks = {e.task.id: e.task for e in episodes}

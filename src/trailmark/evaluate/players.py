@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
+from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Task
 
@@ -67,14 +68,25 @@ def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = N
     return method.protocol(config, get_task(task.name, **{**task.options, **(options or {})})) is None
 
 
+def changed_since(run: Path, config: Any, source: Any) -> list[str]:
+    """A sentence for each thing that is not as the run had it: its judge, files of data, functions of seats."""
+    from trailmark.runs.data_files import changed_files
+
+    said = [f"{what} since the run began" for what in changed_files(run, config)]
+    if source.judge is not None and (why := source.judge.changed(run / "judge")):
+        said.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
+    return said
+
+
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits
-    beside it, and rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the
-    address of a server, "random" or "oracle"."""
+    beside it, rows that belong `beside` the model's own, and the judge's `notes`: whoever prints it takes these out).
+    `name` may also be the address of a server, "random" or "oracle"."""
+    from trailmark.rollout.judged import noting
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
-    folder, recipe = found.folder, found.recipe
+    recipe = found.recipe
     alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe, task_options(wish.options))
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
@@ -90,6 +102,20 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     options = ({} if wish.task not in (None, own.get("name")) else own.get("options") or {}) | task_options(
         wish.options
     )
+    run = found.run or (locate(wish.beside).run if wish.beside else None)
+    source = get_task(task, **fix_options(options, run if wish.task is None else None))
+    with noting(source) as notes:
+        episodes, about = _play_alone(found, wish, source, task, options, like)
+    if run is not None and wish.task is None and (changed := changed_since(run, method_of(like)[1], source)):
+        about["warnings"] = changed
+    return episodes, about | {"notes": notes}
+
+
+def _play_alone(
+    found: Located, wish: Wish, source: Any, task: str, options: Mapping[str, Any], like: Mapping[str, Any]
+) -> tuple[list[Episode], dict[str, Any]]:
+    """One model in a task. `like` is the recipe whose starts and settings are meant."""
+    name, folder, recipe = found.name, found.folder, found.recipe
     evaluated = like.get("eval") or {}
     split = wish.split or evaluated.get("split", "test")
     n = wish.n or evaluated.get("n")
@@ -98,7 +124,6 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     sampling = resolve(
         {**(recipe.get("sampling") or {}), **{k: v for k, v in said.items() if v is not None}}, SamplingConfig
     )
-    source = get_task(task, **options)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
@@ -189,13 +214,14 @@ def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | Non
 def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     """A run whose method seats several players: all of them from one checkpoint, as the run itself evaluates."""
     from trailmark.evaluate.run import evaluate
+    from trailmark.rollout.judged import noting
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
 
     task = found.section("task")
     options = (task.get("options") or {}) | task_options(wish.options)
     method, config = method_of(found.recipe, {**task, "options": options})
-    source = get_task(config.task.name, **options)
+    source = get_task(config.task.name, **fix_options(options, found.run))
     stored = stored_seats(
         method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
     )
@@ -204,10 +230,13 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
     tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
-    report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
+    with noting(source) as notes:
+        report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
              "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
-             "tokenizer": table.tokenizer}  # fmt: skip
+             "tokenizer": table.tokenizer, "notes": notes}  # fmt: skip
+    if found.run is not None and (changed := changed_since(found.run, config, source)):
+        about["warnings"] = changed
     return report.episodes, about
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trailmark.errors import DataError
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import atomic_write
 
 T = TypeVar("T")
@@ -85,6 +86,7 @@ def each(
     """The results of `make` for every row, and the errors of the rows that `skip_bad` left out. `refused` returns an
     error if a row holds something that would be lost. Then the error names the first such row and counts the others."""
     path = Path(path)
+    must_be_file(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as problem:
@@ -137,7 +139,7 @@ def _placed(make: Callable[[Row], T], row: Row) -> T:
 
 def _parse(row: Row) -> Any:
     try:
-        value = json.loads(row.value, object_pairs_hook=_unique, parse_constant=_no_number)
+        value = json.loads(row.value, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
         if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
@@ -150,6 +152,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if twice := next((k for k in keys if keys.count(k) > 1), None) if len(set(keys)) < len(keys) else None:
         raise ValueError(f"key '{twice}' appears twice")
     return dict(pairs)
+
+
+def parse_line(text: str, path: Path, line: int) -> Any:
+    """What a line of a file says, read as strictly as a row is."""
+    return _parse(Row(text, path, line))
+
+
+def _finite(text: str) -> float:
+    """A number such as 1e999 is none: it has no finite value."""
+    return value if math.isfinite(value := float(text)) else _no_number(text)
 
 
 def _no_number(name: str) -> Any:

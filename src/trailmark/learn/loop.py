@@ -22,7 +22,7 @@ from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, read_segment, truncate_run
 from trailmark.trackers import open_trackers
-from trailmark.types import Episode, Failed
+from trailmark.types import Annotation, Episode, Failed
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Training:
         """Go back to a `state`."""
         return None
 
+    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+        """A block in which what a judge notes about plays is collected, to be kept beside their episodes. Default: nobody judges."""
+        return contextlib.nullcontext([])
+
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`) once
         training is over."""
@@ -71,8 +75,15 @@ def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -
     last, step = run_steps(method, config, run, resume)
     for e in method.evaluations(step, True):
         if not is_made(run, e, step):
-            run.keep_evaluation(e.name, e.play())
+            keep_evaluation(method, run, e)
     return last
+
+
+def keep_evaluation(method: Training, run: Run, e: Evaluation) -> None:
+    """Play an evaluation, and keep its episodes with what a judge noted about them."""
+    with method.noting() as notes:
+        episodes = e.play()
+    run.keep_evaluation(e.name, episodes, notes)
 
 
 def is_made(run: Run, e: Evaluation, step: int) -> bool:
@@ -104,7 +115,7 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
     step = start
     for e in method.evaluations(0, False) if start == 0 else ():  # of the models as they start
         if not is_made(run, e, 0):
-            run.keep_evaluation(e.name, e.play())
+            keep_evaluation(method, run, e)
     if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
         state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
         checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
@@ -123,7 +134,7 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             phases.add("collect", 0, tokens=int(metrics.get("written_tokens", 0)))
             trained = time.perf_counter() - began
             for e in method.evaluations(step, False):
-                run.keep_evaluation(e.name, e.play())
+                keep_evaluation(method, run, e)
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}

@@ -119,14 +119,16 @@ def get_method(name: str) -> type[Method]:
     return found
 
 
-def _first_start(task: Any) -> str:
+def _first_start(config: RunConfig, task: Any) -> str:
     """A first start of a world; its files, like those of the data, need not be there yet."""
     from trailmark.tasks import get_task
 
     given = [task.options[key] for key in ("games", "path") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
         return f"whose {missing[0]} is not here yet"
-    return f"first start '{get_task(task.name, **task.options).tasks('train', 1)[0].id}'"
+    source = get_task(task.name, **task.options)
+    get_method(config.method).check_asked(config, source)
+    return f"first start '{source.tasks('train', 1)[0].id}'"
 
 
 def check(config: RunConfig) -> list[str]:
@@ -142,7 +144,7 @@ def check(config: RunConfig) -> list[str]:
     ]
     task = getattr(config, "task", None)
     if task is not None:
-        lines.append(f"task: {task.name}, {_first_start(task)}")
+        lines.append(f"task: {task.name}, {_first_start(config, task)}")
     method = get_method(config.method)
     seats = method.seats_of(config)
     if len(seats) > 1:

@@ -6,25 +6,30 @@ run that exists, so none of them knows a method by its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark.config import ModelConfig, RunConfig, SamplingConfig
+from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
+from trailmark.rollout.judged import noting
 from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.stages import Stage, begun_from, run_stages
-from trailmark.runs.store import Run
-from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.runs.store import Run, write_segment
+from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import check_servers, sampling_law
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Sample, Task
+from trailmark.types import Annotation, Episode, Sample, Task
 
 
 class Method(Training):
@@ -32,6 +37,7 @@ class Method(Training):
 
     Config: ClassVar[type[RunConfig]] = RunConfig
     staged: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that only its stages read
+    asks: ClassVar[tuple[str, ...]] = ()  # the seats that its protocol asks; empty: not known
     imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -47,7 +53,8 @@ class Method(Training):
             return []
         from trailmark.formats.messages import count_rows
 
-        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
+        must_be_file(Path(data), "data")
+        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).exists() else 'which is not here yet'}"]
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
@@ -69,6 +76,20 @@ class Method(Training):
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
         check_seats(given)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
+
+    @classmethod
+    def check_asked(cls, config: Any, source: TaskSource) -> None:
+        """Refuse a seat that nobody would ask: its model would be loaded, and its words never heard."""
+        seats = list(cls.seats_of(config))
+        asked = list(cls.asks)
+        if not asked and len(seats) > 1 and cls.protocol(config, source) is None:
+            first = source.make().reset(draw_tasks(source, "train", 1, config.seed)[0])
+            asked = seats if first.seat else trained_seats(cls.seats_of(config))[:1]
+        if asked and (idle := next((name for name in seats if name not in asked), None)):
+            raise RecipeError(
+                f"seats.{idle}: nobody asks this seat: in task '{source.name}' method {config.method} asks "
+                f"{' and '.join(asked)}. Leave it out, or name it as one of these."
+            )
 
     @classmethod
     def first_model(cls, config: Any, run: Run) -> ModelConfig:
@@ -103,6 +124,18 @@ class Method(Training):
         lm = load_model(self.first_model(self.config, self.run))
         lm.name = name_in_run(lm.name, self.run)
         return lm
+
+    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+        source = getattr(self, "source", None)
+        return contextlib.nullcontext([]) if source is None else noting(source)
+
+    def keep_plays(self, step: int, play: Callable[[], list[Episode]]) -> list[Episode]:
+        """Play an evaluation on the way, and keep it: RUN/evaluation/000012.jsonl, and beside it what a judge noted."""
+        with self.noting() as notes:
+            episodes = play()
+        path = write_segment(self.run.path / "evaluation", step, episodes)
+        write_beside(path, notes)
+        return episodes
 
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:

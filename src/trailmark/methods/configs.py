@@ -11,6 +11,7 @@ from trailmark.config import (
     Config,
     EngineConfig,
     LoraConfig,
+    NamesFile,
     NamesModel,
     OptimConfig,
     RunConfig,
@@ -24,6 +25,7 @@ from trailmark.formats import FORMATS
 from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
+from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.classes import Over
 from trailmark.score.config import judge_config
@@ -38,7 +40,7 @@ Shuffle = Literal["none", "permute", "alphabet"]
 
 class TaskConfig(Config):
     name: str = Field("taxi", description="a registered task, or package.module:Make")
-    options: dict[str, Any] = Field({}, description="keywords of the task")
+    options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="keywords of the task")
 
 
 class PolicyGradientRecipe(RunConfig):
@@ -75,6 +77,8 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
         if v.get("kind") not in ("clipped", "weighted_logp"):
+            if v.get("kind") in PREFERENCES:
+                raise ValueError(f"{v['kind']} is an objective of method preference: write method: preference and objective: {v['kind']}")
             raise ValueError(f"kind must be clipped or weighted_logp here (all: {', '.join(OBJECTIVES)})")
         try:
             return get_objective(v).model_dump()
@@ -109,8 +113,8 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 class SftRecipe(RunConfig):
-    data: str = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
-    eval_data: str | None = Field(None, description="JSONL to evaluate on")
+    data: Annotated[str, NamesFile()] = Field(description="JSONL of messages, of prompt and response, or of Reflect-RL's texts")
+    eval_data: Annotated[str | None, NamesFile()] = Field(None, description="JSONL to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(True, description="use the chat template; false: plain text, as Reflect-RL's texts always are")
@@ -154,7 +158,7 @@ class CurriculumConfig(Config):
 
 class TeacherConfig(Config):
     name: str = Field("bfs", description="who writes reflections and actions: 'bfs' knows the taxi's shortest way")
-    path: str | None = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
+    path: Annotated[str | None, NamesFile()] = Field(None, description="what 'file' reads: a folder that `trailmark data` wrote")
     starts: PositiveInt = Field(40, description="starts that the teacher shows; in a curriculum of modes, of each mode")
     perturb: float = Field(
         0.5, ge=0, le=1, description="share of random moves on the way, so that it also shows recovery"
@@ -255,7 +259,7 @@ class OfflineFinal(Config):
 class OfflineRecipe(RunConfig):
     """What the methods that learn from a file of scored trajectories have in common."""
 
-    data: str | list[str] = Field(description="one file of scored trajectories, or several")
+    data: Annotated[str | list[str], NamesFile()] = Field(description="one file of scored trajectories, or several")
     format: str = Field("trajectories", description="what it is: trajectories, agent, episodes, pairs, …")
     seat: str = Field("policy", description="whose turns are trained")
     max_len: PositiveInt | None = Field(None, description="longer trajectories are left out; none: the model's context")
@@ -295,7 +299,7 @@ class PreferenceRecipe(OfflineRecipe):
         "answer", description="log-ratios are summed over an answer, or their mean is taken over its tokens (dpo, ipo, hinge)"
     )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
-    pair_file: str | None = Field(
+    pair_file: Annotated[str | None, NamesFile()] = Field(
         None, description="JSONL of {chosen, rejected}: which episodes of the data are pairs; none: pairs are made here"
     )
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
@@ -335,10 +339,14 @@ class RewardModelRecipe(RunConfig):
         description="classes: a class after each labelled step; outcome: right or wrong after the whole answer; "
         "pairwise: a number, higher for the chosen one; scalar: a number after each labelled step",
     )
-    data: str | list[str] = Field(description="one file or several: episodes with annotations `label`, trajectories, pairs")
+    data: Annotated[str | list[str], NamesFile()] = Field(
+        description="one file or several: episodes with annotations `label`, trajectories, pairs"
+    )
     format: str = Field("episodes", description="what it is: episodes, trajectories, react, pairs, …")
-    eval_data: str | None = Field(None, description="a file of the same kind to evaluate on")
-    pair_file: str | None = Field(None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data")
+    eval_data: Annotated[str | None, NamesFile()] = Field(None, description="a file of the same kind to evaluate on")
+    pair_file: Annotated[str | None, NamesFile()] = Field(
+        None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data"
+    )
     label: str = Field("label", description="the annotation that holds the class of each step; below 0: this step has none")
     outputs: int = Field(4, ge=2, description="classes of kind classes; a scalar's target is label / (outputs - 1)")
     seat: str = Field("policy", description="whose turns are judged")
@@ -528,7 +536,7 @@ class RoundsRecipe(OreoRecipe):
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
-    data: str | list[str] = Field("", description="not used: each round collects its own")
+    data: Annotated[str | list[str], NamesFile()] = Field("", description="not used: each round collects its own")
     format: str = Field("episodes", description="of what is collected")
     steps: PositiveInt = Field(3, description="rounds")
     training: NonNegativeInt = Field(
@@ -585,7 +593,7 @@ class LprClean(Config):
     """Which solutions are kept, and how they are cut into steps."""
 
     split: Split = Field("newline", description="how a solution is cut into steps")
-    clean: str | None = Field(
+    clean: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="package.module:function or file.py:function: text -> cleaned text, or None to drop it"
     )
     min_steps: NonNegativeInt = Field(0, description="shorter solutions are dropped")

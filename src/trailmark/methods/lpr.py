@@ -46,6 +46,7 @@ from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
 from trailmark.rollout.branch import Point, branch_starts
 from trailmark.rollout.play import Desk, Protocol, Start, start_all
+from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, Summary, run_stages
 from trailmark.runs.store import Run, atomic_write, read_metrics, read_segment, to_json, truncate_metrics
@@ -216,9 +217,16 @@ class Road:
                 out.append(self.reinforcement(k))
         return out
 
-    def stage(self, name: str, make: Any, settings: Mapping[str, Any], inputs: Mapping[str, str | Path]) -> Stage:
+    def stage(
+        self,
+        name: str,
+        make: Any,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str | Path],
+        reads: Sequence[str] = (),
+    ) -> Stage:
         """`make(folder)` writes files and returns what it kept and left out. Models that lie in the run are inputs, and
-        their places are no setting."""
+        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions."""
 
         def build(folder: Path) -> dict[str, Any]:
             kept, left_out = make(folder)
@@ -228,7 +236,12 @@ class Road:
             k: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
             for k, v in settings.items()
         }
-        return Stage(name, build, without_place(plain, str(self.root)), dict(inputs))
+        files = (
+            {key: path for key, path in named_files(self.config).items() if key.startswith(tuple(reads))}
+            if reads
+            else {}
+        )
+        return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
@@ -280,7 +293,7 @@ class Road:
             "sampling": c.sampling,
             "split": c.sample.split,
         }
-        return self.stage("lessons", make, settings, {**self._code(), **self._code("teacher")})
+        return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
 
     def imitation(self) -> Stage:
         c = self.config
@@ -325,7 +338,9 @@ class Road:
             "sampling": c.sampling,
         }
         more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
-        return self.stage(f"solutions-{k}", make, settings, {**self.policy_inputs(k), **self._code(SEAT), **more})
+        return self.stage(
+            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
+        )
 
     def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
         records.all_shards(files)
@@ -382,15 +397,7 @@ class Road:
             steps = sum(len(t.steps) for e in good for t in e.turns)
             return {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}, out
 
-        return self.stage(
-            f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k), **self._code()}
-        )
-
-    def _code(self, seat: str = "") -> dict[str, str]:
-        """The files of functions of one's own, whose contents count: the cleaner's, or that of a scripted seat."""
-        named = getattr(self.config.seats.get(seat), "function", "") if seat else self.config.clean.clean or ""
-        where = named.rpartition(":")[0]
-        return {seat or "clean": where} if where.endswith(".py") else {}
+        return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
 
     def solved(self, k: int) -> list[Episode]:
         return read_segment(self.at("cleaned", k) / "all.jsonl")
@@ -468,8 +475,8 @@ class Road:
             "sampling": c.sampling,
             "seed": c.seed,
         }
-        inputs = {"states": self.at("states", k), **self.policy_inputs(k), **self._code(SEAT)}
-        return self.stage(f"completions-{k}", make, settings, inputs)
+        inputs = {"states": self.at("states", k), **self.policy_inputs(k)}
+        return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
 
     def _import_completions(self, file: str, folder: Path) -> Any:
         made, lost = records.read_completions(file, self.shard(1, None), self.solved(1), self.tokenizer, SEAT)
@@ -751,7 +758,9 @@ class Road:
         if not (self.root / LAYOUT.record.format(name=name)).exists():
             raise RunError(f"{self.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
         if what in ("solutions", "lessons", "cleaned"):
-            files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl")
+            files = sorted(
+                p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl"
+            )
             return records.solution_records([e for p in files for e in read_segment(p)], words)
         if what == "states":
             return records.state_records(self.solved(k), self.shard(k, None), words)
@@ -763,7 +772,9 @@ class Road:
         if what == "pairs" and (folder / "pairs.jsonl").exists():
             every = [*self.solved(k), *(self.completed(k) if self.config.pairs.steps is not None else [])]
             return records.pair_records(_read_lines(folder / "pairs.jsonl"), every, words)
-        raise RunError(f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs.")
+        raise RunError(
+            f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
+        )
 
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
         """The recipe of a training: what its section says, with what the road sets."""

@@ -26,7 +26,8 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.data_files import must_be_file
+from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task, keep_judge
@@ -66,7 +67,10 @@ class OfflineMethod(Method):
 
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
         """What a batch is drawn from, and how many trajectories could not be used and why."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a batch is "
+            "drawn from and how many trajectories it left out, by reason"
+        )
 
     def make_reference(self) -> str:
         """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
@@ -79,7 +83,8 @@ class OfflineMethod(Method):
         return Learner(self.models, self.config.learner, total=self.config.steps)
 
     def make_objective(self) -> Objective:
-        raise NotImplementedError
+        """What is learnt from the rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts
@@ -87,9 +92,9 @@ class OfflineMethod(Method):
     def evaluate(self, step: int) -> Mapping[str, float]:
         if self.source is None or self.engine is None:
             return {}
-        self.engine.publish(step, self.models["policy"])
-        episodes = self.play(self.engine)
-        write_segment(self.run.path / "evaluation", step, episodes)
+        engine = self.engine
+        engine.publish(step, self.models["policy"])
+        episodes = self.keep_plays(step, lambda: self.play(engine))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
@@ -116,7 +121,8 @@ class OfflineMethod(Method):
         """The data need not be there yet."""
 
         def rows_of(path: str) -> str:
-            return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).is_file() else "which is not here yet"
+            must_be_file(Path(path), "data")
+            return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).exists() else "which is not here yet"
 
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
 

@@ -32,9 +32,10 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
+from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, run_stages
-from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
+from trailmark.runs.store import Run, beside, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
@@ -105,9 +106,10 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
         "seat": config.seat,
         "seed": config.seed,
     }
+    read = {key: path for key, path in named_files(config).items() if key.startswith("task.")}
     return Stage(
         f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
-        (path.name, f"{path.stem}.partial.jsonl"), earlier=lambda _: summarised() if path.exists() else None,
+        (path.name, f"{path.stem}.partial.jsonl", beside(path).name, f"{path.stem}.partial.annotations.jsonl"), files=read, earlier=lambda _: summarised() if path.exists() else None,
     )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class PolicyGradientMethod(Method):
         config = self.config
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
+        self.check_asked(config, self.source)
         keep_judge(self.source, self.run.path)
         policy = load_model(config.model)
         seats = self.seats_of(config)
@@ -110,8 +111,7 @@ class PolicyGradientMethod(Method):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
-        episodes = self.play(tasks, 1, self.config.seed + 1, "eval:", step)
-        write_segment(self.run.path / "evaluation", step, episodes)
+        episodes = self.keep_plays(step, lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 

@@ -166,7 +166,9 @@ class ReflectMethod(Players):
             self.level, self.replay.held = level, []
         self.publish(step - 1)
         tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
-        episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        with self.noting() as notes:
+            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         if not good:

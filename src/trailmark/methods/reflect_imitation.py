@@ -49,7 +49,7 @@ from trailmark.objectives import Sft
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import stored_model
@@ -125,8 +125,10 @@ class Players(Method):
         c = self.config
         tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
         protocol = deaf_to_chance(self.talk)
-        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
-        write_segment(self.run.path / "evaluation", step, episodes)
+        seats = self.seats()
+        episodes = self.keep_plays(
+            step, lambda: play(self.source, tasks, seats, protocol, seed=c.seed + 1, prefix="eval:")
+        )
         good, dropped = scored(episodes)
         parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}
         each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}

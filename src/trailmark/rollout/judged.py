@@ -6,12 +6,14 @@ own outcome, on the turn of that side that acted last.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.errors import JudgeError, TaskError
+from trailmark.errors import JudgeError, TaskError, TrailmarkError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict
 from trailmark.tasks.base import Observation, TaskSource, declared
@@ -29,6 +31,17 @@ def judge_of(source: Any, given: Judge | None) -> Judge | None:
             f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."
         )
     return judge
+
+
+@contextlib.contextmanager
+def noting(source: Any) -> Iterator[list[Annotation]]:
+    """Collect what the judge of a source notes about the plays in this block, however deep `play` is called."""
+    source = declared(source)
+    before, source.notes = source.notes, []
+    try:
+        yield source.notes
+    finally:
+        source.notes = before
 
 
 async def give_verdicts(
@@ -49,20 +62,51 @@ def judge_episodes(source: TaskSource, episodes: Sequence[Episode], judge: Judge
 
 
 async def _ask(judge: Judge, plays: Sequence[Play]) -> list[Verdict]:
-    verdicts = await judge.judge(plays)
+    """The verdicts of a judge, which may be anybody's own class: what it gives is looked at before anything is kept."""
+    who = f"judge '{judge.name if judge.name != Judge.name else type(judge).__name__}'"  # a class may give itself no name
+    try:
+        verdicts = await judge.judge(plays)
+    except Exception as problem:
+        if isinstance(problem, TrailmarkError) or type(judge).__module__.startswith("trailmark."):
+            raise
+        raise JudgeError(f"reward: {who} raised {type(problem).__name__}: {problem}.") from problem
+    if not isinstance(verdicts, Sequence) or isinstance(verdicts, str):
+        raise JudgeError(f"reward: {who} returned {_shown(verdicts)}: it must return a list of verdicts.")
     if len(verdicts) != len(plays):
-        raise JudgeError(f"judge '{judge.name}' gave {len(verdicts)} verdicts for {len(plays)} plays.")
+        raise JudgeError(f"reward: {who} gave {len(verdicts)} verdicts for {len(plays)} plays.")
     for play, verdict in zip(plays, verdicts):
-        wrong = next((n.episode for n in verdict.notes if n.episode != play.episode.id), None)
-        if wrong is not None:
-            raise JudgeError(f"judge '{judge.name}' answered for episode '{wrong}' where '{play.episode.id}' was asked.")
-        sides = set(play.episode.outcomes)
-        if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
-            raise JudgeError(
-                f"judge '{judge.name}' gave outcomes to {_listed(verdict.outcome)} in {play.where}, where "
-                f"{_listed(sides)} played."
-            )
-    return verdicts
+        if why := _unusable(play, verdict):
+            raise JudgeError(f"reward: {who} {why}.")
+    return list(verdicts)
+
+
+def _unusable(play: Play, verdict: Any) -> str:
+    """What is wrong with a verdict; empty: nothing."""
+    if not isinstance(verdict, Verdict):
+        return f"gave {_shown(verdict)} for {play.where}: it must give a Verdict"
+    sides = set(play.episode.outcomes)
+    if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
+        return f"gave outcomes to {_listed(verdict.outcome)} in {play.where}, where {_listed(sides)} played"
+    for outcome in verdict.outcome.values() if isinstance(verdict.outcome, Mapping) else [verdict.outcome]:
+        if not isinstance(outcome, Outcome):
+            return f"gave {_shown(outcome)} as the outcome of {play.where}: it must be Scored, Invalid or Failed"
+        if isinstance(outcome, Scored) and not _finite(outcome.reward):
+            return f"gave the reward {_shown(outcome.reward)} for {play.where}: it must be a finite number"
+    for note in verdict.notes:
+        if note.episode != play.episode.id:
+            return f"answered for episode '{note.episode}' where '{play.episode.id}' was asked"
+        if not all(map(_finite, note.values)):
+            return f"noted {_shown(list(note.values))} as '{note.name}' of {play.where}: only finite numbers are stored"
+    return ""
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _listed(sides: Any) -> str:

@@ -385,6 +385,7 @@ async def play_all(
     when it is over and judged; without it, the judge is asked once, about all."""
     source = declared(source)
     judge, unjudged = judge_of(source, judge), dict[int, Observation]()
+    notes = source.notes if notes is None else notes
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import append_text, atomic_write, whole_lines
+from trailmark.runs.store import append_text, atomic_write, beside, whole_lines
 from trailmark.types import Annotation, Episode
 
 
@@ -80,8 +80,7 @@ class Collection:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         episodes = list(episodes)
         if notes := self.notes_of(episodes):
-            beside = self.path.with_suffix(".annotations.jsonl")
-            atomic_write(beside, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+            atomic_write(beside(self.path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
         atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
         self.partial.unlink(missing_ok=True)
         self.partial_notes.unlink(missing_ok=True)

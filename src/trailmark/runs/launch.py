@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
+from trailmark.runs.data_files import named_files, note_files
 from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.older import translate
 from trailmark.runs.stages import BEFORE, Stage
@@ -26,6 +28,7 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
+                note_files(run, config, method.staged)
             return method.train(config, run, resume)
         except TrailmarkError:
             run.discard_if_empty()  # a mistake found before the first step leaves no run behind
@@ -41,7 +44,8 @@ def training_stage(
     **more: Any,
 ) -> Stage:
     """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the
-    settings, so it may be moved. What lies there and is read belongs to `inputs`."""
+    settings, so it may be moved. What lies there and is read belongs to `inputs`. Files of data that the recipe names
+    are noted as well: where one has changed, the stage is made again."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
@@ -50,7 +54,9 @@ def training_stage(
 
     # Without defaults: a key that a later version adds is no change.
     settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
-    return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
+    known = {os.path.realpath(p) for p in (inputs or {}).values()}
+    files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
+    return Stage(name, make, without_place(settings, str(root)), inputs or {}, files=files, **more)
 
 
 def without_place(value: Any, root: str) -> Any:
@@ -97,6 +103,7 @@ def continue_run(config: RunConfig, text: str, method: Any) -> Run:
         if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
             raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
         method.can_go_on(config, run)
+        note_files(run, config, method.staged)
     except TrailmarkError:
         run.close()
         raise

@@ -49,6 +49,12 @@ OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log",
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
 
+def _objective(r: Recipe) -> Any:
+    """What a recipe has as its objective: a word, or a section with a kind, as policy_gradient has it."""
+    said = r.get("objective")
+    return said.get("kind") if isinstance(said, dict) else said
+
+
 def _rate(section: str, to: str, name: str) -> Change:
     """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of
     the optimiser were those of learner.optim."""
@@ -88,17 +94,17 @@ CHANGES: list[Change] = [
     ),
     Change(
         "objective",
-        lambda r: r.get("method") == "oreo" and r.get("objective") in PREFERENCES,
-        lambda r: {**without(r, *OF_OREO), "method": "preference"},
+        lambda r: r.get("method") == "oreo" and _objective(r) in PREFERENCES,
+        lambda r: {**without(r, *OF_OREO), "method": "preference", "objective": _objective(r)},
         lambda r: (
-            f"{r['objective']} is now an objective of method preference: write 'method: preference' and "
-            f"'objective: {r['objective']}', "
+            f"{_objective(r)} is now an objective of method preference: write 'method: preference' and "
+            f"'objective: {_objective(r)}', "
             "and leave out what is OREO's own (level, kl, critic and the like)."
         ),
     ),
     Change(
         "objective",
-        lambda r: r.get("method") == "oreo" and r.get("objective") == "oreo",
+        lambda r: r.get("method") == "oreo" and _objective(r) == "oreo",
         lambda r: without(r, *OF_PREFERENCE),
         lambda r: "method oreo has one objective, so leave this key out.",
     ),

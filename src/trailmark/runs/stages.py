@@ -9,7 +9,8 @@
 
     done       stage.json is there, settings and inputs are the same: the stage is skipped
     killed     begun.json is there: `make` is called again on the folder, which may hold a part of the outputs
-    changed    a setting or an input is another one: the old outputs are set aside, and the stage is made again
+    changed    a setting, an input or a file that a setting names is another one: the old outputs are set aside, and the
+               stage is made again
     edited     an output is not what was written: refused, with the stage and the file
     busy       another process makes this stage: RunBusy
 
@@ -35,8 +36,9 @@ from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
 from trailmark.runs.checkpoints import listed
+from trailmark.runs.data_files import known_files
 from trailmark.runs.diff import IGNORED
-from trailmark.runs.store import atomic_write, cannot_write, hold
+from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
 
 RECORD = "stage.json"
 BEFORE = "recipe.before.yaml"  # the recipe of a run that goes on with another one, until its stages are looked at
@@ -59,6 +61,7 @@ class Stage:
     single: bool = False  # the output is one file that lies where the folder would
     grows: tuple[str, ...] = ()  # settings that may change without a new start, such as a number of steps
     earlier: Callable[[Path], Summary | None] | None = None  # the summary of outputs that an older version finished
+    files: Mapping[str, Path] = field(default_factory=dict)  # that settings name, by key; they need not be there
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,8 @@ def _must_be_done(place: _Place, later: str) -> None:
 
 
 def _wanted(stage: Stage) -> dict[str, Any]:
-    return {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage)}
+    files = {key: about["sha256"] for key, about in known_files(stage.files).items()}
+    return {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage), **({"files": files} if files else {})}
 
 
 def _make(place: _Place, say: Say) -> Summary:
@@ -289,7 +293,7 @@ def _keep_open(run: Path, shelf: Path) -> None:
     """What makes a folder a run that commands open: the recipe that it was made with, and what stands beside it."""
     before = run / "stages" / BEFORE
     recipe = before if before.exists() else run / "recipe.yaml"
-    for path, name in ((recipe, "recipe.yaml"), *((run / n, n) for n in ("versions.json", "models.json"))):
+    for path, name in ((recipe, "recipe.yaml"), *((run / n, n) for n in ("versions.json", "models.json", "data.json"))):
         if path.is_file() and not (shelf / name).exists():
             atomic_write(shelf / name, path.read_bytes())
     if (run / "judge").is_dir() and not (shelf / "judge").exists():
@@ -328,7 +332,13 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str
             said.append(f"input '{name}' is a stage that was made again")
         elif other:
             said.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
-    return said
+    return [*said, *(f"the file of key '{key}' has changed" for key in _other_files(old, new))]
+
+
+def _other_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys whose file has changed. An older version noted no files."""
+    before, now = old.get("files", {}), new.get("files", {})
+    return [key for key in now if before.get(key, now[key]) != now[key]]
 
 
 _NOTHING = object()
@@ -347,7 +357,7 @@ def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether only settings differ that a stage can go on with."""
     keys = {key for key, _, _ in _keys(old["settings"], new["settings"])}
-    return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"]
+    return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"] and not _other_files(old, new)
 
 
 # --- fingerprints --------------------------------------------------------------------------------------------------
@@ -386,11 +396,6 @@ def _run_files(run: Path) -> dict[str, str]:
         for path in sorted(p for p in last.rglob("*") if p.is_file()):
             found[path.relative_to(run).as_posix()] = file_hash(path)
     return found
-
-
-def file_hash(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def text_hash(text: str) -> str:

@@ -14,11 +14,12 @@ A file is written under a temporary name, synced and renamed, so a reader sees a
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trailmark.runs.episode_json import Row, from_json, object_from_json, object
 from trailmark.types import Annotation, Episode
 
 __all__ = [
-    "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
+    "Run", "append_line", "atomic_write", "beside", "from_json", "read_annotations", "read_episodes", "read_metrics",
     "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
 ]  # fmt: skip
 
@@ -54,6 +55,14 @@ def sync_folder(path: Path) -> None:
 def _write_all(fd: int, data: memoryview) -> None:
     while data:
         data = data[os.write(fd, data) :]
+
+
+def file_hash(path: Path) -> str:
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
 
 
 def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
@@ -119,6 +128,11 @@ def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
     return [from_json(line, path, i, kind) for i, line in enumerate(lines, 1)]
 
 
+def beside(path: str | Path) -> Path:
+    """Where the annotations of a file of episodes lie that has none in RUN/annotations (see `runs/annotations.py`)."""
+    return Path(path).with_suffix(".annotations.jsonl")
+
+
 def read_episodes(folder: str | Path) -> Iterator[Episode]:
     for path in segments(folder):
         yield from read_segment(path)
@@ -134,6 +148,7 @@ def truncate_segments(folder: str | Path, first: int) -> None:
     for path in reversed(segments(folder)):
         if int(path.stem) >= first:
             path.unlink()
+            beside(path).unlink(missing_ok=True)
     sync_folder(Path(folder))
 
 
@@ -307,10 +322,15 @@ class Run:
         for name, rows in by_name.items():
             write_segment(self.annotations_dir(name), step, rows, "annotation")
 
-    def keep_evaluation(self, name: str, episodes: Iterable[Episode]) -> Path:
-        """Episodes of a named evaluation, beside those on the way: RUN/evaluation/NAME.jsonl."""
+    def keep_evaluation(self, name: str, episodes: Iterable[Episode], notes: Sequence[Annotation] = ()) -> Path:
+        """Episodes of a named evaluation, beside those on the way: RUN/evaluation/NAME.jsonl. `notes` is what a judge noted
+        about them: RUN/evaluation/NAME.annotations.jsonl."""
         path = self.path / "evaluation" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
+        if notes:
+            atomic_write(beside(path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+        else:
+            beside(path).unlink(missing_ok=True)
         atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
         return path
 

@@ -45,11 +45,13 @@ class Verdict:
 
 
 class Judge(ABC):
-    """`source` says what it is ("function my_file.py:score"), `fingerprint` changes when its verdicts may change."""
+    """`source` says what it is ("function my_file.py:score"), `fingerprint` changes when its verdicts may change. `earlier` are
+    fingerprints that an older version gave to the same judge."""
 
     name: str = "judge"
     source: str = "judge"
     fingerprint: str = ""
+    earlier: tuple[str, ...] = ()
     repeatable: bool = False  # asked again it says the same, at no cost: `verify` asks it again
 
     @abstractmethod
@@ -60,21 +62,38 @@ class Judge(ABC):
         """Work for the run or the stage in whose `folder` this judge may keep what it needs, until it is told another one. A run
         has one judge from its first step to its last: one that has changed in between is refused."""
         file = Path(folder) / "judge.json"
+        if why := self.changed(folder):
+            raise JudgeError(
+                f"{why}: its rewards would not be comparable. Put it back as it was, begin another run with out=DIR, or remove "
+                f"{file} to go on."
+            )
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
-            before = json.loads(file.read_text("utf-8"))["fingerprint"] if file.exists() else None
-            if before is None:
+            if not file.exists() or json.loads(file.read_text("utf-8"))["fingerprint"] != self.fingerprint:  # of an older version
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
                 temp.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
                 os.replace(temp, file)
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except OSError as problem:
             raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
-        if before not in (None, self.fingerprint):
-            raise JudgeError(
-                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its rewards "
-                f"would not be comparable. Put it back as it was, begin another run with out=DIR, or remove {file} to go on."
-            )
+
+    def changed(self, folder: str | Path) -> str:
+        """What is another judge than the one that the note in `folder` is of; empty: it is the same, or there is no note."""
+        file = Path(folder) / "judge.json"
+        if not file.exists():
+            return ""
+        try:
+            said = json.loads(file.read_text("utf-8"))
+            before = said["fingerprint"]
+            source = str(said.get("source", self.source))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
+        if before in ("", self.fingerprint, *self.earlier):  # a judge without a fingerprint is known by nothing
+            return ""
+        prints = f"(fingerprint {before}, now {self.fingerprint})"
+        if source != self.source:
+            return f"{self.source} is not the judge that this run began with, {source} {prints}"
+        return f"{self.source} has changed since this run began {prints}"
 
     @property
     def stamp(self) -> str:

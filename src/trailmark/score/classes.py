@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
 
+CLASSES = "classes"  # the head of `objectives.classify.Classify`
 Over = Literal["last", "min", "mean", "product", "geomean", "sum"]
 
 
@@ -37,6 +38,14 @@ def over_steps(values: Sequence[float], over: Over) -> float:
             raise ModelError(f"a geometric mean needs numbers that are not negative, and one is {min(values):g}.")
         return math.exp(sum(map(math.log, values)) / len(values)) if min(values) > 0 else 0.0
     return sum(values) if over == "sum" else sum(values) / len(values)
+
+
+def class_head(lm: LM) -> str:
+    """The head that is meant where nobody names one: `classes`, as the objective `classify` trains it; else `step`; else the
+    only one that there is."""
+    if found := next((name for name in (CLASSES, "step") if name in lm.heads), ""):
+        return found
+    return next(iter(lm.heads)) if len(lm.heads) == 1 else CLASSES
 
 
 def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
@@ -66,7 +75,12 @@ def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.n
 
 
 def step_outputs(
-    lm: LM, episodes: Sequence[Episode], head: str = "step", seat: str = "policy", shape: Shape = "auto", amp: bool = False
+    lm: LM,
+    episodes: Sequence[Episode],
+    head: str | None = None,
+    seat: str = "policy",
+    shape: Shape = "auto",
+    amp: bool = False,
 ) -> dict[tuple[str, int], np.ndarray]:
     """(episode, turn) -> what the head says at the end of every step of the turn, [steps, outputs]. All steps of a turn
     are read in one pass. A turn without steps is left out."""
@@ -76,6 +90,7 @@ def step_outputs(
     from trailmark.models.readout import Readout
     from trailmark.types import Sample
 
+    head = head or class_head(lm)
     check_classes(lm, head, None)
     samples, ends, whose = [], [], []
     for e in episodes:
@@ -99,16 +114,18 @@ def step_outputs(
 def step_scores(
     lm: LM,
     episodes: Sequence[Episode],
-    head: str = "step",
+    head: str | None = None,
     classes: Sequence[int] | None = None,
     seat: str = "policy",
     name: str = "step_score",
     shape: Shape = "auto",
     amp: bool = False,
 ) -> list[Annotation]:
-    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token."""
+    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token. `head`
+    None: the one that `classify` trains (`class_head`)."""
     from trailmark.score.tokens import source_of
 
+    head = head or class_head(lm)
     check_classes(lm, head, classes)
     read = step_outputs(lm, episodes, head, seat, shape, amp)
     source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "") if read else ""

@@ -10,6 +10,9 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.recipe import Config, resolve
 
+# A recipe has lists, no tuples; behind the validator of `Reward` pydantic does not see that they come from JSON.
+Pair = Annotated[tuple[float, float], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
+
 
 class _JudgeConfig(Config):
     success: float | None = Field(None, description="a reward of at least this is a success; none: rewards only")
@@ -70,7 +73,7 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     reward: Literal["stepped", "clipped", "binary", "linear", "nll"] = Field(
         "stepped", description="what an improvement in percent is worth"
     )
-    steps: list[tuple[float, float]] = Field(
+    steps: list[Pair] = Field(
         [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: from which improvement on, which reward"
     )
     cache: str | None = Field(None, description="a file of likelihoods to share between runs; none: in the run's folder")

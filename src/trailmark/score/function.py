@@ -36,7 +36,10 @@ def open_function(config: FunctionJudgeConfig) -> Judge:
     if isinstance(found, type):
         if not issubclass(found, Judge):
             raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
-        return found()
+        judge = found()
+        if not judge.fingerprint:  # the class gives itself none: it is known by its file
+            judge.fingerprint = digest(file.read_bytes()) if file.is_file() else ""
+        return judge
     return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
 
 
@@ -63,6 +66,11 @@ class FunctionJudge(Judge):
         text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
+        if "scorer" in self.wanted and model is not None and Path(model.name).is_dir():  # its weights are part of the reward
+            from trailmark.models.adapters import weights_print
+
+            self.earlier = (self.fingerprint,)
+            self.fingerprint = digest(text + weights_print(model).encode())
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
 
     def keep(self, folder: str | Path) -> None:

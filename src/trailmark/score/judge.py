@@ -18,7 +18,7 @@ from typing import Any
 
 from trailmark.chat import end_of_turn, render
 from trailmark.engines.base import EngineError, Request
-from trailmark.errors import JudgeError
+from trailmark.errors import JudgeError, ModelError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
@@ -51,6 +51,13 @@ class ModelJudge(Judge):
         if type(self) is not ModelJudge:  # it may ask for something else
             rest += [type(self).__name__, self.form("")]
         self.fingerprint = digest(json.dumps([self.name, *rest]))
+        self._weights = ""
+        if engine is None and config.model is not None and Path(config.model.name).is_dir():
+            from trailmark.models.adapters import weights_print
+
+            self.earlier = (self.fingerprint,)  # a folder may hold other weights tomorrow
+            self._weights = digest(weights_print(config.model))
+            self.fingerprint = digest(json.dumps([self._weights, *rest]))
         self.asked = 0  # questions that went out; the others were in the cache
         self._open: dict[str, asyncio.Future[str]] = {}
 
@@ -67,7 +74,10 @@ class ModelJudge(Judge):
                 from trailmark.models.load import load_model
 
                 assert self.config.model is not None
-                self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
+                try:
+                    self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
+                except ModelError as problem:
+                    raise ModelError(f"reward.model: {problem}") from problem
         return self._engine
 
     def keep(self, folder: str | Path) -> None:
@@ -129,7 +139,7 @@ class ModelJudge(Judge):
     async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
         """The model's words to these messages: from the cache, from whoever is asking the same already, or from the model."""
         c = self.config
-        key = digest(json.dumps([self.name, c.temperature, c.max_tokens, list(talk)]))
+        key = digest(json.dumps([self._weights or self.name, c.temperature, c.max_tokens, list(talk)]))
         if key in self.cache:
             return self.cache[key]["text"]
         if key in self._open:

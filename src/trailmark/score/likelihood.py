@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import render
-from trailmark.errors import DataError, JudgeError, RecipeError
+from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -167,7 +167,10 @@ class TextScorer:
         if isinstance(lm, ModelConfig):
             from trailmark.models.load import load_model
 
-            lm = load_model(lm).freeze()
+            try:
+                lm = load_model(lm).freeze()
+            except ModelError as problem:
+                raise ModelError(f"reward.model: {problem}") from problem
         return Baselines(lm, self.path)
 
     def keep(self, path: Path) -> None:
@@ -211,7 +214,9 @@ class LikelihoodJudge(Judge):
         self.source = f"likelihood {reader.name}"
         self._shared = cache or c.cache
         self.scorer = TextScorer(reader, self._shared)
-        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
+        settings = c.model_dump(mode="json", exclude={"success", "model", "cache"})
+        self.earlier = (digest(json.dumps([reader.name, settings])),)
+        self.fingerprint = digest(json.dumps([_weights_of(reader), settings]))  # wherever the weights lie
 
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
@@ -248,6 +253,13 @@ class LikelihoodJudge(Judge):
         found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
         notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
         return Verdict(scored(gain_reward(percent, self.config.reward, steps), self.config.success), notes)
+
+
+def _weights_of(reader: ModelConfig | LM) -> str:
+    from trailmark.config import ModelConfig
+    from trailmark.models.adapters import weights_print
+
+    return weights_print(reader) if isinstance(reader, ModelConfig) else reader.fingerprint()
 
 
 def after_markers(answer: str, markers: Sequence[str]) -> str:

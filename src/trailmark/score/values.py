@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trailmark.errors import ModelError
 from trailmark.models.layout import FIXED_ROWS
-from trailmark.score.classes import Over, check_classes, class_numbers, over_steps
+from trailmark.score.classes import Over, check_classes, class_head, class_numbers, over_steps
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class HeadValues:
         classes: Sequence[int] | None = None,
     ):
         self.lm, self.over, self.fixed, self.amp, self.classes = lm, over, fixed, amp, classes
-        self.head = head or ("value" if "value" in lm.heads else next(iter(lm.heads), ""))
+        first = class_head(lm) if classes is not None else "value" if "value" in lm.heads else next(iter(lm.heads), "")
+        self.head = head or first
         check_classes(lm, self.head, classes)
         self._waiting: deque[tuple[Tokens, tuple[int, ...], asyncio.Future]] = deque()
         self._pump_task: asyncio.Task | None = None

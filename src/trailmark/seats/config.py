@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trailmark.config import Config, EngineConfig, ModelConfig, NamesModel, SamplingConfig, ServerConfig
+from trailmark.config import Config, EngineConfig, ModelConfig, NamesFile, NamesModel, SamplingConfig, ServerConfig
 from trailmark.errors import RecipeError
 
 
@@ -55,7 +55,7 @@ class ScriptedSeat(AnySeat):
     """A Python function in the place of a model."""
 
     kind: Literal["scripted"] = Field("scripted", description="a Python function")
-    function: str = Field(
+    function: Annotated[str, NamesFile(function=True)] = Field(
         min_length=3,
         description="package.module:function or file.py:function; it is called with (prompt, draw) and gives text",
     )

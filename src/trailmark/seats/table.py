@@ -20,7 +20,7 @@ from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.engines.wire import EngineRefused, EngineTimeout
-from trailmark.errors import RecipeError
+from trailmark.errors import ModelError, RecipeError
 from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
@@ -107,7 +107,10 @@ class Table:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
         if key not in self._loaded:  # two seats with one model share its weights
-            self._loaded[key] = load_model(seat.model).freeze()
+            try:
+                self._loaded[key] = load_model(seat.model).freeze()
+            except ModelError as problem:
+                raise ModelError(f"seats.{name}.model: {problem}") from problem
         return local_engine(self._loaded[key], settings)
 
 

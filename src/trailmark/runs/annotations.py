@@ -1,0 +1,104 @@
+"""Annotations on disk: where those of a file of episodes lie, and whether they fit it.
+
+    RUN/episodes/000012.jsonl      RUN/annotations/NAME/000012.jsonl, one file for each name
+    any other FILE.jsonl           FILE.annotations.jsonl beside it: an evaluation, a collection, what `eval --out` wrote
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trailmark.errors import DataError
+from trailmark.runs.episode_json import from_json, to_json
+from trailmark.runs.store import atomic_write, beside, segments
+from trailmark.types import Annotation, Episode, Scored
+
+
+def annotation_files(file: Path) -> list[Path]:
+    """The files that annotate a file of episodes."""
+    root = file.parent.parent / "annotations"
+    folders = sorted(p for p in root.iterdir() if p.is_dir()) if file.parent.name == "episodes" and root.is_dir() else []
+    return [p for p in (*(folder / file.name for folder in folders), beside(file)) if p.is_file()]
+
+
+def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
+    """Write what was noted about the episodes of a file beside it. Older notes would be about other episodes, and go."""
+    if data := "".join(to_json(a) + "\n" for a in notes).encode():
+        atomic_write(beside(file), data, "annotation")
+    else:
+        beside(file).unlink(missing_ok=True)
+
+
+def named_episodes(folder: Path) -> list[Path]:
+    """The files of episodes in a folder that have a name in place of a number, in order."""
+    numbered = segments(folder)
+    found = (p for p in folder.glob("*.jsonl") if p not in numbered and not p.name.startswith("."))
+    return sorted(p for p in found if not p.name.endswith((".annotations.jsonl", ".partial.jsonl")))
+
+
+def misfits(file: Path, episodes: Sequence[Episode]) -> list[str]:
+    """A sentence for each annotation that is damaged or does not fit the episodes of `file`, with its file and line."""
+    known, out = {e.id: e for e in episodes}, []
+    for path in annotation_files(file):
+        name = path.parent.name if path != beside(file) else ""
+        try:
+            *lines, tail = path.read_bytes().split(b"\n")
+        except OSError as problem:
+            out.append(f"{path}: cannot be read ({problem.strerror}).")
+            continue
+        seen: dict[tuple[str, str, int | None], int] = {}
+        for i, line in enumerate(lines, 1):
+            try:
+                a = from_json(line, path, i, Annotation)
+            except DataError as problem:
+                out.append(str(problem))
+                continue
+            first = seen.setdefault((a.episode, a.name, a.turn), i)
+            if why := _why_not(a, known.get(a.episode), name, file.name) or ("" if first == i else f"says again what line {first} says"):
+                out.append(f"{path}:{i}: {why}.")
+        if tail:
+            out.append(f"{path}:{len(lines) + 1}: the line is cut off: it does not end with a newline.")
+    return out
+
+
+def _why_not(a: Annotation, e: Episode | None, name: str, file: str) -> str:
+    if name and a.name != name:
+        return f"is called '{a.name}' in a folder of '{name}'"
+    if e is None:
+        return f"is about episode '{a.episode}', which {file} does not hold"
+    if a.level == "episode":
+        wanted, what = 1, f"episode '{a.episode}' needs"
+    elif a.turn is None or not 0 <= a.turn < len(e.turns):
+        return f"is about turn {a.turn} of episode '{a.episode}', which has {len(e.turns)}"
+    else:
+        turn = e.turns[a.turn]
+        wanted = {"turn": 1, "token": len(turn.tokens), "step": len(turn.steps) or 1}[a.level]
+        part, need = {"turn": ("", "needs"), "token": ("the tokens of ", "need"), "step": ("the steps of ", "need")}[a.level]
+        what = f"{part}turn {a.turn} of episode '{a.episode}' {need}"
+    if len(a.values) != wanted:
+        return f"has {len(a.values)} numbers where {what} {wanted}"
+    return ""
+
+
+def without_credit(file: Path, episodes: Sequence[Episode]) -> str:
+    """Which scored episodes have no advantage although others of their file have: its end may be missing. Empty: all have."""
+    path = file.parent.parent / "annotations" / "advantage" / file.name
+    if file.parent.name != "episodes" or not path.is_file():
+        return ""
+    held = {a.episode for a in _readable(path)}
+    trained = [e for e in episodes if isinstance(e.outcome, Scored) and any(_learns(e, t.seat) and t.tokens for t in e.turns)]
+    bare = [e.id for e in trained if e.id not in held]
+    return f"{path}: {len(bare)} of {len(trained)} scored episodes have no advantage, such as '{bare[0]}'" if bare else ""
+
+
+def _learns(e: Episode, seat: str) -> bool:
+    return seat in e.players and e.players[seat].kind == "trained"
+
+
+def _readable(path: Path) -> Iterable[Annotation]:
+    for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            yield from_json(line, path, i, Annotation)
+        except DataError:
+            continue
