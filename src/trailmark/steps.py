@@ -200,3 +200,39 @@ def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
             sentences = split == "sentence" or (split == "auto" and "\\boxed" in tokenizer.decode(e.context(i)))
             turns[i] = replace(t, steps=token_steps(tokenizer, t.tokens, t.text, SENTENCES if sentences else LINES))
     return replace(e, turns=tuple(turns))
+
+
+def step_types(e: Episode, turn: int, tokenizer: Any) -> list[str]:
+    """What each step of a turn is: Thought, Action, Observation, or nothing. A file may have said so (`info["steps"]`);
+    else the step's first word does, or for the first step the end of the prompt."""
+    t = e.turns[turn]
+    spans = t.steps or ((0, len(t.tokens)),)
+    if len(told := e.info.get("steps", ())) == len(spans):
+        return list(told)
+    found = [NAMED.match(tokenizer.decode(t.tokens[a:b]).lstrip()) for a, b in spans]
+    types = [m[1] if m else "" for m in found]
+    if not types[0]:
+        shown = tokenizer.decode(e.context(turn))
+        opened = [m for m in NAMED.finditer(shown) if not shown[m.end() :].strip()]
+        types[0] = opened[-1][1] if opened else ""
+    return types
+
+
+def without_end(e: Episode, seat: str, tokenizer: Any) -> Episode:
+    """The episode in which no step holds the token that ends a turn: a value of a step is read where something is
+    still to be written, behind the last token of the text."""
+    ends, turns = {*tokenizer.all_special_ids}, list(e.turns)
+    for i, t in enumerate(turns):
+        if t.seat == seat and t.steps and t.stop == "stop" and t.tokens[-1] in ends:
+            steps = [(a, min(b, len(t.tokens) - 1)) for a, b in t.steps]
+            turns[i] = replace(t, steps=tuple((a, b) for a, b in steps if a < b))
+    return replace(e, turns=tuple(turns))
+
+
+def token_border(tokenizer: Any, tokens: Tokens, text: str, chars: int) -> int:
+    """How many of `tokens`, which say `text`, end within its first `chars` characters."""
+    if tokenizer.is_fast:
+        ids, offsets = encode_with_places(tokenizer, text)
+        if tuple(ids) == tokens[: len(ids)]:
+            return bisect_right([b for _, b in offsets], chars)
+    return bisect_right(_Lengths(tokenizer, tokens), chars)

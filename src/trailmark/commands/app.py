@@ -16,6 +16,7 @@ from trailmark import __version__
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
@@ -150,6 +151,7 @@ def tasks(
 
 app.command()(convert)
 app.add_typer(data)
+app.add_typer(lpr)
 app.command()(play)
 app.command()(quickstart)
 app.command()(serve)

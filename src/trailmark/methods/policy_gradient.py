@@ -16,6 +16,7 @@ from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method
 from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
@@ -36,15 +37,7 @@ class PolicyGradientMethod(Method):
 
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         super().__init__(config, run)
-        need_rows(config.starts * config.n, "starts * n")
-        self.source = get_task(config.task.name, **config.task.options)
-        self.check_asked(config, self.source)
-        keep_judge(self.source, run.path)
-        policy = load_model(config.model)
-        seats = self.seats_of(config)
-        (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
-        self.table.bind(self.source)
+        policy = self.open_world()
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -55,8 +48,22 @@ class PolicyGradientMethod(Method):
             self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
+
+    def open_world(self) -> LM:
+        """Open the task and the seats; the model that is trained."""
+        config = self.config
+        need_rows(config.starts * config.n, "starts * n")
+        self.source = get_task(config.task.name, **config.task.options)
+        self.check_asked(config, self.source)
+        keep_judge(self.source, self.run.path)
+        policy = load_model(config.model)
+        seats = self.seats_of(config)
+        (self.seat,) = trained_seats(seats)
+        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
+        self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
+        return policy
 
     def play(
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
@@ -72,12 +79,12 @@ class PolicyGradientMethod(Method):
         protocol = self.protocol(self.config, self.source)
         return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
 
-    def collect(self, step: int) -> tuple[list[Episode], list[Annotation]]:
+    def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step and a judge's notes. With `overlap` they were played during the step before, and the
         batch of the next step begins now, with the weights as they are."""
         c = self.config
 
-        def batch(number: int) -> tuple[list[Episode], list[Annotation]]:
+        def played(number: int) -> tuple[list[Episode], list[Annotation]]:
             tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + number)
             notes: list[Annotation] = []
             return self._played(tasks, c.n, c.seed, f"{number}:", notes), notes
@@ -85,27 +92,36 @@ class PolicyGradientMethod(Method):
         made = self.next.take(step)
         if made is None:
             self.table.publish(step - 1)
-            made = batch(step)
+            made = played(step)
         if c.overlap and step < c.steps:
             self.table.publish(step - 1)
-            self.next.start(step + 1, lambda: batch(step + 1))
+            self.next.start(step + 1, lambda: played(step + 1))
         return made
 
-    def updates(self, step: int) -> Iterator[Update]:
-        c = self.config
-        episodes, notes = self.collect(step)
+    def collect(self, step: int) -> list[Episode]:
+        """Play the episodes of a step and store them. Returns those that can be learnt from, if any."""
+        played, notes = self.batch(step)
+        episodes = [self.marked(e) for e in played]
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         self._metrics = {**summary(good), **spread(good), **dropped}
-        if not good and dropped["invalid"]:
-            return  # nothing to learn from in this step; the counts say so
-        if not good:
+        if not good and not dropped["invalid"]:  # invalid ones are counted, and the step has nothing to learn from
             why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
             raise TaskError(
                 f"step {step}: every one of the {len(episodes)} episodes failed, so there is nothing to learn from; "
                 f"the first: {why}"
             )
+        return good
+
+    def marked(self, e: Episode) -> Episode:
+        """An episode as it is stored."""
+        return e
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        if not (good := self.collect(step)):
+            return
         longest = self.table.seats[0].max_tokens
         credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
         samples = build_samples(good, self.seat, credited, c.mean, longest)
