@@ -147,7 +147,8 @@ def test_kl_in_the_reward_trains_towards_the_reference(tmp_path):
         out = tmp_path / f"run{weight:g}"
         words = ["steps=12", "starts=4", "n=8", "variant=reinforce_pp", f"kl_reward={max(weight, 1e-9)}",
                  "eval.every=0", "sampling.max_tokens=5", "learner.optim.lr=0.01", f"out={out}",
-                 f"data={tmp_path}/rows.jsonl", TINY, "engine={slots: 32, max_len: 64}", f"reward={tmp_path}/reward.py:score"]  # fmt: skip
+                 f"data={tmp_path}/rows.jsonl", TINY, "engine={slots: 32, max_len: 64}",
+                 f"reward={tmp_path}/reward.py:score"]  # fmt: skip
         launch(get_method("policy_gradient"), resolve(load_recipe(RECIPE, words), get_config("policy_gradient")))
         far[weight] = np.mean([r["kl_ref"] for r in read_metrics(out)[-4:]])
     assert far[5.0] < 0.5 * far[0.0]
