@@ -28,6 +28,7 @@ FailedAs = Annotated[
 
 def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table without numbers is no result: exit code 1, and the reason."""
+    rows = [r for r in rows if not r["episodes"] or r.get("hidden") != r["episodes"]]  # hidden labels are no failure
     for r in rows:
         if r["scored"] == 0:
             why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
@@ -79,7 +80,21 @@ def evaluate(
     ] = None,
     budget: Annotated[int | None, typer.Option(min=1, help="Most tokens that one searched decision may draw.")] = None,
     tree: Annotated[bool, typer.Option("--tree", help="Keep all that was searched in the episodes of --out.")] = False,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Play once with each value of an option of the task: order=ABCD,DCBA, or dataset=reclor@val,logiqa2@dev.",
+        ),
+    ] = None,
+    leaderboard: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="Of logic: also write the chosen options, a number for each row.")
+    ] = None,
     episodes: Annotated[Path | None, typer.Option(help="No model: recompute from this file, folder or run.")] = None,
+    best_by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --episodes: choose of each start's samples by these step scores.")
+    ] = None,
+    over: Annotated[str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")] = "product",
     tokenizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: whose tokens they are; adds `copied`.")
     ] = None,
@@ -95,6 +110,8 @@ def evaluate(
     the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's starts.
     Exit code 1: nothing could be scored, and the reason is printed.
     """
+    from dataclasses import replace
+
     from trailmark.errors import RunError, TrailmarkError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
@@ -118,20 +135,26 @@ def evaluate(
         each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
         rows = [row for some in each for row in some]
         unread = words is None and any(map(hears_words, sets.values()))
+        if best_by is not None:
+            rows += _chosen_rows(episodes, best_by, over)
         hint = ["note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."] * unread
         result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
         whole = [some[0] for some in each]  # without the rows of single stages
         finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(whole), *hint])
         return _must_have_scores(whole)
-    if tokenizer is not None:
-        raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model brings its own.")
+    if tokenizer is not None or best_by is not None:
+        which = "--tokenizer" if tokenizer is not None else "--best-by"
+        raise TrailmarkError(f"eval: {which} belongs to --episodes{'; a model brings its own' * (tokenizer is not None)}.")
     from trailmark.config import SamplingConfig
-    from trailmark.evaluate.players import Wish, play_model, remote_seat
+    from trailmark.evaluate.players import Wish, play_model, remote_seat, varied
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
+    if leaderboard is not None and (leaderboard.exists() or vary or n):
+        why = "exists: choose another file" if leaderboard.exists() else "needs all questions in one order: leave out --vary and --n"
+        raise RunError(f"{leaderboard} {why}.")
     extra = [
         w for w in options or () if "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
     ]
@@ -145,7 +168,10 @@ def evaluate(
     try:
         for name in filter(is_address, extra):  # before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
-        made = {name: play_model(name, wish) for name in dict.fromkeys([str(model), *extra])}
+        every = {name: dict(varied(wish, vary)) for name in dict.fromkeys([str(model), *extra])}
+        made = {
+            f"{name}{label}": play_model(name, w) for name, wishes in every.items() for label, w in wishes.items()
+        }
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
@@ -155,14 +181,69 @@ def evaluate(
     ]
     rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
-    if out is not None and any(row["scored"] for row in rows):
+    if vary is not None and vary.startswith("order="):
+        from trailmark.evaluate.choices import order_row
+
+        for name, wishes in every.items():
+            rows.append(order_row({label: made[f"{name}{label}"][0] for label in wishes}, f"{name}, all orders"))
+    if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(out, "".join(to_json(e) + "\n" for played, _ in made.values() for e in played).encode())
-    about = made[str(model)][1]
-    every = {"configurations": {name: about for name, (_, about) in made.items()}} if extra else {}
-    result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
-    finish(result, json, lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole)])
+        mark = lambda name, e: replace(e, id=f"{name}:{e.id}") if vary else e  # one start is played several times
+        lines = [to_json(mark(name, e)) + "\n" for name, (played, _) in made.items() for e in played]
+        atomic_write(out, "".join(lines).encode())
+    about = next(iter(made.values()))[1]
+    several = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
+    result = {"command": "eval", **about, **several, "failed_as": failed.value, "rows": rows}
+    notes = [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
+    if leaderboard is not None:
+        from trailmark.evaluate.choices import write_predictions
+        from trailmark.tasks import get_task
+
+        source: Any = get_task(about["task"], **about["options"])
+        if not hasattr(source, "size"):
+            raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{about['task']}'.")
+        blank = write_predictions(leaderboard, made[str(model)][0], source.size(about["split"]))
+        notes.append(f"{leaderboard}: {source.size(about['split'])} predictions, {blank} without an answer (these say 0).")
+    finish(
+        result, json,
+        lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole), *notes],
+    )  # fmt: skip
     _must_have_scores(whole)
+
+
+def _left_out(about: Mapping[str, Any]) -> list[str]:
+    """What a task of questions did not play, and why."""
+    if about["task"] != "logic":
+        return []
+    from trailmark.tasks import get_task
+
+    source: Any = get_task("logic", **about["options"])
+    source.questions(about["split"])
+    left = {why: n for why, n in source.left_out[about["split"]].items() if why != "hidden labels"}
+    named = source.named[about["split"]]
+    kept = source.repeats == "keep"
+    return [f"{n} questions {'kept' if kept else 'left out'} ({why}: {', '.join(named[why][:5])}{', …' * (n > 5)})."
+            for why, n in left.items()]  # fmt: skip
+
+
+def _chosen_rows(path: Path, name: str, over: str) -> list[dict[str, Any]]:
+    """The rows of a choice by step scores, for every file of episodes that has them beside it."""
+    from typing import get_args
+
+    from trailmark import formats
+    from trailmark.errors import TrailmarkError, nearest
+    from trailmark.evaluate.choices import choose_row, steps_of
+    from trailmark.evaluate.stored_episodes import episode_files
+    from trailmark.score.classes import Over
+
+    if over not in get_args(Over):
+        raise TrailmarkError(f"eval: --over '{over}' is no rule.{nearest(over, get_args(Over))}")
+    rows = []
+    for stem, files in episode_files(path).items():
+        found = [formats.read("episodes", f, None) for f in files]
+        played, notes = [e for f in found for e in f.episodes], [a for f in found for a in f.annotations]
+        rows.append(choose_row(played, steps_of(played, notes, name), over, f"{stem}, by {name}"))  # type: ignore[arg-type]
+    return rows
 
 
 def compare(
