@@ -92,7 +92,7 @@ class Method(Training):
         return draw_tasks(source, split, n, seed)
 
     @classmethod
-    def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
+    def imitated(cls, config: Any, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
         """The samples of each row of the file that a run imitates."""
         return []
 

@@ -31,8 +31,7 @@ from trailmark.learn.loop import Evaluation
 from trailmark.methods import oreo_data
 from trailmark.methods.base import trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
-from trailmark.methods.offline import OfflineMethod
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -49,11 +48,11 @@ from trailmark.types import Episode
 class OreoMethod(OfflineMethod):
     Config = OreoRecipe
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """Trajectories, cut into steps where only steps have a value."""
         if states(config) == "step":
-            episodes = [mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
-        return list(episodes), {}
+            return episodes.then(lambda e: mark_steps(e, config.seat, tokenizer, config.split)), {}
+        return episodes, {}
 
     def make_reference(self) -> str:
         """Where only the value is trained, the policy never moves and is its own reference."""
@@ -89,7 +88,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
+        chosen = self.batches.take(step)
         mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
         samples = oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
         if c.target == "ema" and "policy" in self.learner.optimisers:
