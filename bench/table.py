@@ -14,6 +14,7 @@ ALONE = {"name", "ours", "unit", "device", "versions", "commit"}
 FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
 TITLES = {
     "answers": "Answer checking",
+    "data": "Files of many rows",
     "decisions": "Label decisions",
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
