@@ -113,6 +113,7 @@ class Controls:
         self._eats = {w: (added[w][1].lstrip, added[w][1].rstrip) for w in wanted}
         self._any = _one_of([w for w in added if w.strip()])
         self._unsafe = re.compile(f"{_one_of(self.words).pattern}|[{OPEN}-{ESCAPE}]|{_halves.pattern}")
+        self._firsts = sorted({w[0] for w in self.words})
         longest = max(map(len, self.words), default=0)
         self._begins = {w[:k] for w in self.words for k in range(1, len(w))}
         self._ends = {w[k:] for w in self.words for k in range(1, len(w))}
@@ -197,7 +198,9 @@ class Controls:
 
     def holds(self, text: Any) -> bool:
         """Whether a text holds a control token, or a character that `guard` escapes."""
-        return isinstance(text, str) and self._unsafe.search(text) is not None
+        if not isinstance(text, str) or (text.isascii() and not any(c in text for c in self._firsts)):
+            return False  # found without looking at every letter
+        return self._unsafe.search(text) is not None
 
     # --- to tokens
 
