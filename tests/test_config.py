@@ -54,7 +54,7 @@ def problems(folder, text: str | bytes, *overrides: str) -> list[str]:
 def test_defaults(tmp_path):
     c = load(tmp_path, "method: demo\n")
     assert c == Demo()
-    assert (c.learner.optim.lr, c.learner.optim.betas, c.learner.micro_tokens) == (1e-4, (0.9, 0.95), 8192)
+    assert (c.learner.optim.lr, c.learner.optim.betas, c.learner.micro_tokens) == (1e-4, (0.9, 0.95), None)
     assert (c.model.dtype, c.model.lora, c.engine.kind, c.checkpoint.keep_last) == ("float32", None, "local", 2)
     assert LoraConfig() == LoraConfig(rank=16, alpha=32.0, dropout=0.0, targets="all-linear")
     with pytest.raises(ValueError, match="frozen"):

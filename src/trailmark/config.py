@@ -147,6 +147,7 @@ class OptimConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warmup")
     warmup: float = Field(0.0, ge=0, description="below 1: a fraction of the steps; else a number of steps")
     final: float = Field(0.0, ge=0, le=1, description="fraction of lr at the end of a schedule")
+    bits: Literal[32, 8] = Field(32, description="of the moments; 8 needs bitsandbytes and a GPU")
     groups: dict[str, GroupConfig] = Field({}, description="by a pattern of parameter names, such as 'value_head.*'")
 
     @field_validator("betas")
@@ -168,7 +169,12 @@ class LearnerConfig(Config):
     """How a batch becomes a step."""
 
     optim: OptimConfig = Field(OptimConfig(), description="optimiser and schedule")
-    micro_tokens: PositiveInt = Field(8192, description="most tokens of one micro-batch")
+    micro_tokens: PositiveInt | None = Field(
+        None, description="most tokens of one micro-batch; none: as many as a GPU holds, 8192 elsewhere"
+    )
+    offload: list[Literal["optimiser", "frozen"]] = Field(
+        [], description="what lies in the computer's memory while a GPU does not need it"
+    )
     layout: Literal["auto", "tree", "flat", "rows"] = Field("auto", description="shared prefixes, packed, or padded")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of a moving average of the weights")
     amp: Literal["none", "bf16"] = Field("none", description="autocast of the forward pass")

@@ -21,10 +21,11 @@ import torch
 from trailmark.config import EngineConfig
 from trailmark.engines.ahead import Ahead, draw
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.reuse import Kept
 from trailmark.engines.stops import Watch
 from trailmark.memory import need
 from trailmark.models import compiled
-from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
+from trailmark.models.attention import FLEX_BLOCK, Extension, Prefill, Slots
 from trailmark.models.forward import fill, pack
 from trailmark.models.law import gumbel, law_logits, working
 from trailmark.models.layout import lay_out
@@ -36,6 +37,7 @@ from trailmark.types import Sample, SamplingLaw
 BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
 WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
+WORTH_KEEPING = 64  # tokens of a prompt
 HOLD = 8  # turns for which a prefill waits for more prompts
 MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
 AHEAD = False  # decode as on a GPU on any device: for tests
@@ -165,6 +167,13 @@ class LocalEngine:
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
+        # Where shapes are free, prompts go on from what slots hold. Not where they are fixed: what happens to lie in a slot
+        # depends on neighbours, and a token that was decoded is not bitwise the same as one that was prefilled.
+        self.reuse = not fixed and self._ahead is not None
+        self.chunk = GPU_PREFILL  # tokens of a prompt computed in one pass
+        self._kept, self._turn = Kept(), 0
+        self._free_since = [0] * slots
+        self.computed = self.reused = 0  # tokens of prompts that were computed, or found in a slot
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
 
@@ -234,6 +243,7 @@ class LocalEngine:
             self._compare(source, theirs)
         self.version = version
         self._ready.clear()
+        self._kept.clear()  # keys and values of other weights
 
     @torch.no_grad()
     def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
@@ -312,6 +322,7 @@ class LocalEngine:
         self._rows = [None] * self.slots
         self._index[:] = self._last[:] = 0
         self._flying = None
+        self._kept.clear()
         for future in list(self._open):
             if not future.done():
                 future.set_exception(error)
@@ -330,7 +341,10 @@ class LocalEngine:
                 later.append((request, future))
         self._waiting = later
         self.lm.train(False)
-        for width, part in self.prefill_parts(list(prompts)):
+        known = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
+        for part in self._extensions([p for p in prompts if known.get(p)], known):
+            self._extend(part, [known[p] for p in part], [prompts[p] for p in part])
+        for width, part in self.prefill_parts([p for p in prompts if not known.get(p)]):
             self._prefill_part(part, width, [prompts[p] for p in part])
 
     def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
@@ -374,10 +388,82 @@ class LocalEngine:
             ids[r, :n], pos[r, :n], end[r, :n] = prompt, np.arange(n), n
         device = self.lm.device
         a, b, c = (torch.as_tensor(x, device=device) for x in (ids, end, pos))
-        layout = Prefill(b, c)
-        hidden = self.lm.hidden(a, layout, c)
-        last = torch.as_tensor([len(p) - 1 for p in part] + [0] * (rows - len(part)), device=device)
-        logits = self.lm.logits(hidden[torch.arange(rows, device=device), last])
+        layout: Prefill = Prefill(b, c)
+        if self.reuse and width > self.chunk:
+            layout, logits = self._in_chunks(part, a)
+        else:
+            hidden = self.lm.hidden(a, layout, c)
+            last = torch.as_tensor([len(p) - 1 for p in part] + [0] * (rows - len(part)), device=device)
+            logits = self.lm.logits(hidden[torch.arange(rows, device=device), last])
+        self.computed += sum(map(len, part))
+        self._first_tokens(part, askers, logits, layout)
+
+    def _in_chunks(self, part: list[tuple[int, ...]], ids: torch.Tensor) -> tuple[Prefill, torch.Tensor]:
+        """A prefill of prompts too long for one pass: every chunk looks back at those before it."""
+        device, rows = self.lm.device, len(ids)
+        lengths = torch.as_tensor([len(p) for p in part] + [1] * (rows - len(part)), device=device)
+        layout: Prefill | None = None
+        logits = None
+        for first in range(0, ids.shape[1], self.chunk):
+            end = min(first + self.chunk, ids.shape[1])
+            pos = torch.arange(first, end, device=device)[None, :].expand(rows, -1)
+            if layout is None:
+                layout = Prefill(torch.full_like(pos, end), pos)
+            else:
+                layout = Extension(layout.kept, torch.full_like(lengths, first), pos, end)
+            hidden = self.lm.hidden(ids[:, first:end], layout, pos)
+            last = lengths - 1 - first
+            found = self.lm.logits(hidden[torch.arange(rows, device=device), last.clamp(0, end - first - 1)])
+            here = ((last >= 0) & (last < end - first))[:, None]
+            logits = found if logits is None else torch.where(here, found, logits)
+        assert layout is not None and logits is not None
+        return layout, logits
+
+    def _extensions(
+        self, prompts: list[tuple[int, ...]], known: dict[tuple[int, ...], tuple[int, int] | None]
+    ) -> Iterator[list[tuple[int, ...]]]:
+        """Prompts whose beginnings lie in slots, those with about as much to compute together, as many as fill a pass."""
+        rest = lambda p: len(p) - known[p][1]  # type: ignore[index]
+        ordered = sorted(prompts, key=rest, reverse=True)
+        while ordered:
+            width, longest = rest(ordered[0]), max(map(len, ordered))
+            rows = max(1, min(256, GPU_PREFILL // width, 8 * GPU_PREFILL // longest))
+            rows = next((k for k in range(16, min(rows, len(ordered))) if 4 * rest(ordered[k]) <= width), rows)
+            yield ordered[:rows]
+            ordered = ordered[rows:]
+
+    def _extend(
+        self,
+        part: list[tuple[int, ...]],
+        known: list[tuple[int, int] | None],
+        askers: list[list[tuple[Request, asyncio.Future]]],
+    ) -> None:
+        """Compute what prompts add to the beginnings that lie in slots."""
+        slots, had = zip(*(k for k in known if k is not None))
+        news = [len(p) - n for p, n in zip(part, had)]
+        new = max(news)
+        ids, pos = np.zeros((len(part), new), np.int64), np.zeros((len(part), new), np.int64)
+        for r, (prompt, n) in enumerate(zip(part, had)):
+            ids[r, : len(prompt) - n] = prompt[n:]
+            pos[r] = np.minimum(n + np.arange(new), len(prompt) - 1)
+        device, width = self.lm.device, max(map(len, part))
+        a, b, length = (torch.as_tensor(x, device=device) for x in (ids, pos, np.array(had)))
+        layout = Extension(self._cache.read(list(slots), max(had)), length, b, width)
+        hidden = self.lm.hidden(a, layout, b)
+        last = torch.as_tensor([n - 1 for n in news], device=device)
+        logits = self.lm.logits(hidden[torch.arange(len(part), device=device), last])
+        self.computed += sum(news)
+        self.reused += sum(had)
+        self._first_tokens(part, askers, logits, layout)
+
+    def _first_tokens(
+        self,
+        part: list[tuple[int, ...]],
+        askers: list[list[tuple[Request, asyncio.Future]]],
+        logits: torch.Tensor,
+        layout: Prefill,
+    ) -> None:
+        """Draw the first token of every sample after its prompt; those that go on wait for a slot."""
         self.prefills += len(part)
         lives: list[_Live] = []
         source: list[int] = []
@@ -391,9 +477,28 @@ class LocalEngine:
                     lives.append(made)
                     source.append(r)
         self._draw_many(logits, lives, source)
+        over = set(range(len(part)))
         for live, r in zip(lives, source):
             if not self._ended(live):
                 self._ready.append(_Ready(live, layout.kept, r, len(live.request.prompt)))
+                over.discard(r)
+        if self.reuse and self._ahead is not None:
+            self._remember(part, sorted(over), layout, self._ahead)
+
+    def _remember(self, part: list[tuple[int, ...]], over: list[int], layout: Prefill, ahead: Ahead) -> None:
+        """Prompts that needed one token only (decisions among labels) never had a slot: free ones keep them, for the next
+        decision of their conversation."""
+        free = sorted((r for r, live in enumerate(self._rows) if live is None), key=self._free_since.__getitem__)
+        free = free[: max(0, len(free) - len(self._ready))]
+        over = [r for r in over if len(part[r]) >= WORTH_KEEPING][: len(free)]
+        if not over:
+            return
+        rows = free[: len(over)]
+        self._cache.write(rows, layout.kept, over)
+        ahead.seat(rows, [(len(part[r]), 0, 0, 0, 0) for r in over], [1.0] * len(rows))  # an idle slot writes behind it
+        for row, r in zip(rows, over):
+            self._kept.add(row, part[r], (len(part[r]),))
+            self._free_since[row] = self._turn
 
     def _draw_many(self, logits: torch.Tensor, lives: list[_Live], source: list[int]) -> None:
         """First tokens: many samples may read one row of logits. Drawn in blocks of constant height."""
@@ -410,13 +515,18 @@ class LocalEngine:
         self._ready = deque(r for r in self._ready if not r.live.parts.future.done())
         for row, live in enumerate(self._rows):
             if live is not None and live.parts.future.done():
-                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+                self._leave(row, live)
 
     def _seat(self) -> None:
         """Give free slots to samples that wait; those of one prefill are copied together."""
         together: dict[int, list[tuple[int, _Ready]]] = {}
-        for row in range(self.slots):
+        rows: Sequence[int] = range(self.slots)
+        if self.reuse and self._ready:  # what has waited longest for a prompt that goes on from it is given away first
+            self._turn += 1
+            rows = sorted(rows, key=self._free_since.__getitem__)
+        for row in rows:
             if self._ready and self._rows[row] is None:
+                self._kept.drop(row)
                 ready = self._ready.popleft()
                 together.setdefault(id(ready.kept), []).append((row, ready))
                 self._rows[row], self._index[row] = ready.live, ready.length
@@ -491,7 +601,15 @@ class LocalEngine:
             self._index[row] += 1
             self._last[row] = live.tokens[-1]
             if self._ended(live):
-                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+                self._leave(row, live)
+
+    def _leave(self, row: int, live: _Live) -> None:
+        """Free a slot; what it holds may be the beginning of a prompt to come."""
+        self._rows[row], self._index[row], self._last[row] = None, 0, 0
+        if self.reuse:
+            prompt = live.request.prompt
+            self._kept.add(row, (*prompt, *live.tokens[:-1]), (len(prompt), len(prompt) + len(live.tokens) - 1))
+            self._free_since[row] = self._turn
 
     def _next(self, index: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
         """Logits after the last token of every slot, [slots, V]."""

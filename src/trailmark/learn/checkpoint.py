@@ -62,6 +62,7 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
             "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()},
             "learned": learner.learned,
             "random": random_state(),
+            **({"places": learner.places} if learner.places and torch.cuda.is_available() else {}),
             **state,
         }
         (scratch / "state.json").write_text(json.dumps(whole, indent=1, sort_keys=True, allow_nan=False))
@@ -143,6 +144,7 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
         load_weights(learner.models[name], folder / name)
         optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
     learner.learned = state.get("learned", {})
+    learner.places = state.get("places")
     set_random_state(state["random"])
     return state
 

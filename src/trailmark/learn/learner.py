@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
+from trailmark.learn.budget import LEAST, places
 from trailmark.learn.optim import Optimiser
 from trailmark.models.forward import fill, pack, view
 from trailmark.models.layout import Packed
@@ -19,6 +23,8 @@ from trailmark.models.lm import LM
 from trailmark.models.readout import Readout
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +58,62 @@ class Learner:
         ] = {}  # what objectives learned themselves, by the name of their update
         wanted = {"policy": config.optim} if trains is None else trains
         ends = total if isinstance(total, Mapping) else dict.fromkeys(wanted, total)
-        self.optimisers = {name: Optimiser(models[name], o, ends[name], config.ema) for name, o in wanted.items()}
+        away = "optimiser" in config.offload
+        self.optimisers = {n: Optimiser(models[n], o, ends[n], config.ema, away) for n, o in wanted.items()}
+        self.places: int | None = None  # tokens of a micro-batch where the recipe leaves that to us; kept in checkpoints
+        trained = {id(models[name]) for name in wanted}
+        self._frozen = [m for m in models.values() if id(m) not in trained] if "frozen" in config.offload else []
+        self._device = next(iter(models.values())).device
+        for lm in self._frozen:
+            lm.model.to("cpu")
 
     def pack(self, samples: Sequence[Sample]) -> list[Packed]:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
-        return pack(self.models, samples, self.config.layout, self.config.micro_tokens)
+        if self.places is None and self.config.micro_tokens is None:
+            self.places = places(self.models, self.optimisers, self.config.amp == "bf16")
+        budget = self.config.micro_tokens or self.places or LEAST
+        return pack(self.models, samples, self.config.layout, budget)
+
+    def _fit(self, work: Callable[[], T]) -> T:
+        """`work`, again with half the tokens in a micro-batch where they did not fit the GPU."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as problem:
+                self._clear()
+                tried = self.config.micro_tokens or self.places or LEAST
+                if self.config.micro_tokens is not None or tried <= LEAST:
+                    raise LearnError(
+                        f"a micro-batch of {tried:,} tokens does not fit the memory of {self._device}: lower "
+                        "learner.micro_tokens, or set model.gradient_checkpointing, model.lora or learner.offload"
+                    ) from problem
+                self.places = tried // 2
+            torch.cuda.empty_cache()
+            print(f"micro-batches of {tried:,} tokens do not fit {self._device}: {self.places:,} from now on",
+                  file=sys.stderr)  # fmt: skip
+
+    def _clear(self) -> None:
+        for optimiser in self.optimisers.values():
+            optimiser.adam.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Frozen models that lie in the computer's memory, on the device for as long as they are read."""
+        try:
+            for lm in self._frozen:
+                lm.model.to(self._device)
+            yield
+        finally:
+            for lm in self._frozen:
+                lm.model.to("cpu")
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
         """Score: add one stream per readout, computed without gradient in the packing that training will use."""
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
-        return fill(self.models, samples, self.pack(samples), wanted, self.config.amp == "bf16")
+        amp = self.config.amp == "bf16"
+        with self._here():
+            return self._fit(lambda: fill(self.models, samples, self.pack(samples), wanted, amp))
 
     def gradient(
         self,
@@ -76,17 +127,16 @@ class Learner:
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
-        for optimiser in self.optimisers.values():
-            optimiser.adam.zero_grad(set_to_none=True)
+        self._clear()
         mass: dict[str, float] = {}
         for s in samples:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
         try:
-            return self._accumulate(samples, objective, mass, train, learned)
+            with self._here():
+                return self._fit(lambda: self._accumulate(samples, objective, mass, train, learned))
         except LearnError:
-            for optimiser in self.optimisers.values():
-                optimiser.adam.zero_grad(set_to_none=True)
+            self._clear()
             raise
         finally:
             self._mode(False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import importlib
+import importlib.util
 import math
 import warnings
 from collections.abc import Iterator
@@ -37,7 +39,8 @@ def _real(p: Tensor) -> torch.dtype:
 class Optimiser:
     """One per trained model. `ema` keeps a moving average of the trained weights."""
 
-    def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None):
+    def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None, offload: bool = False):
+        """`offload`: the moments lie in the computer's memory between steps."""
         self.config, self.total, self.decay, self.steps = config, total, ema, 0
         self.named = dict(lm.parameters())
         if not self.named:
@@ -57,10 +60,15 @@ class Optimiser:
             self.base.append(lr)
             listed.append({"params": params, "lr": lr, "weight_decay": decay})
         weights = sum(p.numel() for p in self.named.values())
-        each = 2 * 4 + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # moments, average, gradient
+        moments = 2 * (0 if offload else config.bits // 8)
+        each = moments + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # average, gradient
         need(weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device)
-        fused = all(p.is_cuda for p in self.named.values())
-        self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False, fused=fused)
+        self.on_gpu = all(p.is_cuda for p in self.named.values())
+        self.offload = offload and self.on_gpu
+        if config.bits == 8:
+            self.adam: torch.optim.Optimizer = _eight_bits(listed, config, self.on_gpu)
+        else:
+            self.adam = torch.optim.AdamW(listed, betas=config.betas, eps=config.eps, foreach=False, fused=self.on_gpu)
         self.average = {n: p.detach().clone().to(_real(p)) for n, p in self.named.items()} if ema else {}
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self.named.values()):
             warnings.warn(
@@ -73,7 +81,8 @@ class Optimiser:
         """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
-        size = float(norm)
+        self._move(away=False)
+        size = float(norm)  # the one moment of a step at which the host waits for a GPU
         if not math.isfinite(size):
             self.adam.zero_grad(set_to_none=True)
             raise LearnError(
@@ -87,10 +96,20 @@ class Optimiser:
             group["lr"] = lr * factor
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
+        self._move(away=True)
         self.steps += 1
         for name, shadow in self.average.items():
             shadow.lerp_(self.named[name].detach().to(shadow.dtype), 1 - (self.decay or 0))
         return {"grad_norm": size, "lr": self.config.lr * factor}
+
+    def _move(self, away: bool) -> None:
+        """Take the moments to the computer's memory, or bring them back to the GPU."""
+        if self.offload:
+            for p, state in self.adam.state.items():
+                where = torch.device("cpu") if away else p.device
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.numel() > 1:
+                        state[key] = value.to(where, non_blocking=not away)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -110,19 +129,35 @@ class Optimiser:
         out = {f"ema/{n}": t for n, t in self.average.items()}
         for name, p in self.named.items():
             for key, value in self.adam.state.get(p, {}).items():
-                out[f"{key}/{name}"] = value
+                out[f"{key}/{name}"] = value if isinstance(value, Tensor) else torch.tensor(value)
         return out
 
     def load(self, tensors: dict[str, Tensor], steps: int) -> None:
         self.steps = steps
         self.adam.state.clear()
         for name, p in self.named.items():
-            if f"step/{name}" in tensors:
+            mine = {k.removesuffix(f"/{name}"): t for k, t in tensors.items() if k.endswith(f"/{name}")}
+            if f"step/{name}" not in tensors:
+                continue
+            if self.config.bits == 8:  # its step is a plain number
                 self.adam.state[p] = {
-                    key: (t := tensors[f"{key}/{name}"])
-                    .to("cpu" if key == "step" and not p.is_cuda else p.device, t.dtype)
-                    .clone()
-                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    k: int(t) if k == "step" else t.to(p.device).clone() for k, t in mine.items() if k != "ema"
                 }
+                continue
+            self.adam.state[p] = {
+                key: (t := mine[key]).to("cpu" if key == "step" and not p.is_cuda else p.device, t.dtype).clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        self._move(away=True)
         for name in self.average:
             self.average[name] = tensors[f"ema/{name}"].to(self.named[name].device).clone()
+
+
+def _eight_bits(groups: list[dict[str, Any]], config: OptimConfig, on_gpu: bool) -> torch.optim.Optimizer:
+    """AdamW with moments of 8 bits, from bitsandbytes."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise LearnError("learner.optim.bits=8 needs bitsandbytes: pip install 'trailmark[quant]'")
+    if not on_gpu:
+        raise LearnError("learner.optim.bits=8 needs a GPU: leave it at 32 here")
+    made = importlib.import_module("bitsandbytes.optim")
+    return made.AdamW8bit(groups, betas=config.betas, eps=config.eps)

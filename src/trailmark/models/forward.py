@@ -87,9 +87,9 @@ def view(
     with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
         pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
-    streams = {n: torch.as_tensor(s, device=device) for n, s in packed.streams.items()}
+    streams = {n: moved(s, device) for n, s in packed.streams.items()}
     streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
-    ids, end, pos = (torch.as_tensor(a, device=device) for a in (packed.ids, packed.end, packed.pos))
+    ids, end, pos = (moved(a, device) for a in (packed.ids, packed.end, packed.pos))
     layout = Layout(end, pos)
     trained = {id(models[name]) for name in train}
     with_grad = {r.model for r in readouts if not r.detach and id(models.get(r.model)) in trained}
@@ -119,12 +119,18 @@ def view(
         target = packed.ids.reshape(-1)[packed.where[m]]
         with _as(models, model) as lm, torch.set_grad_enabled(model in with_grad), _autocast(lm, amp):
             parts = _read(lm, models, hidden, model, group, packed, m, place, target)
-        at_m = torch.as_tensor(m, device=device)
+        at_m = moved(m, device)
         for r, value in zip(group, parts):
             value = value.to(real)
             out = torch.zeros((len(packed.where), *value.shape[1:]), dtype=real, device=device)
             read[r.name] = out.index_copy(0, at_m, value.detach() if r.detach else value)
-    return View(packed, streams, read, torch.as_tensor(packed.row, device=device), learned or {})
+    return View(packed, streams, read, moved(packed.row, device), learned or {})
+
+
+def moved(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a tensor on a device. The host does not wait for a GPU to take it."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _read(
@@ -139,7 +145,7 @@ def _read(
     target: np.ndarray,
 ) -> list[Tensor]:
     device = lm.device
-    at = torch.as_tensor(place, device=device)
+    at = moved(place, device)
     states = hidden[model].index_select(0, at)
     out: dict[str, list[Tensor]] = {r.name: [] for r in group}
     tokens = [r for r in group if r.kind != "head"]
@@ -159,7 +165,7 @@ def _read(
     others = {r.to: hidden[r.to].index_select(0, at) for r in tokens if r.kind == "kl"}
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
-    goal = torch.as_tensor(target, device=device)
+    goal = moved(target, device)
     whole = [untruncated(w) for w in packed.laws]
     if any(r.law for r in tokens) and any(packed.laws[k].temperature == 0 for k in np.unique(law) if k >= 0):
         raise LearnError(
@@ -219,7 +225,7 @@ def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw]
     if not only or any(r.kind not in ("logp", "entropy") for r in wanted) or len({r.law for r in wanted}) > 1:
         return None
     table = np.array([w.temperature for w in laws] + [1.0], np.float32)  # -1 is the last one: the model's own distribution
-    return torch.as_tensor(table[law] if wanted[0].law else np.ones(len(law), np.float32), device=lm.device)
+    return moved(table[law] if wanted[0].law else np.ones(len(law), np.float32), lm.device)
 
 
 def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[Readout]) -> list[Tensor]:
