@@ -19,6 +19,7 @@ TITLES = {
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
     "gpu_sampling": "Sampling on a GPU",
+    "plan": "What a plan foretells",
     "gpu_training": "GRPO's gradient on a GPU",
     "sampling": "Sampling",
     "training": "Training",

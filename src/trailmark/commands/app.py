@@ -16,6 +16,7 @@ from trailmark import __version__
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
@@ -146,6 +147,7 @@ def tasks(
 
 app.command()(convert)
 app.add_typer(data)
+app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
 app.command()(serve)

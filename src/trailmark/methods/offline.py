@@ -24,7 +24,7 @@ from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.base import Held, Method, reference_held, trained_seat
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
@@ -114,6 +114,11 @@ class OfflineMethod(Method):
             return ()
         first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
         return (Evaluation("start", first, moves=False),)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy, and the reference unless it is the policy below its adapter."""
+        return [*super().holds(config), *reference_held(config.model, config.ref)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:

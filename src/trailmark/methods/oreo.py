@@ -20,6 +20,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.methods import oreo_data
-from trailmark.methods.base import trained_seat
+from trailmark.methods.base import Held, trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.models.adapters import is_adapter
@@ -42,7 +43,7 @@ from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues
 from trailmark.steps import mark_steps
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode
+from trailmark.types import Episode, Sample
 
 
 class OreoMethod(OfflineMethod):
@@ -88,9 +89,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        chosen = self.batches.take(step)
-        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
-        samples = oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+        samples = self.drawn(step)
         if c.target == "ema" and "policy" in self.learner.optimisers:
             with self.learner.optimisers["policy"].averaged():
                 samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
@@ -99,6 +98,20 @@ class OreoMethod(OfflineMethod):
             yield Update(samples, objective, ("critic",))
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
+
+    def drawn(self, step: int) -> list[Sample]:
+        c, chosen = self.config, self.batches.take(step)
+        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
+        return oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy and its reference, and the value, which is a model of its own."""
+        found = super().holds(config)
+        if config.critic_only:
+            found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
+        model = config.model.model_copy(update={"name": config.critic.name or config.model.name, "lora": config.critic.lora})
+        return [*found, Held("critic", model, config.critic.optim or config.learner.optim, output=False)]
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end, also searches with the value that was learnt."""

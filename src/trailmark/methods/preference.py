@@ -24,6 +24,7 @@ from trailmark.errors import DataError
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.scored import tie_pairs
 from trailmark.learn.learner import Update
+from trailmark.methods.base import Held
 from trailmark.methods.configs import PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod, Trajectories, won
 from trailmark.models.readout import Readout
@@ -78,13 +79,19 @@ class PreferenceMethod(OfflineMethod):
         return Pairwise(loss="ipo" if c.objective == "ipo" else "sigmoid", beta=beta)
 
     def updates(self, step: int) -> Iterator[Update]:
-        c = self.config
-        chosen = self.batches.take(step)
-        make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
-        samples = make.get(c.objective, pair_samples)(chosen, c.seat)
+        samples = self.drawn(step)
         if self.ref:
             samples = self.learner.fill(samples, ref=Readout("", model=self.ref, law=False))
         yield Update(samples, self.objective)
+
+    def drawn(self, step: int) -> list[Sample]:
+        make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
+        return make.get(self.config.objective, pair_samples)(self.batches.take(step), self.config.seat)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """Rejection sampling has no reference."""
+        return [h for h in super().holds(config) if h.name != "ref" or config.objective != "rejection"]
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, name_in_run
+from trailmark.methods.base import Held, Method, name_in_run
 from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
@@ -154,6 +154,12 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The players; in play the policy is trained."""
+        optim = {"policy": config.learner.optim}
+        return [Held(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
+
+    @classmethod
     def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
         """The reflector is frozen in play, and lies in every checkpoint."""
         seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
@@ -203,9 +209,16 @@ class ImitationMethod(Players):
         return [f"imitates: the {config.seat}, {config.steps} steps of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
+        yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
+
+    def drawn(self, step: int) -> list[Sample]:
         rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed)
-        samples = [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
-        yield Update(samples, Sft(model=self.config.seat), self.config.seat)
+        return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        optim = config.learner.optim
+        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().holds(config)]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """A reflector does not play alone."""

@@ -44,7 +44,10 @@ class SftMethod(Method):
         )
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update([s for row in self.batches.take(step) for s in row], Sft())
+        yield Update(self.drawn(step), Sft())
+
+    def drawn(self, step: int) -> list[Sample]:
+        return [s for row in self.batches.take(step) for s in row]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         flat = [s for row in self.held_out for s in row]
