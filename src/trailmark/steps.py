@@ -1,8 +1,9 @@
-r"""Reasoning steps: where a text is cut into steps, and which tokens belong to which step. All steps are cut here.
+r"""Reasoning steps: where a text is split into steps, and which tokens belong to which step. All steps are made here.
 
-A step ends behind a delimiter: a newline (LINES), and in solutions of paragraphs also ". " and ".$ " (SENTENCES). "3.5"
-has no blank behind its point and stays whole. Blank pieces belong to the step before them, or at the very top to the
-first. ReAct texts name their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in which it ends.
+A step ends after a delimiter: a newline (LINES), and in solutions of paragraphs also ". " and ".$ " (SENTENCES). "3.5"
+has no blank after its point, so it stays whole. Blank pieces belong to the step before them, or to the first step if
+they are at the top. ReAct texts name their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in
+which it ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Split = Literal["turn", "newline", "sentence", "auto"]
 
 
 def step_spans(text: str, ends: Sequence[str] = LINES) -> list[tuple[int, int]]:
-    """The steps as [start, end) spans of characters that cover `text`; each keeps the delimiter that ends it."""
+    """The steps as [start, end) spans of characters that cover `text`. Each includes the delimiter that ends it."""
     cut = re.compile("|".join(re.escape(d) for d in sorted(ends, key=len, reverse=True)))
     spans: list[tuple[int, int]] = []
     at = 0
@@ -43,7 +44,7 @@ def step_spans(text: str, ends: Sequence[str] = LINES) -> list[tuple[int, int]]:
 
 
 def split_steps(text: str, ends: Sequence[str] = LINES) -> list[str]:
-    """The steps of a text; together they are the text."""
+    """The steps of a text. Joined, they give the text."""
     return [text[a:b] for a, b in step_spans(text, ends)]
 
 
@@ -65,15 +66,16 @@ def named_steps(response: str, prompt: str = "") -> list[tuple[int, str]]:
 
 
 def token_borders(ends: Sequence[int], cuts: Sequence[int]) -> list[int]:
-    """For each place in a text where a step begins, the first token that ends behind it. Token i ends at `ends[i]`."""
+    """For each position in a text at which a step begins, the first token that ends after it. Token i ends at
+    `ends[i]`."""
     return [bisect_right(ends, at) for at in cuts]
 
 
 def token_steps(
     tokenizer: Any, tokens: Tokens, text: str, ends: Sequence[str] = LINES
 ) -> tuple[tuple[int, int], ...]:
-    """The steps as spans that cover `tokens`. The text is never encoded in their place: its offsets are used only if it
-    encodes to these very tokens."""
+    """The steps as spans that cover `tokens`. The offsets of the encoded text are used only if it encodes to exactly
+    these tokens; else the tokens are decoded."""
     places: Sequence[int] | None = None
     if tokenizer.is_fast:
         ids, offsets = encode_with_places(tokenizer, text)
@@ -87,7 +89,7 @@ def token_steps(
 
 
 class _Lengths(Sequence[int]):
-    """Where each token ends in the decoded text, decoded only where it is asked for."""
+    """The position in the decoded text at which each token ends. It is decoded only when it is needed."""
 
     def __init__(self, tokenizer: Any, tokens: Tokens):
         self.tokenizer, self.tokens = tokenizer, tokens

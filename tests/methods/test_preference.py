@@ -1,7 +1,5 @@
 """DPO, IPO, KTO and rejection sampling end to end on files: what they start from, learn and resume."""
 
-import json
-import random
 import warnings
 
 import numpy as np
@@ -15,19 +13,6 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
-
-
-@pytest.fixture
-def data(tmp_path):
-    draw, rows = random.Random(0), []
-    for a in range(4):
-        for b in range(3):
-            for k in range(4):
-                c = a + b if k % 2 else draw.randrange(8, 10)
-                rows.append({"prompt": f"{a}+{b}=", "response": f"so\n{c}", "reward": int(c == a + b)})
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
 
 
 def config(tmp_path, data, name="run", **recipe):

@@ -7,12 +7,8 @@ from pathlib import Path
 
 from trailmark.errors import DataError
 from trailmark.formats.turns import Imported
-from trailmark.runs.store import atomic_write, read_segment, to_json
+from trailmark.runs.store import atomic_write, beside, read_segment, to_json
 from trailmark.types import Annotation, Episode
-
-
-def beside(path: str | Path) -> Path:
-    return Path(path).with_suffix(".annotations.jsonl")
 
 
 def read(path: str | Path) -> Imported:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from trailmark.errors import DataError
 from trailmark.formats.lines import Lines
 from trailmark.progress import counted
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import atomic_write
 
 T = TypeVar("T")
@@ -83,6 +84,7 @@ class RowFile:
     of lines only the places are kept."""
 
     def __init__(self, path: str | Path):
+        must_be_file(Path(path))
         self.path, self._lines = Path(path), Lines(path)
         self._items: list[Any] | None = None
         if self._lines.opens == "[":
@@ -158,11 +160,11 @@ def _placed(use: Callable[[int, Row], None], i: int, row: Row) -> None:
         raise problem if problem.file else row.bad(str(problem)) from problem
 
 
-def _parse(text: str, path: Path, line: int | None) -> Any:
+def _parse(text: str, path: Path, line: int | None, decoder: json.JSONDecoder | None = None) -> Any:
     try:
         if text.startswith("\ufeff"):
             raise ValueError("a BOM may only stand at the start of a file")
-        value = _decoder.decode(text)
+        value = (decoder or _decoder).decode(text)
         if "\\u" in text:  # only an escape can write half a surrogate pair, which is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
@@ -177,11 +179,22 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def parse_line(text: str, path: Path, line: int) -> Any:
+    """The value of a line of a file, parsed as strictly as a row. Numbers must be finite, whatever their key."""
+    return _parse(text, path, line, _finite_decoder)
+
+
+def _finite(text: str) -> float:
+    """Parse a number. One like 1e999 is refused: it has no finite value."""
+    return value if math.isfinite(value := float(text)) else _no_number(text)
+
+
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
 _decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+_finite_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
 
 
 def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["list", "lines"]) -> None:

@@ -1,8 +1,8 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Reading leaves out what cannot be learnt from, and counts it. It goes over the files once and keeps where each trajectory stands; a
-trajectory is read and encoded when a batch needs it. The policy may be evaluated in a world on the way, and once as it started
-(`final.start`).
+Trajectories that cannot be learnt from are left out and counted. Reading goes over the files once and keeps where each
+trajectory stands; a trajectory is read and encoded when a batch needs it. The policy can be evaluated on a task during
+training, and once as it was before training (`final.start`).
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.data_files import must_be_file
+from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Failed, Scored
 
-NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
+NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
 
 class OfflineMethod(Method):
-    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt from them is the
-    method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
+    """Reads the file, loads the policy and the reference, and plays evaluations. A subclass defines what the rows are
+    and how they are learnt: `make_rows`, `make_learner`, `make_objective` and `updates`."""
 
     Config = OfflineRecipe
 
@@ -72,12 +73,16 @@ class OfflineMethod(Method):
             self.source.bind(policy.tokenizer)
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
-        """What a batch is drawn from, and how many trajectories could not be used and why. Episodes are read from disk when they
-        are asked for; what `Trajectories` says about them costs nothing."""
-        raise NotImplementedError
+        """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
+        read from disk when they are asked for; what `Trajectories` says about them costs nothing."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a "
+            "batch is drawn from and how many trajectories it left out, by reason"
+        )
 
     def make_reference(self) -> str:
-        """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
+        """The name of the reference in the learner. A LoRA run needs no second copy: its base model is the
+        reference."""
         if (ref := load_reference(self.config.model, self.config.ref)) is None:
             return "policy/base"
         self.models["ref"] = ref
@@ -87,7 +92,8 @@ class OfflineMethod(Method):
         return Learner(self.models, self.config.learner, total=self.config.steps)
 
     def make_objective(self) -> Objective:
-        raise NotImplementedError
+        """The objective that is trained on the rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts
@@ -95,21 +101,21 @@ class OfflineMethod(Method):
     def evaluate(self, step: int) -> Mapping[str, float]:
         if self.source is None or self.engine is None:
             return {}
-        self.engine.publish(step, self.models["policy"])
-        episodes = self.play(self.engine)
-        write_segment(self.run.path / "evaluation", step, episodes)
+        engine = self.engine
+        engine.publish(step, self.models["policy"])
+        episodes = self.keep_plays(step, lambda: self.play(engine))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
     def play(self, engine: LocalEngine) -> list[Episode]:
-        """The evaluation's starts, played with the evaluation's draws."""
+        """Play the starts of an evaluation, with the random draws of evaluations."""
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """At the end, the policy as it started."""
+        """At the end: an evaluation of the policy as it was before training."""
         if not last or not self.config.final.start:
             return ()
         first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
@@ -126,10 +132,11 @@ class OfflineMethod(Method):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """The data need not be there yet."""
+        """The data file may not exist yet."""
 
         def rows_of(path: str) -> str:
-            if not Path(path).is_file():
+            must_be_file(Path(path), "data")
+            if not Path(path).exists():
                 return "which is not here yet"
             rows = RowFile(path)
             rows.visit(lambda *_: None)
@@ -142,9 +149,9 @@ class OfflineMethod(Method):
 
 
 class Trajectories(OnDemand[Episode]):
-    """The episodes that can be learnt from, in the order of the files, and what decides how they are used: for each of them
-    whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if it is a side of a pair,
-    the number of the pair and the side (`pair` and `side`, else -1)."""
+    """The episodes that can be learnt from, in the order of the files, and what decides how they are used: for each
+    of them whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if
+    it is a side of a pair, the number of the pair and the side (`pair` and `side`, else -1)."""
 
     def __init__(self) -> None:
         super().__init__(0, self._read, _weight)
@@ -177,15 +184,16 @@ def _weight(e: Episode) -> int:
 
 @dataclass(frozen=True)
 class Data:
-    """The episodes that can be learnt from, and how many were left out and why."""
+    """The episodes that can be learnt from, and how many were left out, by reason."""
 
     episodes: Trajectories
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
-    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
-    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
+    """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
+    tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
+    error."""
     kept = Trajectories()
     skipped: dict[str, int] = {}
     unscored = {"no_reward": 0, "failed": 0}
@@ -215,8 +223,8 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             _count(skipped, name, n)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
-            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
-            "so the world must be played as one growing conversation.",
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
+            "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
     if not kept:
@@ -233,15 +241,16 @@ def _count(counts: dict[str, int], name: str, more: int) -> None:
 
 
 def _useless(e: Episode, seat: str, max_len: int) -> str:
-    """Why a trajectory cannot be learnt from, or nothing."""
+    """The reason why a trajectory cannot be learnt from; empty if it can."""
     mine = [t for t in e.turns if t.seat == seat and t.tokens]
     if not mine:
         return "no_action"
-    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
+    # rows that came as text; an episode that was played may have empty turns
+    if "format" in e.info and not any(t.text.strip() for t in mine):
         return "empty"
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
-        return "several_sequences"  # a turn was shown a prompt of its own
+        return "several_sequences"  # a turn has its own prompt
     return "too_long" if _length(e, found[0][-1]) > max_len else ""
 
 
@@ -255,7 +264,7 @@ def _length(e: Episode, turn: int | None) -> int:
 
 
 def won(e: Episode) -> bool:
-    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
+    """Whether a trajectory is a success: as its world says, or else if its reward is positive."""
     outcome = e.outcome
     if not isinstance(outcome, Scored):
         return False

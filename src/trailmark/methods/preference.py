@@ -1,11 +1,12 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, KTO, and rejection sampling.
 
     rejection   imitate the successes
-    dpo, ipo    pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, or of episodes
-                that are sides of pairs (`formats.scored.pair_sides`), whose tokens are kept as they were written
-    kto         good and bad ones, unpaired
+    dpo, ipo    pairs of a success and a failure of one prompt. They are built here, or read from a file of format
+                `pairs`, or from episodes that are sides of pairs (`formats.scored.pair_sides`); the tokens of such
+                episodes are kept as they were written
+    kto         successes and failures without pairs
 
-The reference of DPO, IPO and KTO is the policy as it starts, or `ref`.
+The reference of DPO, IPO and KTO is the policy before training, or `ref`.
 """
 
 from __future__ import annotations
@@ -43,26 +44,28 @@ class PreferenceMethod(OfflineMethod):
         return "" if self.config.objective == "rejection" else super().make_reference()
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
-        """Pairs, successes, or all trajectories."""
+        """The rows to train on: pairs, successes, or all trajectories."""
         c = config
         if c.objective in ("dpo", "ipo"):
             given = c.format == "pairs" or min(episodes.pair) >= 0
             made = places_of_stored(episodes) if given else places_of_pairs(episodes, c.pairs, c.seed)
             groups = 0 if given else len(episodes.group_names) - len({episodes.group[a] for a, _ in made})
             if not len(made):
-                raise DataError("no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0])
+                raise DataError(
+                    "no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0]
+                )
             both = OnDemand(len(made), lambda k: (episodes[made[k][0]], episodes[made[k][1]]))
             return both, {"groups_of_one_kind": groups} if groups else {}
         good = np.flatnonzero(episodes.won)
         bad = len(episodes) - len(good)
         if c.objective == "rejection":
             if not len(good):
-                raise DataError("holds no success to imitate.", c.files[0])
+                raise DataError("has no successful trajectory to imitate.", c.files[0])
             return OnDemand(len(good), lambda k: episodes[int(good[k])]), {"lost": bad} if bad else {}
         if 0 < c.desirable * len(good) < c.undesirable * bad:
             warnings.warn(
-                f"objective kto: {bad} failures outweigh {len(good)} successes, which can drive everything down that the model "
-                f"writes; undesirable={c.desirable * len(good) / bad:.2g} balances them",
+                f"objective kto: {bad} failures outweigh {len(good)} successes, which can lower the probability of all "
+                f"that the model writes; undesirable={c.desirable * len(good) / bad:.2g} balances them",
                 stacklevel=2,
             )
         return episodes, {}
@@ -108,13 +111,15 @@ def places_of_pairs(episodes: Trajectories, cap: int | None = None, seed: int = 
 
 
 def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
-    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
-    only one kind gives none."""
+    """All pairs of a success and a failure of the same group, or `cap` of them, drawn without replacement. A group with
+    only successes or only failures gives no pairs."""
     groups = by_group(episodes).items()
     return [p for name, group in groups for p in pairs_of_group(group, [won(e) for e in group], name, cap, seed)]
 
 
-def pairs_of_group(group: Sequence[T], won: Sequence[bool | int], name: str, cap: int | None, seed: int) -> list[tuple[T, T]]:
+def pairs_of_group(
+    group: Sequence[T], won: Sequence[bool | int], name: str, cap: int | None, seed: int
+) -> list[tuple[T, T]]:
     good, bad = ([e for e, w in zip(group, won) if bool(w) == kind] for kind in (True, False))
     pairs = list(product(good, bad))
     if cap is not None and len(pairs) > cap:
@@ -135,7 +140,7 @@ def places_of_stored(episodes: Trajectories) -> np.ndarray:
 
 
 def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
-    """The pairs of a file of format `pairs`; one whose other side was left out goes too."""
+    """The pairs of a file of format `pairs`. If one side of a pair was left out, the pair is left out."""
     sides = Counter(e.info.get("pair") for e in episodes)
     return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
 
@@ -151,7 +156,7 @@ def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """One sample per trajectory with weight 1 on every action, so that sums over a row are sums over its actions."""
+    """One sample per trajectory with weight 1 on every action. So a sum over a row is a sum over its actions."""
     rows = build_samples(episodes, seat, mean="token")
     keep = lambda s: {"weight": s.streams["weight"]}
     return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
@@ -163,6 +168,6 @@ def pair_samples(pairs: Sequence[Pair], seat: str = "policy") -> list[Sample]:
 
 
 def labelled_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """For KTO: a role by success, and mass 1 a row."""
+    """Samples for KTO: the role says success or failure, and each row has mass 1."""
     rows = zip(answer_samples(episodes, seat), episodes, strict=True)
     return [replace(s, mass={"weight": 1.0}, role="desirable" if won(e) else "undesirable") for s, e in rows]

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: the first stage of most methods, and the simplest method there is."""
+"""Supervised fine-tuning on conversations: the first stage of most methods, and the simplest method."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trailmark.types import Sample, Tokens
 
 
 class SftMethod(Method):
-    """Trains on what the assistant said, its end-of-turn token included; everything else is context."""
+    """Trains on the assistant's messages, including their end-of-turn token. Everything else is context."""
 
     Config, imitates = SftRecipe, True
 
@@ -63,8 +63,9 @@ class SftMethod(Method):
 
 
 def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> Sequence[list[Sample]]:
-    """One list of samples per row of the file (a template that rewrites history needs several), made when it is asked for. Every
-    row is checked here, and all must fit; a row that surely fits is not encoded to know that."""
+    """One list of samples per row of the file (a chat template that rewrites history needs several), made when it is
+    asked for. Every row is checked here. An error if a row does not fit the model's context; one that surely fits is
+    not encoded to know that."""
     rows = RowFile(path)
     laid = _Laid(tokenizer, path, use_chat)
     if len(rows) and holds_texts(rows[0]):
@@ -96,8 +97,9 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
     if long:
         (first, size), most = long[0], max(n for _, n in long)
         raise DataError(
-            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, and none is "
-            f"cut: set model.shape.context={most}, choose a model with such a context, or leave these rows out.",
+            f"has {size} tokens, and the model's context is {context}. {len(long)} of {len(out)} rows are too long, "
+            f"and rows are never cut: set model.shape.context={most}, choose a model with such a context, or leave "
+            "these rows out.",
             path,
             first,
         )
@@ -147,7 +149,7 @@ class _Laid:
 
 
 def labels_of(path: str) -> tuple[str, ...]:
-    """The labels of several digits that texts of Reflect-RL answer with: whole tokens of a tiny model, as they are in play."""
+    """The labels of several digits in Reflect-RL's texts. A tiny model has each as one token, as in play."""
     rows = RowFile(path)
     if not len(rows) or not holds_texts(rows[0]):
         return ()
@@ -163,7 +165,8 @@ def labels_of(path: str) -> tuple[str, ...]:
 
 
 def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
-    """Plain text as a model sees it: its first message may bring a template's headers, a response its own eos."""
+    """Plain text as the model sees it. The first message may contain a template's headers, and a response its own end
+    token."""
     eos = tokenizer.eos_token or ""
     told = [{**m, "content": m["content"].removesuffix(eos)} if m["role"] == "assistant" else m for m in messages]
     if messages[0]["role"] != "assistant":

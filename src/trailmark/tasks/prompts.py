@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TaskError
+from trailmark.formats.rows import parse_line
+from trailmark.runs.data_files import must_be_file
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Task
@@ -93,6 +95,7 @@ class PromptWorld(World):
 
 def read_prompts(path: Path) -> list[Task]:
     """The rows of a file as tasks, named by their `id` or by the number of their line."""
+    must_be_file(path)
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as e:
@@ -103,10 +106,7 @@ def read_prompts(path: Path) -> list[Task]:
     for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except ValueError as e:
-            raise DataError(f"is not JSON ({e}).", path, i) from None
+        row = parse_line(line, path, i)
         if not isinstance(row, dict) or "prompt" not in row:
             raise DataError("must be a JSON object with a key 'prompt'.", path, i)
         _check(row["prompt"], path, i)
