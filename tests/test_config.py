@@ -95,6 +95,33 @@ def test_extends_merges_mappings_and_replaces_lists(tmp_path):
     )
 
 
+def test_extends_several_files(tmp_path):
+    """Each file of the list wins over those before it, the file itself over all; two may extend a third one."""
+    (tmp_path / "base.yaml").write_text("method: demo\nseed: 1\nname: base\nsampling: {top_k: 5}\n")
+    (tmp_path / "b.yaml").write_text("extends: base.yaml\nseed: 2\nsampling: {top_p: 0.5}\n")
+    (tmp_path / "c.yaml").write_text("extends: base.yaml\nname: c\nsampling: {temperature: 0.25}\n")
+    c = load(tmp_path, "extends: [b.yaml, c.yaml]\nsteps: 7\n")
+    assert (c.steps, c.name, c.seed) == (7, "c", 1)  # c.yaml holds all of base.yaml, so its seed is said last
+    assert (c.sampling.top_k, c.sampling.top_p, c.sampling.temperature) == (5, 0.5, 0.25)
+    assert load(tmp_path, "extends:\n- c.yaml\n- b.yaml\nseed: 9\n").seed == 9
+    assert load(tmp_path, "extends: [c.yaml, b.yaml]\n").name == "base"
+    (tmp_path / "c.yaml").write_text("extends: [base.yaml, a.yaml]\n")
+    assert problems(tmp_path, "extends:\n- b.yaml\n- c.yaml\n") == [
+        "c.yaml:1: key 'extends': 'extends' goes in a circle: a.yaml -> c.yaml -> a.yaml."
+    ]
+    (tmp_path / "c.yaml").write_text("sampling: {top_q: 1}\n")
+    assert problems(tmp_path, "extends:\n- b.yaml\n- c.yaml\n") == [
+        "c.yaml:1: key 'sampling.top_q': is not known. Did you mean 'top_p'?"
+    ]
+    assert problems(tmp_path, "extends:\n- b.yaml\n- zzzzzz\n") == [
+        "a.yaml:3: key 'extends': zzzzzz: there is no such recipe."
+    ]
+    deep = [tmp_path / f"{k}.yaml" for k in range(30)]  # read once each, not 2^30 times
+    for k, path in enumerate(deep):
+        path.write_text(f"extends: [{k + 1}.yaml, {k + 1}.yaml]\n" if k < 29 else "method: demo\nseed: 3\n")
+    assert load(tmp_path, "extends: 0.yaml\n").seed == 3
+
+
 def test_unknown_keys_name_file_line_and_nearest(tmp_path):
     (tmp_path / "base.yaml").write_text("method: demo\nlearner:\n  optim:\n    lrr: 3\n")
     said = problems(
@@ -195,7 +222,9 @@ def test_wrong_values_are_one_sentence_each(tmp_path, line, said):
          "such as 'method: oreo'."),
         ("seed: &x [*x]\n", "a.yaml:1: the recipe is too large, or too deep, once its anchors are filled in."),
         ("a: " + "[" * 2000, "a.yaml: nested too deeply."),
-        ("extends: [b.yaml]\n", "a.yaml:1: key 'extends': expected a file name, found a list."),
+        ("extends: {b: 1}\n", "a.yaml:1: key 'extends': expected a file name or a list of them, found a mapping."),
+        ("extends: []\n", "a.yaml:1: key 'extends': expected a file name or a list of them, found a list."),
+        ("extends:\n- a.yaml\n", "a.yaml:2: key 'extends': 'extends' goes in a circle: a.yaml -> a.yaml."),
         ("seed: 1\nextends: aa.yaml\n", "a.yaml:2: key 'extends': aa.yaml: there is no such recipe. Did you mean "
          "'a.yaml'?"),
         ("extends: a.yaml\n", "a.yaml:1: key 'extends': 'extends' goes in a circle: a.yaml -> a.yaml."),

@@ -2,7 +2,8 @@
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
-`kind` changes is replaced too, because its other keys belonged to the old kind.
+`kind` changes is replaced too, because its other keys belonged to the old kind. `extends` names one file, or a list of
+which each wins over those before it; the file's own keys win over them all.
 """
 
 from __future__ import annotations
@@ -98,19 +99,36 @@ def _parent(path: Path, name: str) -> Path:
     return packaged if bare and packaged.is_file() else path.parent / name
 
 
-def _load(path: Path, below: tuple[Path, ...] = (), wanted_by: str = "") -> Loaded:
+def _load(
+    path: Path, below: tuple[Path, ...] = (), wanted_by: str = "", read: dict[Path, Loaded] | None = None
+) -> Loaded:
+    """A file with all it extends. `below` are the files that lead to it; `read` are those that were read already."""
+    read = {} if read is None else read
     if path.resolve() in [p.resolve() for p in below]:
         raise RecipeError(f"{wanted_by}'extends' goes in a circle: {' -> '.join(map(str, (*below, path)))}.")
+    if path.resolve() not in read:  # two files of a list may extend a third one
+        read[path.resolve()] = _load_new(path, below, wanted_by, read)
+    return read[path.resolve()]
+
+
+def _load_new(path: Path, below: tuple[Path, ...], wanted_by: str, read: dict[Path, Loaded]) -> Loaded:
     value, marks = parse(_read(path, wanted_by), str(path))
     if not isinstance(value, dict):
         found = "it is empty" if value is None else f"found {_found(value)}"
         raise RecipeError(f"{path}:1: a recipe is a mapping of keys to values; {found}.")
     if "extends" not in value:
         return Loaded(str(path), value, marks)
-    parent, where = value.pop("extends"), marks.pop(("extends",)).where
-    if not isinstance(parent, str):
-        raise RecipeError(f"{where}: key 'extends': expected a file name, found {_found(parent)}.")
-    above = _load(_parent(path, parent), (*below, path), f"{where}: key 'extends': ")
+    given, where = value.pop("extends"), marks.pop(("extends",)).where
+    lines = {p: marks.pop(p).where for p in list(marks) if p[0] == "extends"}
+    parents = given if isinstance(given, list) and given else [given]
+    above: Loaded | None = None
+    for k, parent in enumerate(parents):  # a later file wins over an earlier one, and the file itself over all of them
+        says = f"{lines.get(('extends', k), where)}: key 'extends': "
+        if not isinstance(parent, str):
+            raise RecipeError(f"{says}expected a file name or a list of them, found {_found(parent)}.")
+        found = _load(_parent(path, parent), (*below, path), says, read)
+        above = found if above is None else _merge(above, found)
+    assert above is not None
     return _merge(above, Loaded(str(path), value, marks))
 
 

@@ -68,8 +68,8 @@ def test_data_that_was_edited_is_refused_with_its_key(shell):
     assert "identical" in shell("diff", "run", "whole")
     Path("rows.jsonl").write_text(rows(5))
     assert "rows.jsonl has changed" in shell("train", "sft.yaml", "--resume", "steps=3", code=2)
-    said = f"note: data: rows.jsonl has changed ({len(rows(4))} bytes, now {len(rows(5))}) since the run began"
-    assert said in " ".join(shell("verify", "run").split())
+    note = f"note: data: rows.jsonl has changed ({len(rows(4))} bytes, now {len(rows(5))}) since the run began"
+    assert note in " ".join(shell("verify", "run").split())
     Path("run/data.json").unlink()  # told so
     shell("train", "sft.yaml", "--resume", "steps=3")
     assert json.loads(Path("run/data.json").read_text())["data"]["size"] == len(rows(5))

@@ -16,6 +16,7 @@ from trailmark import __version__
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
 from trailmark.commands.play import play
@@ -23,6 +24,7 @@ from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
 from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
+from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
 from trailmark.errors import RunError, TrailmarkError
 
@@ -150,6 +152,7 @@ def tasks(
 
 app.command()(convert)
 app.add_typer(data)
+app.add_typer(lpr)
 app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
@@ -163,6 +166,7 @@ app.command()(curves)
 app.command()(prune)
 app.command()(verify)
 app.command()(models)
+app.command()(votes)
 app.add_typer(worlds, name="worlds")
 
 

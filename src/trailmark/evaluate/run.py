@@ -95,6 +95,8 @@ def summarise(
                            "high": None if low is None else 0.0 - low}  # fmt: skip
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
+        if true := [(e.task.id, v) for e in good if (v := value_of(e, "sound", side)) is not None]:
+            metrics["sound"] = mean_of([v for _, v in true], [start for start, _ in true]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
         if tokenizer is not None and (share := copy_rate(good, tokenizer)) is not None:
             metrics["copied"] = share
@@ -187,21 +189,30 @@ def value_of(
         return float(len(mine))
     if metric == "tokens":
         return float(sum(len(t.tokens) for t in mine))
+    if metric == "sound":  # of a puzzle: the mean true value of the steps
+        from trailmark.tasks.puzzle import soundness
+
+        return soundness(e)
     if metric == "drawn":  # includes what a search sampled but did not keep
         searched = e.info.get("search") or {}
         return float(searched.get("tokens", sum(len(t.tokens) for t in mine)))
     raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
 
 
-METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn", on request
+METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and "sound", on request
 
 
 def read_answer(episode: Episode) -> str | None:
-    """The answer of an episode: `info["answer"]` if a protocol stored it, else the number of a last line `#### N`, else
-    the answer that a maths response marks."""
+    """The answer of an episode: `info["answer"]` if a protocol stored it, the letter of a question with options, else
+    the number of a last line `#### N`, else the answer that a maths response marks."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
+    options = episode.task.data.get("options")
+    if isinstance(options, list | tuple) and len(options) > 1 and "label" in episode.task.data:
+        from trailmark.tasks.logic.answer import read_answer as read_letter
+
+        return read_letter(episode.turns[-1].text if episode.turns else "", len(options)).letter or None
     from trailmark.tasks.arith import parse_answer
 
     text = episode.turns[-1].text if episode.turns else ""

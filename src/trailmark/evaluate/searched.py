@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.engines.http import HttpEngine
-from trailmark.errors import ModelError, TrailmarkError
+from trailmark.errors import TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
+from trailmark.score.classes import must_share_tokenizer
 from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
-from trailmark.seats.locate import is_address, locate_value
+from trailmark.seats.locate import is_address, locate, locate_value
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode
 
@@ -133,15 +134,14 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
 
 
 def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder, frozen. `tokenizer` is the policy's; the value model must have the same."""
+    """The value model of a run or folder, frozen. `tokenizer` is the policy's; the value model must have the same. A
+    reward model is read as the recipe of its run says (`read`)."""
     from trailmark.config import ModelConfig
     from trailmark.models.load import load_model
 
-    lm = load_model(
-        ModelConfig.model_validate({"name": str(locate_value(name)), "device": device, "dtype": dtype})
-    ).freeze()
-    if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"the value model {name} has another tokenizer than the policy, so it cannot read the policy's tokens."
-        )
-    return HeadValues(lm)
+    folder = str(locate_value(name))
+    lm = load_model(ModelConfig.model_validate({"name": folder, "device": device, "dtype": dtype})).freeze()
+    if tokenizer is not None:
+        must_share_tokenizer(lm, tokenizer, str(name))
+    told = locate(folder).section("read")
+    return HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"))

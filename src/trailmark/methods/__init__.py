@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from trailmark.methods.base import Method
 
 METHODS = {
+    "lpr": "trailmark.methods.lpr:LprMethod",
     "sft": "trailmark.methods.sft:SftMethod",
     "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
     "reflect": "trailmark.methods.reflect:ReflectMethod",
     "reflect_imitation": "trailmark.methods.reflect_imitation:ImitationMethod",
     "preference": "trailmark.methods.preference:PreferenceMethod",
+    "reward_model": "trailmark.methods.reward_model:RewardModelMethod",
+    "step_rl": "trailmark.methods.step_rl:StepRlMethod",
     "oreo": "trailmark.methods.oreo:OreoMethod",
     "oreo_rounds": "trailmark.methods.oreo_rounds:OreoRoundsMethod",
 }
@@ -33,11 +36,18 @@ CALLED = {  # names from the literature -> the recipe that does it here
     "grpo": "method: policy_gradient with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
     "rloo": "method: policy_gradient with credit: leave_one_out",
     "reinforce": "method: policy_gradient with credit: returns and objective: {kind: weighted_logp}",
-    "ppo": "method: reflect with rl.algorithm: ppo, or method: policy_gradient with objective: {kind: clipped}",
+    "ppo": "method: reflect with rl.algorithm: ppo, method: policy_gradient with objective: {kind: clipped}, or "
+    "method: step_rl with rewards at the ends of steps",
+    "remax": "method: step_rl with algorithm: remax",
+    "step_ppo": "method: step_rl with algorithm: ppo",
+    "step_grpo": "method: step_rl with algorithm: grpo",
     "imitation": "method: sft",
     "dpo": "method: preference with objective: dpo",
     "ipo": "method: preference with objective: ipo",
     "kto": "method: preference with objective: kto",
+    "prm": "method: reward_model with kind: classes",
+    "orm": "method: reward_model with kind: outcome",
+    "rm": "method: reward_model with kind: pairwise",
     "rejection": "method: preference with objective: rejection",
     "reflect_rl": "method: reflect",
     "online": "method: policy_gradient",
@@ -46,6 +56,7 @@ OTHERS = {  # other names of methods that Trailmark has
     "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo", "gspo": "grpo", "pg": "reinforce",
     "bc": "imitation", "behavior_cloning": "imitation", "behaviour_cloning": "imitation", "finetune": "imitation",
     "rft": "rejection", "rejection_sampling": "rejection", "raft": "rejection", "reflectrl": "reflect_rl",
+    "process_reward_model": "prm", "outcome_reward_model": "orm", "reward": "rm", "pairwise_rm": "rm",
 }  # fmt: skip
 
 

@@ -16,7 +16,10 @@ from trailmark.config import (
     OptimConfig,
     RunConfig,
     SamplingConfig,
+    Seed,
+    resolve,
 )
+from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError, TrailmarkError
 from trailmark.formats import FORMATS
 from trailmark.objectives import OBJECTIVES, get_objective
@@ -24,6 +27,7 @@ from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
+from trailmark.score.classes import Over
 from trailmark.score.config import judge_config
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
@@ -39,6 +43,23 @@ class TaskConfig(Config):
     options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
 
 
+Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+CLIPPED = {"kind": "clipped", "ratio": "token", "surrogate": "clipped"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"credit": "group", "mean": "sequence", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dr_grpo": {"credit": "group_mean", "mean": "constant", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dapo": {"credit": "group", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.28}, "refill": 3},
+    "gspo": {"credit": "group", "mean": "sequence",
+             "objective": {**CLIPPED, "ratio": "sequence", "low": 3e-4, "high": 4e-4}},
+    "cispo": {"credit": "group", "mean": "token",
+              "objective": {**CLIPPED, "surrogate": "cispo", "low": 1.0, "high": 4.0}},
+    "rloo": {"credit": "leave_one_out", "mean": "constant", "objective": {"kind": "weighted_logp"}},
+    "reinforce_pp": {"credit": "batch", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.2},
+                     "kl_reward": 0.01},
+}  # fmt: skip
+TUNED = ("low", "high", "beta", "kl", "entropy", "refill", "kl_reward")  # settings that a variant leaves to the recipe
+
+
 class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     starts: PositiveInt = Field(8, description="starts (tasks) in one step")
@@ -46,8 +67,13 @@ class PolicyGradientRecipe(RunConfig):
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
-    credit: Literal["returns", "group", "leave_one_out"] = Field(
+    variant: Variant | None = Field(None, description="a published set of credit, mean and objective, by its name")
+    credit: Literal["returns", "group", "group_mean", "leave_one_out", "batch"] = Field(
         "group", description="how advantages are computed from rewards"
+    )
+    kl_reward: float = Field(0.0, ge=0, description="weight of a KL penalty per token in the reward, not in the loss")
+    refill: NonNegativeInt = Field(
+        0, description="rounds of further starts in place of groups whose episodes all earn the same; these are dropped"
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="what the loss is averaged over")
@@ -62,11 +88,13 @@ class PolicyGradientRecipe(RunConfig):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        return with_prompts(raw)
+        return with_variant(with_prompts(raw))
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
-        if self.n < 2 and self.credit != "returns":
+        if self.variant and self.n < 2 and self.credit == "batch":
+            return self
+        if self.n < 2 and self.credit not in ("returns", "batch"):
             raise ValueError(
                 f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every "
                 "advantage would be 0: set n to 2 or more, or set credit: returns"
@@ -87,6 +115,34 @@ class PolicyGradientRecipe(RunConfig):
             return get_objective(v).model_dump()
         except RecipeError as e:
             raise ValueError(str(e)) from e
+
+
+def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which `variant` has become its credit, mean and objective. A key that says something else is refused:
+    the name would promise what is not done. The settings of the objective may be changed."""
+    chosen = VARIANTS.get(raw.get("variant"))  # type: ignore[arg-type]
+    if chosen is None:
+        return raw
+    out = dict(raw)
+    for key, value in chosen.items():
+        given = raw.get(key)
+        if key == "objective":
+            given = given if isinstance(given, dict) else {}
+            fixed = {k: v for k, v in value.items() if k not in TUNED}
+            wrong = next((k for k, v in fixed.items() if k in given and given[k] != v), None)
+            if wrong:
+                raise RecipeError(
+                    f"variant {raw['variant']} means objective.{wrong}: {fixed[wrong]}, and the recipe says "
+                    f"{given[wrong]}: leave out one of the two."
+                )
+            out[key] = {**value, **given}
+        elif key in raw and given is not None and given != value and key not in TUNED:
+            raise RecipeError(
+                f"variant {raw['variant']} means {key}: {value}, and the recipe says {given}: leave out one of the two."
+            )
+        elif given is None:
+            out[key] = value
+    return out
 
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
@@ -305,21 +361,92 @@ class OfflineRecipe(RunConfig):
 # --- preference ---------------------------------------------------------------------------------------------------
 
 
+Preference = Literal["rejection", "dpo", "ipo", "hinge", "kto"]
+PAIRED = ("dpo", "ipo", "hinge")  # objectives of pairs
+
+
 class PreferenceRecipe(OfflineRecipe):
-    objective: Literal["rejection", "dpo", "ipo", "kto"] = Field("dpo", description="what is learnt")
-    beta: float | None = Field(None, gt=0, description="temperature beta (dpo, ipo, kto); none: 0.1")
-    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo); none: all")
+    objective: Preference = Field("dpo", description="what is learnt")
+    beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, hinge, kto); none: 0.1")
+    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round (dpo)")
+    per: Literal["answer", "token"] = Field(
+        "answer", description="log-ratios are summed over an answer, or their mean is taken over its tokens (dpo, ipo, hinge)"
+    )
+    pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
+    pair_file: Annotated[str | None, NamesFile()] = Field(
+        None, description="JSONL of {chosen, rejected}: which episodes of the data are pairs; none: pairs are made here"
+    )
     desirable: float = Field(1.0, ge=0, description="weight of successes (kto)")
     undesirable: float = Field(1.0, ge=0, description="weight of failures (kto)")
     final: OfflineFinal = Field(OfflineFinal(), description="evaluations at the end")
 
     @model_validator(mode="after")
     def _fits(self) -> PreferenceRecipe:
-        if self.format == "pairs" and self.objective not in ("dpo", "ipo"):
-            raise ValueError("a file of pairs has no rewards: it is for objective dpo or ipo")
+        if (self.format == "pairs" or self.pair_file) and self.objective not in PAIRED:
+            raise ValueError("a file of pairs has no rewards: it is for objective dpo, ipo or hinge")
+        if self.pair_file and (self.format == "pairs" or self.pairs):
+            raise ValueError("pair_file says which episodes are pairs: leave out format pairs, and pairs")
+        if self.smooth and self.objective != "dpo":
+            raise ValueError("smooth (label smoothing) belongs to objective dpo alone")
         if self.final.start and self.task is None:
             raise ValueError("final needs a task to play")
         return self
+
+
+# --- reward_model -------------------------------------------------------------------------------------------------
+
+
+class ReadConfig(Config):
+    """How the numbers of a reward model are read off its head, by whoever scores or searches with it."""
+
+    classes: list[NonNegativeInt] | None = Field(
+        None, description="the classes whose probabilities are summed; none: the last one"
+    )
+    over: Over = Field("last", description="one number over all steps: last, min, mean, product, geomean or sum")
+
+
+class RewardModelRecipe(RunConfig):
+    """A model that says how good an answer is, or how good each of its steps is."""
+
+    kind: Literal["classes", "outcome", "pairwise", "scalar"] = Field(
+        "classes",
+        description="classes: a class after each labelled step; outcome: right or wrong after the whole answer; "
+        "pairwise: a number, higher for the chosen one; scalar: a number after each labelled step",
+    )
+    data: Annotated[str | list[str], NamesFile()] = Field(
+        description="one file or several: episodes with annotations `label`, trajectories, pairs"
+    )
+    format: str = Field("episodes", description="what it is: episodes, trajectories, react, pairs, …")
+    eval_data: Annotated[str | None, NamesFile()] = Field(None, description="a file of the same kind to evaluate on")
+    pair_file: Annotated[str | None, NamesFile()] = Field(
+        None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data"
+    )
+    label: str = Field("label", description="the annotation that holds the class of each step; below 0: this step has none")
+    outputs: int = Field(4, ge=2, description="classes of kind classes; a scalar's target is label / (outputs - 1)")
+    seat: str = Field("policy", description="whose turns are judged")
+    max_len: PositiveInt | None = Field(None, description="longer answers are left out; none: the model's context")
+    batch: PositiveInt = Field(32, description="answers (or pairs) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
+    begin: Annotated[str | None, NamesModel("value")] = Field(
+        None, description="a reward model to go on from: a run, a checkpoint or a folder; none: model with a new head"
+    )
+    read: ReadConfig = Field(ReadConfig(), description="how its numbers are read when it scores or serves")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/accuracy"), description="what is kept")
+
+    @model_validator(mode="after")
+    def _fits(self) -> RewardModelRecipe:
+        if self.format not in FORMATS:
+            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
+        if self.kind != "pairwise" and (self.format == "pairs" or self.pair_file):
+            raise ValueError("pairs are for kind pairwise")
+        outputs = {"classes": self.outputs, "outcome": 2}.get(self.kind, 1)
+        if wrong := [c for c in self.read.classes or () if c >= outputs]:
+            raise ValueError(f"read.classes: there is no class {wrong[0]}: kind {self.kind} has {outputs} output(s)")
+        return self
+
+    @property
+    def files(self) -> list[str]:
+        return [self.data] if isinstance(self.data, str) else self.data
 
 
 # --- oreo -------------------------------------------------------------------------------------------------------
@@ -402,7 +529,7 @@ class OreoRecipe(OfflineRecipe):
     @model_validator(mode="after")
     def _fits(self) -> OreoRecipe:
         if self.format == "pairs":
-            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo or ipo")
+            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo, ipo or hinge")
         if self.level == "step" and self.states == "token":
             raise ValueError("level step needs states: step")
         if self.hinge and self.level != "response":
@@ -411,6 +538,66 @@ class OreoRecipe(OfflineRecipe):
             raise ValueError("target ema needs learner.ema, such as 0.995")
         if (self.final.search or self.final.start) and self.task is None:
             raise ValueError("final needs a task to play")
+        return self
+
+
+# --- step_rl ------------------------------------------------------------------------------------------------------
+
+
+class StepRewards(Config):
+    """What a step earns: what a reward model says of it, what the whole answer is worth, or both."""
+
+    model: Annotated[str | None, NamesModel("value")] = Field(
+        None, description="a reward model of steps: a run, a checkpoint or a folder; none: the outcome alone"
+    )
+    classes: list[NonNegativeInt] | None = Field(
+        None, description="the classes whose probabilities are summed; none: the last one"
+    )
+    raw: bool = Field(False, description="the head's number for the last of these classes, in place of a probability")
+    running: Running = Field("none", description="each step its own score, or the sum, min or product up to it")
+    alpha: float = Field(1.0, ge=0, description="weight of what the reward model says")
+    right: float | None = Field(None, description="what a right answer earns in the place of its last step; none: nothing")
+    wrong: float = Field(0.0, description="what a wrong answer earns there")
+    at_end: bool = Field(False, description="the last step is paid at the token that ends the turn")
+    clip: float | None = Field(5.0, gt=0, description="largest reward of a step, up or down; none: no limit")
+    split: Split = Field("newline", description="how answers are cut into steps")
+    skip: list[str] = Field([], description="types of steps that earn nothing, such as Action")
+
+    @model_validator(mode="after")
+    def _some(self) -> StepRewards:
+        if self.model is None and self.right is None:
+            raise ValueError("nothing is paid: set rewards.model (a reward model), rewards.right (the outcome), or both")
+        return self
+
+
+class StepRlRecipe(RunConfig):
+    """Reinforcement with rewards at the ends of steps."""
+
+    algorithm: Literal["ppo", "grpo", "remax"] = Field(
+        "ppo", description="ppo: a critic; grpo: steps against the steps of the group; remax: against the greedy answer"
+    )
+    task: TaskConfig = Field(TaskConfig(), description="the world")
+    starts: PositiveInt = Field(8, description="tasks drawn in one step")
+    n: PositiveInt = Field(1, description="episodes of each task: one group")
+    sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    seats: dict[str, SeatConfig] = seats_section()
+    rewards: StepRewards = Field(StepRewards(right=1.0), description="what steps earn")
+    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward (ppo, remax), or in the loss (grpo)")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount over tokens (ppo, remax)")
+    lam: float = Field(0.95, ge=0, le=1, description="of generalised advantages (ppo)")
+    clip: float = Field(0.2, gt=0, lt=1, description="how far a ratio may leave 1 (ppo, grpo)")
+    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move in one step (ppo); none: no limit")
+    critic: OreoCritic = Field(
+        OreoCritic(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
+    )
+    passes: PositiveInt = Field(1, description="passes over the episodes of a step")
+    minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
+
+    @model_validator(mode="after")
+    def _groups(self) -> StepRlRecipe:
+        if self.algorithm == "grpo" and self.n < 2:
+            raise ValueError("n is 1, and algorithm grpo compares the steps of several answers: set n to 2 or more")
         return self
 
 
@@ -456,12 +643,207 @@ class RoundsRecipe(OreoRecipe):
         return self
 
 
+# --- lpr ----------------------------------------------------------------------------------------------------------
+
+
+class LprGiven(Config):
+    """Files from elsewhere in the place of what a stage would make, in the first round. The formats are those of the
+    reference implementation (docs/lpr.md), or episodes of ours (*.jsonl)."""
+
+    solutions: str | None = Field(None, description="records {text, label, response, pred, id}")
+    states: str | list[str] | None = Field(None, description="such records with inter_states; one file or its shards")
+    completions: str | None = Field(None, description="records of completed states, with ids QUESTION_STATE")
+    scores: str | None = Field(None, description="records {index, response, ending_logits}")
+    pairs: str | None = Field(None, description="records {chosen, reject, id}")
+
+
+class LprTeacher(Config):
+    """Who writes the first solutions. The seat `teacher` is sampled, and its right solutions are imitated."""
+
+    starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
+    n: PositiveInt = Field(1, description="solutions of each")
+    sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
+
+
+class LprSample(Config):
+    """Solutions of the policy."""
+
+    starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
+    n: PositiveInt = Field(10, description="solutions of each question")
+    split: str = Field("train", description="of the task")
+    sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as the recipe's sampling")
+    models: list[str] = Field(
+        [], description="sample these models, too: runs, checkpoints, folders (a checkpoint-* of a run each, say)"
+    )
+
+
+class LprClean(Config):
+    """Which solutions are kept, and how they are cut into steps."""
+
+    split: Split = Field("newline", description="how a solution is cut into steps")
+    clean: Annotated[str | None, NamesFile(function=True)] = Field(
+        None, description="package.module:function or file.py:function: text -> cleaned text, or None to drop it"
+    )
+    min_steps: NonNegativeInt = Field(0, description="shorter solutions are dropped")
+    distinct: bool = Field(False, description="of equal solutions of a question only the first is kept")
+
+
+class LprStates(Config):
+    """Which states (beginnings of solutions that end with a step) are completed. The last step is never one."""
+
+    start: float = Field(0.2, ge=0, le=1, description="share of the steps from which on states are taken")
+    end: float = Field(1.0, ge=0, le=1, description="share of the steps up to which they are taken")
+    ratio: float = Field(0.4, ge=0, le=1, description="probability with which each of them is taken")
+    min_steps: NonNegativeInt = Field(0, description="solutions of fewer steps have no states")
+    types: list[str] | None = Field(None, description="only states that end with a step of these types; none: all")
+    remove_action: bool = Field(False, description="no states that end with an Action")
+    shards: PositiveInt = Field(1, description="files over which the questions are spread")
+
+
+class LprComplete(Config):
+    """How states are completed."""
+
+    k: PositiveInt = Field(3, description="completions of a state; its value is how many of them are right")
+    sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as the recipe's sampling")
+    shards: list[NonNegativeInt] | None = Field(None, description="only states of these shards; none: all")
+    duplicates: Literal["keep", "discard"] = Field("keep", description="states two of whose completions are equal")
+    min_chars: NonNegativeInt = Field(
+        0, description="states whose last step says less than so many characters are discarded"
+    )
+
+
+class LprLabels(Config):
+    """What the process reward model learns from."""
+
+    full: bool = Field(True, description="whole solutions, too: the best class if right, else class 0")
+    dedupe: bool = Field(True, description="equal texts of a question are one example; different values are averaged")
+    balance: bool = Field(False, description="as many examples of right solutions as of wrong ones")
+    binary: bool = Field(False, description="two classes: some completion is right, or none")
+    replay: float = Field(0.0, ge=0, le=1, description="share of earlier examples that are learnt again")
+    replay_data: list[str] = Field([], description="files of earlier examples; those of earlier rounds are added")
+    dev_shards: list[NonNegativeInt] = Field([], description="shards that are held out to evaluate on")
+
+
+class LprRead(ReadConfig):
+    """How a solution's reward is read off the scores of its steps."""
+
+    classes: list[NonNegativeInt] | None = Field(
+        None, description="the classes whose probabilities are summed; none: two or more right completions"
+    )
+    over: Over = Field("product", description="one number over all steps")
+    skip: list[str] = Field([], description="types of steps that take no part, such as Action")
+    offset: NonNegativeInt = Field(0, description="so many last steps take no part")
+    raw: bool = Field(False, description="the head's number for the last class, in place of a probability")
+
+
+class LprAccept(Config):
+    """Right answers are accepted by chance in place of a margin."""
+
+    beta: float = Field(0.5, gt=0, description="temperature: small takes the best ones, large takes any")
+    ratio: float = Field(0.5, gt=0, le=1, description="share of the right answers that are accepted")
+
+
+class LprStatePairs(Config):
+    best_of: PositiveInt = Field(10, description="states of a question that are chosen")
+    margin: float = Field(0.5, ge=0, description="a chosen one is worth more than the other by more than this")
+
+
+class LprStepPairs(Config):
+    by: Literal["outcome", "score"] = Field(
+        "outcome", description="a right completion above a wrong one, or by the score of the step"
+    )
+    margin: float = Field(0.5, ge=0, description="of scores")
+    whole: bool = Field(False, description="train the whole completion, in place of its first step alone")
+
+
+class LprPairs(Config):
+    """Which pairs are made."""
+
+    process: bool = Field(True, description="rank by process; false: every right answer with every wrong one")
+    best_of: PositiveInt | None = Field(10, description="right answers of a question that are chosen; none: all")
+    max_wrong: PositiveInt | None = Field(10, description="wrong answers of a question, the hardest first; none: all")
+    margin: float = Field(0.5, ge=0, description="a right answer above another is worth more by more than this")
+    right_pairs: Literal["after", "before", "only", "none"] = Field(
+        "after", description="pairs of two right answers: behind the others, before them, nothing else, or none"
+    )
+    up_sampling: PositiveInt = Field(1, description="how often pairs of two right answers are repeated")
+    all_right: bool = Field(False, description="any right answer may be above another, not the chosen ones alone")
+    among_wrong: bool = Field(False, description="wrong answers are ranked among each other, too")
+    drop_losers: bool = Field(False, description="a right answer that loses against another is not set against wrong ones")
+    reject_surplus: bool = Field(False, description="right answers that were not chosen are rejected like wrong ones")
+    hard_only: bool = Field(False, description="right answers are compared only where some answer is wrong")
+    accept: LprAccept | None = Field(None, description="accept right answers by chance, in place of the margin")
+    min_right_steps: NonNegativeInt = Field(0, description="shorter right answers take no part")
+    min_wrong_steps: NonNegativeInt = Field(0, description="shorter wrong answers take no part")
+    exclude: str | None = Field(None, description="JSON list of the questions of which no two right answers are compared")
+    states: LprStatePairs | None = Field(None, description="also pairs of states")
+    steps: LprStepPairs | None = Field(None, description="pairs of steps behind one state, in the place of all others")
+    aliased: bool = Field(
+        False, description="all pairs of a question become its last one, as in the reference implementation"
+    )
+    seed: Seed = Field(0, description="of what is accepted by chance")
+
+
+class LprRecipe(RunConfig):
+    """The whole road: solutions, states, completions, values, reward model, scores, pairs, preference, reinforcement."""
+
+    steps: PositiveInt = Field(1, description="rounds")
+    task: TaskConfig = Field(TaskConfig(name="arith"), description="the questions")
+    seats: dict[str, SeatConfig] = seats_section("`policy` writes solutions and completions, `teacher` the first ones")
+    sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how tokens are drawn")
+    engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    given: LprGiven = Field(LprGiven(), description="files from elsewhere")
+    teacher: LprTeacher = Field(LprTeacher(), description="the first solutions, where there is a seat `teacher`")
+    sft: dict[str, Any] | None = Field(None, description="imitation of the teacher: keys of method preference")
+    sample: LprSample = Field(LprSample(), description="solutions")
+    clean: LprClean = Field(LprClean(), description="which are kept")
+    states: LprStates = Field(LprStates(), description="states")
+    complete: LprComplete = Field(LprComplete(), description="completions")
+    labels: LprLabels = Field(LprLabels(), description="examples for the reward model")
+    prm: dict[str, Any] = Field({}, description="the reward model's training: keys of method reward_model")
+    read: LprRead = Field(LprRead(), description="rewards of solutions")
+    pairs: LprPairs = Field(LprPairs(), description="pairs")
+    preference: dict[str, Any] | None = Field({}, description="keys of method preference; none: no such training")
+    rl: dict[str, Any] | None = Field(None, description="keys of method step_rl; none: no such training")
+
+    @field_validator("sft", "preference", "prm", "rl")
+    @classmethod
+    def _sections(cls, v: dict[str, Any] | None, info: Any) -> dict[str, Any] | None:
+        """Each is checked as the recipe that its training will be."""
+        if v is None:
+            return None
+        kind = {"prm": "reward_model", "rl": "step_rl"}.get(info.field_name, "preference")
+        filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
+        if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
+            raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        try:
+            resolve({**filled, **v}, RECIPES[kind])
+        except RecipeError as e:
+            raise ValueError(str(e).replace("recipe: ", "").replace("\n", "; ")) from e
+        return v
+
+    @model_validator(mode="after")
+    def _fits(self) -> LprRecipe:
+        if self.preference is None and self.rl is None:
+            raise ValueError("preference and rl are both none: there is nothing to train the policy with")
+        known = range(self.states.shards)
+        for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
+            if wrong := [i for i in shards or () if i not in known]:
+                raise ValueError(f"{key}: there is no shard {wrong[0]}: states.shards is {self.states.shards}")
+        if unknown := sorted(set(self.seats) - {"policy", "teacher"}):
+            raise ValueError(f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy and teacher")
+        return self
+
+
 RECIPES: dict[str, type[RunConfig]] = {
+    "lpr": LprRecipe,
     "sft": SftRecipe,
     "policy_gradient": PolicyGradientRecipe,
     "reflect": ReflectRecipe,
     "reflect_imitation": ImitationRecipe,
     "preference": PreferenceRecipe,
+    "reward_model": RewardModelRecipe,
+    "step_rl": StepRlRecipe,
     "oreo": OreoRecipe,
     "oreo_rounds": RoundsRecipe,
 }

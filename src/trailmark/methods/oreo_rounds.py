@@ -160,7 +160,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     """The recipe of round k."""
     config_of = OreoRecipe if config.objective == "oreo" else PreferenceRecipe
-    given: dict[str, Any] = {n: getattr(config, n) for n in config_of.model_fields}
+    given: dict[str, Any] = {n: getattr(config, n) for n in config_of.model_fields if hasattr(config, n)}
     files = range(1 if config.learn_from == "all" else k, k + 1)
     start = config.ref or config.model.name
     given |= {

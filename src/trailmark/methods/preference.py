@@ -1,12 +1,16 @@
-"""Preferences and filters over a file of scored trajectories: DPO, IPO, KTO, and rejection sampling.
+"""Preferences and filters over a file of scored trajectories: DPO, IPO, hinge, KTO, and rejection sampling.
 
-    rejection   imitate the successes
-    dpo, ipo    pairs of a success and a failure of one prompt. They are built here, or read from a file of format
-                `pairs`, or from episodes that are sides of pairs (`formats.scored.pair_sides`); the tokens of such
-                episodes are kept as they were written
-    kto         successes and failures without pairs
+    rejection         imitate the successes
+    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, of
+                      episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name two episodes
+                      of the data (`pair_file`). Tokens are kept as they were written
+    kto               successes and failures without pairs
 
-The reference of DPO, IPO and KTO is the policy before training, or `ref`.
+A line of `pair_file` is {"chosen": ID, "rejected": ID}. With "chosen_prefix": N the first N tokens of that answer are
+given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one state are compared
+this way.
+
+The reference of DPO, IPO, hinge and KTO is the policy before training, or `ref`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
@@ -23,10 +28,11 @@ import numpy as np
 
 from trailmark.errors import DataError
 from trailmark.formats.on_demand import OnDemand
-from trailmark.formats.scored import tie_pairs
+from trailmark.formats.rows import Row, each
+from trailmark.formats.scored import SIDES, tie_pairs
 from trailmark.learn.learner import Update
 from trailmark.methods.base import Held
-from trailmark.methods.configs import PreferenceRecipe
+from trailmark.methods.configs import PAIRED, PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod, Trajectories, won
 from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
@@ -46,7 +52,9 @@ class PreferenceMethod(OfflineMethod):
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows to train on: pairs, successes, or all trajectories."""
         c = config
-        if c.objective in ("dpo", "ipo"):
+        if c.pair_file:
+            return listed_pairs(episodes, c.pair_file, c.seat)
+        if c.objective in PAIRED:
             given = c.format == "pairs" or min(episodes.pair) >= 0
             made = places_of_stored(episodes) if given else places_of_pairs(episodes, c.pairs, c.seed)
             groups = 0 if given else len(episodes.group_names) - len({episodes.group[a] for a, _ in made})
@@ -79,7 +87,7 @@ class PreferenceMethod(OfflineMethod):
             return Kto(
                 beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len
             )
-        return Pairwise(loss="ipo" if c.objective == "ipo" else "sigmoid", beta=beta)
+        return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
         samples = self.drawn(step)
@@ -88,8 +96,9 @@ class PreferenceMethod(OfflineMethod):
         yield Update(samples, self.objective)
 
     def drawn(self, step: int) -> list[Sample]:
+        c = self.config
         make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
-        return make.get(self.config.objective, pair_samples)(self.batches.take(step), self.config.seat)
+        return make.get(c.objective, partial(pair_samples, per=c.per))(self.batches.take(step), c.seat)
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
@@ -145,6 +154,54 @@ def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
     return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
 
 
+def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[list[Pair], dict[str, int]]:
+    """The pairs that a file names. Those with an episode that could not be used are left out and counted."""
+    known = {e.id: e for e in episodes}
+    keys = [f"{side}{part}" for side in SIDES for part in ("_prefix", "_end")]
+    notes = ["kind", *(f"{side}_reward" for side in SIDES)]  # what lpr says beside it
+
+    def read(row: Row) -> Pair | None:
+        v = row.fields(row.value, "", list(SIDES), [*keys, *notes])
+        for key in keys:
+            if not isinstance(v.get(key, 0), int) or isinstance(v.get(key), bool):
+                raise row.bad(f"must be a number of tokens, not {repr(v[key])[:60]}.", key)
+        sides = [known.get(row.text(v[side], side)) for side in SIDES]
+        if sides[0] is None or sides[1] is None:
+            return None
+        try:
+            chosen, rejected = (
+                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end")) for side, e in zip(SIDES, sides) if e
+            )
+        except DataError as problem:
+            raise row.bad(str(problem)) from None
+        return chosen, rejected
+
+    found = each(path, read)[0]
+    made = [p for p in found if p is not None]
+    if not made:
+        raise DataError(f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path)
+    lost = len(found) - len(made)
+    return made, {"pairs_without_episode": lost} if lost else {}
+
+
+def trained_part(e: Episode, seat: str, start: int = 0, end: int | None = None) -> Episode:
+    """The episode in which the first `start` tokens of the seat's last turn were given, and nothing stands behind its
+    token `end`: only what lies between is trained."""
+    if start == 0 and end is None:
+        return e
+    at = max(i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens)
+    t = e.turns[at]
+    end = len(t.tokens) if end is None else end
+    if not 0 <= start < end <= len(t.tokens):
+        raise DataError(f"episode '{e.id}' has {len(t.tokens)} tokens: there is nothing between {start} and {end}.")
+    stop = t.stop if end == len(t.tokens) else ""
+    part = replace(
+        t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end], logq=t.logq[start:end],
+        steps=(), stop=stop,
+    )  # fmt: skip
+    return replace(e, turns=(*e.turns[:at], part))
+
+
 def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     groups: dict[str, list[Episode]] = {}
     for e in episodes:
@@ -162,8 +219,12 @@ def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sa
     return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
 
 
-def pair_samples(pairs: Sequence[Pair], seat: str = "policy") -> list[Sample]:
+def pair_samples(pairs: Sequence[Pair], seat: str = "policy", per: str = "answer") -> list[Sample]:
+    """Two samples for each pair. `per` token: the weights of a side sum to 1, so that its sums are means."""
     sides = [answer_samples([p[k] for p in pairs], seat) for k in (0, 1)]
+    if per == "token":
+        mean = lambda s: replace(s, streams={"weight": s.streams["weight"] / s.streams["weight"].sum()})
+        sides = [[mean(s) for s in side] for side in sides]
     return [s for n, both in enumerate(zip(*sides, strict=True)) for s in pair(*both, unit=f"pair {n}")]
 
 

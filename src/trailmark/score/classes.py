@@ -79,28 +79,25 @@ def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.n
     return (p[..., -1] if classes is None else p[..., list(classes)].sum(-1)).numpy()
 
 
-def step_scores(
+def step_outputs(
     lm: LM,
     episodes: Sequence[Episode],
     head: str | None = None,
-    classes: Sequence[int] | None = None,
     seat: str = "policy",
-    name: str = "step_score",
     shape: Shape = "auto",
     amp: bool = False,
-) -> list[Annotation]:
-    """One annotation per turn of the seat that has steps: a number for each step, read at the last token of the step.
-    `head` None: the head that `class_head` chooses."""
+) -> dict[tuple[str, int], np.ndarray]:
+    """(episode, turn) -> what the head says at the end of every step of the turn, [steps, outputs]. All steps of a turn
+    are read in one pass. A turn without steps is left out."""
     import numpy as np
 
     from trailmark.models.forward import fill, pack
     from trailmark.models.readout import Readout
-    from trailmark.score.tokens import source_of
     from trailmark.types import Sample
 
     head = head or class_head(lm)
-    check_classes(lm, head, classes)
-    samples, whose, ends = [], [], []
+    check_classes(lm, head, None)
+    samples, ends, whose = [], [], []
     for e in episodes:
         for i, turn in enumerate(e.turns):
             if turn.seat == seat and turn.steps:
@@ -111,16 +108,43 @@ def step_scores(
                 samples.append(Sample(row, {"read": read}))
                 whose.append((e.id, i))
     if not samples:
-        return []
+        return {}
     models = {"judge": lm}
     lm.train(False)
     wanted = Readout("head", "head", model="judge", head=head, at="after", where="read")
     filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
-    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "")
+    return {key: np.asarray(s.streams["head"][at]) for key, s, at in zip(whose, filled, ends)}
+
+
+def step_scores(
+    lm: LM,
+    episodes: Sequence[Episode],
+    head: str | None = None,
+    classes: Sequence[int] | None = None,
+    seat: str = "policy",
+    name: str = "step_score",
+    shape: Shape = "auto",
+    amp: bool = False,
+) -> list[Annotation]:
+    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token. `head`
+    None: the one that `classify` trains (`class_head`)."""
+    from trailmark.score.tokens import source_of
+
+    head = head or class_head(lm)
+    check_classes(lm, head, classes)
+    read = step_outputs(lm, episodes, head, seat, shape, amp)
+    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "") if read else ""
     return [
-        Annotation(e, name, "step", tuple(class_numbers(s.streams["head"][at], classes).tolist()), i, source)
-        for (e, i), s, at in zip(whose, filled, ends)
+        Annotation(e, name, "step", tuple(class_numbers(out, classes).tolist()), i, source) for (e, i), out in read.items()
     ]
+
+
+def must_share_tokenizer(lm: LM, tokenizer: Any, name: str) -> None:
+    """Refuse a model of steps that reads other tokens than the policy writes."""
+    if lm.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+        )
 
 
 def episode_scores(
