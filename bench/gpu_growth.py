@@ -1,12 +1,12 @@
-"""How cost grows on one GPU: what sharing prefixes saves over group size, prompt length, turns and model size, for gradients,
-likelihoods and completions; and label decisions a second over the number of actions.
+"""How cost grows on one GPU: what sharing prefixes saves over group size, prompt length, turns and model size, for
+gradients, likelihoods and completions; and label decisions a second over the number of actions.
 
     PYTHONPATH=src python bench/gpu_growth.py [--commit HASH] [--only "group size,turns"]
 
 Each point is ours against its flat counterpart (the same code without sharing) in one process: GRPO gradients as a tree
-against rows behind one another; likelihoods of k texts after one context against each with its context; k completions of
-one state against k prompts. Writes bench/results/gpu_growth.jsonl, a row for every curve; `python bench/table.py` draws them.
-`--small` rehearses it on a CPU.
+against rows behind one another; likelihoods of k texts after one context against each with its context; k completions
+of one state against k prompts. Writes bench/results/gpu_growth.jsonl, a row for every curve; `python bench/table.py`
+draws them. `--small` rehearses it on a CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def model(size: str = "0.5B") -> LM:
     layers, width, heads, keys, ffn = SIZES[size]
     vocab = 512 if SMALL else 151936
     config = transformers.Qwen2Config(
-        vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=keys,
+        vocab_size=vocab, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=keys,
         intermediate_size=ffn, max_position_embeddings=32768, tie_word_embeddings=True, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -89,7 +90,9 @@ def turns(number: int, first: int, each: int, n: int) -> list[Sample]:
     samples = []
     for k, row in enumerate(open_):
         weight = np.r_[np.zeros(first), np.ones(len(row) - first)]
-        samples.append(Sample(np.array(row), {"weight": weight, "advantage": weight * (k % 5 - 2)}, {"weight": weight.sum()}))
+        samples.append(
+            Sample(np.array(row), {"weight": weight, "advantage": weight * (k % 5 - 2)}, {"weight": weight.sum()})
+        )
     return samples
 
 
@@ -125,7 +128,9 @@ def likelihoods() -> list[dict[str, Any]]:
         point: dict[str, Any] = {"x": k}
         for shape in ("tree", "flat"):
             packs = pack({"policy": lm}, samples, shape)
-            point[shape] = seconds(lambda packs=packs, samples=samples: fill({"policy": lm}, samples, packs, [Readout("logp")]))
+            point[shape] = seconds(
+                lambda packs=packs, samples=samples: fill({"policy": lm}, samples, packs, [Readout("logp")])
+            )
         out.append(point)
     return out
 
@@ -193,7 +198,9 @@ def main() -> None:
             ratios = [p["flat"] / p["tree"] for p in points]
             row |= {"ours": 1 / last["tree"], "peer": 1 / last["flat"], "peer_name": "the same without sharing",
                     "ratio": ratios[-1], "unit": "passes/s", "spread": [min(ratios), max(ratios)]}  # fmt: skip
-            row["what"] = "times as fast as without sharing: " + ", ".join(f"{r:.2f} at {p['x']}" for r, p in zip(ratios, points))
+            row["what"] = "times as fast as without sharing: " + ", ".join(
+                f"{r:.2f} at {p['x']}" for r, p in zip(ratios, points)
+            )
         keep(row, args.out)
 
 

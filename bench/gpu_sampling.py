@@ -1,9 +1,11 @@
-"""Sampling on one GPU at Qwen2-0.5B's shape, bfloat16: our engine against transformers' `generate` at its best batch, in one process.
+"""Sampling on one GPU at Qwen2-0.5B's shape, bfloat16: our engine against transformers' `generate` at its best batch,
+in one process.
 
     PYTHONPATH=src python bench/gpu_sampling.py [--commit HASH] [--repeats 3]
 
-Prompts of 512 tokens, 128 new ones: 256 distinct prompts, 16 prompts x 16 samples, 64 distinct. Beside it what `fixed` costs. First a
-check: greedy tokens in float32 are those of `generate`. Writes bench/results/gpu_sampling.jsonl, prints a JSON line for each case.
+Prompts of 512 tokens, 128 new ones: 256 distinct prompts, 16 prompts x 16 samples, 64 distinct. Beside it what `fixed`
+costs. First a check: greedy tokens in float32 are those of `generate`. Writes bench/results/gpu_sampling.jsonl, prints
+a JSON line for each case.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def ours(model: Any, distinct: int, n: int, repeats: int, fixed: bool) -> dict[s
     began = time.perf_counter()
 
     def call(seed: int) -> None:
-        asked = [Request(p, SamplingLaw(), n, NEW, key=str(k), seed=seed) for k, p in enumerate(prompts(distinct, seed))]
+        asked = [
+            Request(p, SamplingLaw(), n, NEW, key=str(k), seed=seed) for k, p in enumerate(prompts(distinct, seed))
+        ]
         done = run(engine, asked)
         assert sum(len(c.tokens) for d in done for c in d) == distinct * n * NEW
 

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning on one GPU at Qwen2-0.5B's shape: tokens a second and the share of the card's arithmetic, ours against
-TRL's SFTTrainer with packing, in one process.
+"""Supervised fine-tuning on one GPU at Qwen2-0.5B's shape: tokens a second and the share of the card's arithmetic, ours
+against TRL's SFTTrainer with packing, in one process.
 
     PYTHONPATH=src python bench/gpu_sft.py [--commit HASH] [--lengths 2048,4096,8192]
 
 Every step is 32,768 tokens in rows of one length: forward, backward, AdamW. FLOPs of a token at length L, forward and
-backward: 6 * (weights of all matrix products, the output layer included) + 6 * layers * width * L (causal attention: half
-of 12). The card: 989 TFLOP/s in bfloat16. Writes bench/results/gpu_sft.jsonl. `--small` rehearses it on a CPU.
+backward: 6 * (weights of all matrix products, the output layer included) + 6 * layers * width * L (causal attention:
+half of 12). The card: 989 TFLOP/s in bfloat16. Writes bench/results/gpu_sft.jsonl. `--small` rehearses it on a CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ TOKENS = 512 if SMALL else 32768
 def flops_per_token(length: int) -> float:
     c = shape()
     head = c.hidden_size // c.num_attention_heads
-    block = 2 * c.hidden_size**2 + 2 * c.hidden_size * c.num_key_value_heads * head + 3 * c.hidden_size * c.intermediate_size
+    block = (
+        2 * c.hidden_size**2
+        + 2 * c.hidden_size * c.num_key_value_heads * head
+        + 3 * c.hidden_size * c.intermediate_size
+    )
     weights = c.num_hidden_layers * block + c.vocab_size * c.hidden_size
     return 6 * weights + 6 * c.num_hidden_layers * c.hidden_size * length
 
@@ -81,7 +85,9 @@ def theirs(length: int, repeats: int) -> dict[str, Any]:
                 save_strategy="no", max_steps=repeats + 2, learning_rate=1e-6, logging_steps=1000, disable_tqdm=True,
                 use_cpu=DEVICE == "cpu", dataloader_pin_memory=DEVICE == "cuda", optim="adamw_torch_fused",
             )  # fmt: skip
-            data = Dataset.from_dict({"input_ids": [r.tolist() for r in np.concatenate([rows(length)] * (repeats + 2))]})
+            data = Dataset.from_dict(
+                {"input_ids": [r.tolist() for r in np.concatenate([rows(length)] * (repeats + 2))]}
+            )
             try:
                 if DEVICE == "cuda":
                     torch.cuda.reset_peak_memory_stats()
@@ -90,7 +96,12 @@ def theirs(length: int, repeats: int) -> dict[str, Any]:
                 trainer.train()
                 each = list(np.diff(marks))[1:]
                 gib = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-                found[str(size)] = {"seconds": float(np.median(each)), "least": min(each), "most": max(each), "gib": gib}
+                found[str(size)] = {
+                    "seconds": float(np.median(each)),
+                    "least": min(each),
+                    "most": max(each),
+                    "gib": gib,
+                }
             except torch.OutOfMemoryError:
                 found[str(size)] = "out of memory"
             trainer = None
@@ -113,7 +124,8 @@ def main() -> None:
         peer = {} if args.no_trl else theirs(length, args.repeats)
         share = lambda seconds, length=length: TOKENS * flops_per_token(length) / seconds / PEAK
         row: dict[str, Any] = {
-            "name": f"gpu_sft/sft {length}", "ours": TOKENS / mine["seconds"], "unit": "tokens/s", "commit": args.commit,
+            "name": f"gpu_sft/sft {length}", "ours": TOKENS / mine["seconds"], "unit": "tokens/s",
+            "commit": args.commit,
             "device": named(), "repeats": args.repeats, "flops_per_token": flops_per_token(length),
             "share_of_peak": share(mine["seconds"]), "details": {"ours": mine, "trl": peer},
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -122,7 +134,8 @@ def main() -> None:
         done = [v for v in peer.values() if isinstance(v, dict)]
         if done:
             best = min(done, key=lambda v: v["seconds"])
-            row |= {"peer": TOKENS / best["seconds"], "peer_name": "TRL with packing", "ratio": best["seconds"] / mine["seconds"],
+            row |= {"peer": TOKENS / best["seconds"], "peer_name": "TRL with packing",
+                    "ratio": best["seconds"] / mine["seconds"],
                     "spread": [best["least"] / mine["most"], best["most"] / mine["least"]]}  # fmt: skip
             row["what"] += f"; TRL {100 * share(best['seconds']):.1f} %, {best['gib']:.1f} GiB"
         keep(row, args.out)

@@ -1,10 +1,10 @@
-"""One whole online step (sample, score, update, publish) on one GPU: `trailmark train` against TRL's GRPOTrainer with its own
-`generate`, on the same prompts, model, group size and reward, in one process.
+"""One whole online step (sample, score, update, publish) on one GPU: `trailmark train` against TRL's GRPOTrainer with
+its own `generate`, on the same prompts, model, group size and reward, in one process.
 
     PYTHONPATH=src python bench/gpu_step.py [--commit HASH] [--steps 4]
 
-Qwen2-0.5B's shape with random weights in bfloat16 and a byte tokenizer; 16 prompts of about 512 tokens, 8 answers of 128
-tokens each. The reward counts letters: it means nothing and costs nothing. vLLM is not on the
+Qwen2-0.5B's shape with random weights in bfloat16 and a byte tokenizer; 16 prompts of about 512 tokens, 8 answers of
+128 tokens each. The reward counts letters: it means nothing and costs nothing. vLLM is not on the
 machine, so TRL samples with `generate`. Writes bench/results/gpu_step.jsonl. `--small` rehearses it on a CPU.
 """
 
@@ -92,7 +92,8 @@ def theirs(home: Path, model: Path, steps: int) -> dict[str, Any]:
         args = GRPOConfig(
             str(home / "trl"), max_completion_length=NEW, per_device_train_batch_size=size,
             gradient_accumulation_steps=STARTS * GROUP // size, num_generations=GROUP, beta=0.0, loss_type="grpo",
-            temperature=1.0, bf16=True, gradient_checkpointing=False, report_to="none", save_strategy="no", max_steps=steps,
+            temperature=1.0, bf16=True, gradient_checkpointing=False, report_to="none", save_strategy="no",
+            max_steps=steps,
             learning_rate=1e-6, logging_steps=1000, use_cpu=DEVICE == "cpu", model_init_kwargs={"dtype": "bfloat16"},
             disable_tqdm=True,
         )  # fmt: skip
@@ -137,8 +138,9 @@ def main() -> None:
 
         versions["trl"] = trl.__version__
         size, best = min(done.items(), key=lambda x: median(x[1]))
-        row |= {"peer": 1 / median(best), "peer_name": "TRL with generate", "ratio": median(best) / median(mine["seconds"]),
-                "spread": [min(best[2:]) / max(mine["seconds"][2:]), max(best[2:]) / min(mine["seconds"][2:])]}  # fmt: skip
+        row |= {"peer": 1 / median(best), "peer_name": "TRL with generate",
+                "ratio": median(best) / median(mine["seconds"]),
+                "spread": [min(best[2:]) / max(mine["seconds"][2:]), max(best[2:]) / min(mine["seconds"][2:])]}
         row["peer_rows_at_once"] = int(size)
     phases = ", ".join(f"{k} {v:.3f}" for k, v in mine["phases"].items() if "seconds" in k)
     row["what"] = f"{STARTS} prompts of {PROMPT} x {GROUP} answers of {NEW} tokens; seconds of the last step: {phases}"

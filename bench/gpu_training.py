@@ -74,11 +74,9 @@ def forget() -> None:
 def episodes(prompt: int, written: int, n: int = 16) -> list[Episode]:
     draw = np.random.default_rng(0)
     shared = tuple(int(t) for t in draw.integers(0, WORDS, prompt))
-    return [
-        Episode(f"e/{k}", Task("e"), "e", (Turn("policy", shared, tuple(int(t) for t in draw.integers(0, WORDS, written))),),
-                {"self": Scored(0.0)})
-        for k in range(n)
-    ]  # fmt: skip
+    tokens = [tuple(int(t) for t in draw.integers(0, WORDS, written)) for _ in range(n)]
+    scored = {"self": Scored(0.0)}
+    return [Episode(f"e/{k}", Task("e"), "e", (Turn("policy", shared, t),), scored) for k, t in enumerate(tokens)]
 
 
 def timed(call: Callable[[], Any], repeats: int) -> dict[str, Any]:
@@ -166,8 +164,8 @@ def grouped(played: list[Episode], repeats: int) -> dict[str, Any]:
 
 
 def exactness(played: list[Episode]) -> dict[str, float]:
-    """Distances between gradients, relative to the norm: of the tree from single rows in float32, and of both in bfloat16
-    from the rows in float32."""
+    """Distances between gradients, relative to the norm: of the tree from single rows in float32, and of both in
+    bfloat16 from the rows in float32."""
     samples, _ = samples_of(played)
 
     def gradient(dtype: torch.dtype, layout: str) -> torch.Tensor:
@@ -205,14 +203,20 @@ def theirs(played: list[Episode], repeats: int) -> dict[str, Any]:
                           num_generations=len(played), beta=0.0, loss_type="grpo", temperature=1.0, bf16=True,
                           gradient_checkpointing=False, report_to="none", save_strategy="no",
                           use_cpu=DEVICE == "cpu")  # fmt: skip
-        trainer = GRPOTrainer(model, lambda completions, **_: [0.0] * len(completions), args,
-                              Dataset.from_dict({"prompt": ["a", "b"]}), processing_class=copy.deepcopy(tiny_tokenizer()))  # fmt: skip
+        trainer = GRPOTrainer(
+            model,
+            lambda completions, **_: [0.0] * len(completions),
+            args,
+            Dataset.from_dict({"prompt": ["a", "b"]}),
+            processing_class=copy.deepcopy(tiny_tokenizer()),
+        )
     trainer.current_gradient_accumulation_steps = 1
     left = lambda rows: pad([torch.tensor(r) for r in rows], 0, padding_side="left").to(DEVICE)
     right = lambda rows: pad([torch.tensor(r) for r in rows], 0).to(DEVICE)
     inputs = {
         "prompt_ids": left([t.prompt for t in turns]), "prompt_mask": left([[1] * len(t.prompt) for t in turns]),
-        "completion_ids": right([t.tokens for t in turns]), "completion_mask": right([[1] * len(t.tokens) for t in turns]),
+        "completion_ids": right([t.tokens for t in turns]),
+        "completion_mask": right([[1] * len(t.tokens) for t in turns]),
         "advantages": torch.tensor([advantage[e.id][0] for e in played]).to(DEVICE),
         "num_items_in_batch": torch.tensor(sum(len(t.tokens) for t in turns)).to(DEVICE),
     }  # fmt: skip

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python bench/gpu_waits.py [--commit HASH]
 
-One GRPO update at Qwen2-0.5B's shape under `torch.cuda.set_sync_debug_mode("warn")`: every wait is a warning with the line
-that caused it. Also offloaded moments: the weights after two updates must be those without offloading. Prints one JSON
-object and appends it to bench/results/gpu_waits.jsonl.
+One GRPO update at Qwen2-0.5B's shape under `torch.cuda.set_sync_debug_mode("warn")`: every wait is a warning with the
+line that caused it. Also offloaded moments: the weights after two updates must be those without offloading. Prints one
+JSON object and appends it to bench/results/gpu_waits.jsonl.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main() -> None:
     def noted(message: Any, *_: Any, **__: Any) -> None:
         if "synchroniz" in str(message):
             ours = [f for f in traceback.extract_stack() if "trailmark" in f.filename]
-            found[f"{ours[-1].filename.rpartition('trailmark/')[2]}:{ours[-1].lineno} {ours[-1].line}" if ours else "?"] += 1
+            found[
+                f"{ours[-1].filename.rpartition('trailmark/')[2]}:{ours[-1].lineno} {ours[-1].line}" if ours else "?"
+            ] += 1
 
     warnings.showwarning = noted
     warnings.simplefilter("always")
@@ -69,7 +71,8 @@ def main() -> None:
     forget()
     moved, there = updated(offload=["optimiser"])
     row = {
-        "name": "gpu_waits/update", "ours": sum(found.values()), "unit": "waits", "commit": args.commit, "device": named(),
+        "name": "gpu_waits/update", "ours": sum(found.values()), "unit": "waits", "commit": args.commit,
+        "device": named(),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__}, "where": dict(found),
         "report": report, "offload_equal": bool(torch.equal(plain, moved)), "moments_gib": [here, there],
     }  # fmt: skip

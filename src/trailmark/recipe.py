@@ -34,7 +34,7 @@ class Config(BaseModel):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The recipe with short keys replaced by the keys that they stand for, before anything is checked."""
+        """Replace short keys by the keys that they stand for. This runs before any check."""
         return raw
 
 
@@ -43,7 +43,7 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A merged recipe, not yet checked against a schema."""
+    """A merged recipe that is not yet checked against a schema."""
 
     file: str
     raw: dict[str, Any]
@@ -92,8 +92,8 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
 
 
 def _parent(path: Path, name: str) -> Path:
-    """The file that `extends` names: relative to the file that says it, or a packaged recipe by its name alone. So a
-    folder of recipes can be copied anywhere."""
+    """The file that `extends` names. It is relative to the file that names it, or a packaged recipe's name. So a folder
+    of recipes can be copied anywhere."""
     packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
     bare = name == Path(name).stem and not (path.parent / name).exists()
     return packaged if bare and packaged.is_file() else path.parent / name
@@ -147,7 +147,7 @@ def _override(text: str) -> Loaded:
 
 
 def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """A copy in which the mapping at `keys` is gone (anything else is overwritten anyway)."""
+    """A copy without the mapping at `keys`. (An override replaces any other value anyway.)"""
     inner = raw.get(keys[0])
     if not isinstance(inner, dict):
         return raw
@@ -156,7 +156,7 @@ def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """What `load_recipe` does, for a file that need not name a method."""
+    """As `load_recipe`, for a file that need not name a method."""
     loaded, changes = _load(Path(path)), Loaded(str(path), {})
     for text in overrides:
         change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
@@ -166,8 +166,8 @@ def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override
-    replaces: `task={name: mine}` keeps nothing of the recipe's task."""
+    """Read a recipe and all files that it extends, then apply each override `dotted.key=value` (a YAML value). Files
+    are merged. An override replaces: `task={name: mine}` keeps nothing of the recipe's task."""
     loaded = load_yaml(path, overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
@@ -197,7 +197,7 @@ def _found(value: Any, mark: Mark | None = None) -> str:
 
 
 def _configs(annotation: Any) -> list[type[Config]]:
-    """The Config classes an annotation may hold, through unions, lists and mappings."""
+    """The Config classes that an annotation may hold, also inside unions, lists and mappings."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return [annotation] if issubclass(annotation, Config) else []
     return [c for a in typing.get_args(annotation) for c in _configs(a)]
@@ -208,14 +208,13 @@ def _is_kind(cls: type[Config], tag: Any) -> bool:
     return any(tag in typing.get_args(o) for o in options)
 
 
-def _locate(
-    schema: type[Config], raw: Any, loc: Keys
-) -> tuple[Keys, Any, list[type[Config]], list[type[Config]]]:
-    """The keys in the data that an error location means (it also names union members), the value there, the Config
-    classes that hold its last key, and those that may stand there."""
+def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[type[Config]], list[type[Config]]]:
+    """For an error location: its keys in the data, the value there, the Config classes that hold the last key, and the
+    Config classes that may stand there. (An error location also names members of unions; these are no keys of the
+    data.)"""
     path, value, holders, inside = (), raw, [schema], [schema]
     for i, part in enumerate(loc):
-        # A kind may be called as a key is: `kind: model` beside a key `model`.
+        # A kind may have the name of a key: `kind: model` next to a key `model`.
         if len(inside) > 1 and isinstance(value, dict) and value.get("kind") == part:
             inside = [c for c in inside if _is_kind(c, part)] or inside
             continue
@@ -232,6 +231,25 @@ def _locate(
     return path, value, holders, inside
 
 
+def _of_another_kind(schema: type[Config], raw: Any, loc: Keys) -> bool:
+    """Whether an error is of a member of a union that the section does not want to be: its `kind` is another member's.
+    Pydantic tries all members where a union names no discriminator."""
+    value, inside = raw, [schema]
+    for part in loc:
+        mine = [c for c in inside if c.__name__ == part]
+        if mine and len(inside) > 1 and isinstance(value, dict):
+            kind = value.get("kind")
+            if kind in _kinds(inside) and not _is_kind(mine[0], kind):
+                return True
+            inside = mine
+        elif isinstance(value, dict) and part in value:
+            fields = [c.model_fields[part] for c in inside if isinstance(part, str) and part in c.model_fields]
+            value, inside = value[part], [c for f in fields for c in _configs(f.annotation)] if fields else inside
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+    return False
+
+
 def _kinds(classes: Iterable[type[Config]]) -> list[str]:
     found = [typing.get_args(c.model_fields["kind"].annotation) for c in classes if "kind" in c.model_fields]
     return sorted({str(name) for names in found for name in names})
@@ -240,7 +258,7 @@ def _kinds(classes: Iterable[type[Config]]) -> list[str]:
 def _explain(
     error: Any, value: Any, path: Keys, holders: list[type[Config]], inside: list[type[Config]]
 ) -> tuple[str, str]:
-    """What was expected, as a phrase or "", and a further hint."""
+    """What was expected (a phrase, or ""), and a further hint."""
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
     if kind == "extra_forbidden":
@@ -268,7 +286,7 @@ def _explain(
 
 
 def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
-    """Check a recipe against the config class of its method. One error lists all problems, one line each."""
+    """Check a recipe against the config class of its method. One error lists all problems, one per line."""
     loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
     try:
         loaded = replace(loaded, raw=schema.spelled_out(loaded.raw))
@@ -276,12 +294,13 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
         said = (f"{loaded.file}: {line.removeprefix('recipe: ')}" for line in str(e).splitlines())
         raise RecipeError("\n".join(said)) from None
     try:
-        # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
+        # Checked as strict JSON: a text is not accepted as a number, but a list is accepted as a tuple.
         return schema.model_validate_json(json.dumps(loaded.raw), strict=True)
     except ValidationError as e:
         errors = e.errors(include_url=False)
     found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}
-    for error in errors:  # a union gives one error for each of its members
+    mine = [e for e in errors if not _of_another_kind(schema, loaded.raw, tuple(e["loc"]))]
+    for error in mine or errors:  # a union reports one error per member
         path, value, holders, inside = _locate(schema, loaded.raw, tuple(error["loc"]))
         found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders, inside))
     lines = []
@@ -296,5 +315,5 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
 
 
 def dump(config: Config) -> str:
-    """The resolved recipe as YAML, keys in the order of the classes; loads back to an equal config."""
+    """The resolved recipe as YAML, with keys in the order of the classes. It loads back to an equal config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -18,7 +18,9 @@ def batch(n=6, length=40):
     head = draw.integers(3, 50, length // 2)
     rows = [np.concatenate([head, draw.integers(3, 50, length // 2)]) for _ in range(n)]
     weight = np.r_[np.zeros(length // 2), np.ones(length - length // 2)]
-    return [Sample(r, {"weight": weight, "advantage": weight * k}, {"weight": weight.sum()}) for k, r in enumerate(rows)]
+    return [
+        Sample(r, {"weight": weight, "advantage": weight * k}, {"weight": weight.sum()}) for k, r in enumerate(rows)
+    ]
 
 
 def test_a_cpu_keeps_its_micro_batches(make_lm):

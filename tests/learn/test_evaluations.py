@@ -1,4 +1,5 @@
-"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went on."""
+"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went
+on."""
 
 import numpy as np
 import pytest
@@ -91,7 +92,10 @@ def test_an_evaluation_in_which_every_episode_failed_ends_the_run_and_says_why(t
         def evaluate(self, step):
             if step < 2:
                 return {"reward": 1.0}
-            broken = [Episode(f"e{k}", Task("t"), "g", (), {"self": Failed(why)}) for k, why in enumerate(["door 3 is stuck", "x"])]
+            broken = [
+                Episode(f"e{k}", Task("t"), "g", (), {"self": Failed(why)})
+                for k, why in enumerate(["door 3 is stuck", "x"])
+            ]
             write_segment(self.run.path / "evaluation", step, broken)
             return {"failed": 2}
 

@@ -20,8 +20,8 @@ from trailmark.types import Annotation
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes/prompts-grpo.yaml")
 TINY = "{name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}"
-SMALL = ["steps=1", "starts=2", "n=2", "sampling.max_tokens=4", "engine.slots=4", "engine.max_len=96", "eval.n=2", "checkpoint.every=1",
-         f"model={TINY}"]  # fmt: skip
+SMALL = ["steps=1", "starts=2", "n=2", "sampling.max_tokens=4", "engine.slots=4", "engine.max_len=96", "eval.n=2",
+         "checkpoint.every=1", f"model={TINY}"]  # fmt: skip
 FUNCTION = "def score(prompt, answer, row):\n    return float(len(answer))\n"
 
 
@@ -63,11 +63,15 @@ def one_sentence(said):
         ("{kind: model, model: {nam: tiny}}", "key 'reward.model.nam': is not known. Did you mean 'name'?"),
         ("{kind: function}", "key 'reward.path': is missing."),
         ("{kind: model, server: {address: here, model: x}}",
-         "key 'reward.server.address': expected an address that begins with http:// or https://, found the text 'here'."),
+         "key 'reward.server.address': expected an address that begins with http:// or https://, found the text "
+         "'here'."),
     ],
 )  # fmt: skip
 def test_a_wrong_judge_is_one_sentence_with_its_own_key(shell, reward, said):
-    assert one_sentence(train(shell, f"reward={reward}", code=2)).endswith(f"{said}\n") and not Path("run/recipe.yaml").exists()
+    assert (
+        one_sentence(train(shell, f"reward={reward}", code=2)).endswith(f"{said}\n")
+        and not Path("run/recipe.yaml").exists()
+    )
     Path("plain.yaml").write_text(yaml.safe_dump({
         "method": "policy_gradient", "out": "run", "model": yaml.safe_load(TINY),
         "task": {"name": "prompts", "options": {"path": "rows.jsonl", "reward": yaml.safe_load(reward)}},
@@ -87,16 +91,20 @@ def test_weights_are_what_a_judge_is_known_by(shell, tmp_path):
     assert prints["a"] == prints["moved"] != prints["b"]
     tiny = lambda **more: open_judge(section("tiny", **more)).fingerprint
     assert tiny() == tiny() != tiny(seed=1)
-    asked = {n: open_judge({"kind": "model", "model": {"name": str(tmp_path / n)}}).fingerprint for n in ("a", "moved", "b")}
+    asked = {
+        n: open_judge({"kind": "model", "model": {"name": str(tmp_path / n)}}).fingerprint for n in ("a", "moved", "b")
+    }
     assert asked["a"] == asked["moved"] != asked["b"]
     Path("with_scorer.py").write_text("def score(answer, scorer):\n    return 0.0\n")
-    given = {n: open_judge({"kind": "function", "path": "with_scorer.py:score", "model": {"name": str(tmp_path / n)}}).fingerprint
-             for n in ("a", "moved", "b")}  # fmt: skip
+    scored = lambda n: {"kind": "function", "path": "with_scorer.py:score", "model": {"name": str(tmp_path / n)}}
+    given = {n: open_judge(scored(n)).fingerprint for n in ("a", "moved", "b")}
     assert given["a"] == given["moved"] != given["b"]
     # A note of the time when the name alone was known is of the same judge; other weights are another one.
     judge = open_judge(section(tmp_path / "a"))
     Path("kept").mkdir()
-    Path("kept/judge.json").write_text(json.dumps({"name": judge.name, "source": judge.source, "fingerprint": judge.earlier[0]}))
+    Path("kept/judge.json").write_text(
+        json.dumps({"name": judge.name, "source": judge.source, "fingerprint": judge.earlier[0]})
+    )
     judge.keep("kept")
     other.model.save_pretrained(tmp_path / "a")
     assert "has changed since this run began" in open_judge(section(tmp_path / "a")).changed("kept")
@@ -134,7 +142,8 @@ def test_a_class_of_ones_own_is_known_by_its_file(shell):
 )  # fmt: skip
 def test_a_class_that_judges_wrongly_is_one_sentence(shell, gives, said):
     Path("own.py").write_text(
-        "from trailmark.score.base import Judge, Verdict, scored\nfrom trailmark.types import Annotation\n\n\nclass Mine(Judge):\n"
+        "from trailmark.score.base import Judge, Verdict, scored\nfrom trailmark.types import Annotation\n\n\n"
+        "class Mine(Judge):\n"
         f"    async def judge(self, plays):\n        return {gives}\n"
     )
     assert one_sentence(train(shell, "reward=own.py:Mine", code=2)).startswith(f"error: {said}")
@@ -179,10 +188,12 @@ def test_eval_says_when_the_reward_is_another_one(shell):
 
 def test_what_a_judge_notes_lies_beside_every_play_that_it_judged(shell):
     Path("noting.py").write_text(
-        "from trailmark.score.base import Judge, Verdict, scored\nfrom trailmark.types import Annotation\n\n\nclass Mine(Judge):\n"
+        "from trailmark.score.base import Judge, Verdict, scored\nfrom trailmark.types import Annotation\n\n\n"
+        "class Mine(Judge):\n"
         "    async def judge(self, plays):\n"
         "        return [Verdict(scored(float(len(p.answer)), 1.0),\n"
-        "                (Annotation(p.episode.id, 'vowels', 'episode', (float(sum(c in 'aeiou' for c in p.answer)),)),))\n"
+        "                (Annotation(p.episode.id, 'vowels', 'episode',\n"
+        "                            (float(sum(c in 'aeiou' for c in p.answer)),)),))\n"
         "                for p in plays]\n"
     )
     train(shell, "reward=noting.py:Mine", "eval.every=1")
@@ -190,7 +201,10 @@ def test_what_a_judge_notes_lies_beside_every_play_that_it_judged(shell):
     assert "notes" not in told
     for file in ("run/evaluation/000001.jsonl", "again.jsonl"):
         episodes = read_segment(file)
-        notes = {(a.episode, a.name): a.values[0] for a in read_segment(Path(file).with_suffix(".annotations.jsonl"), Annotation)}
+        notes = {
+            (a.episode, a.name): a.values[0]
+            for a in read_segment(Path(file).with_suffix(".annotations.jsonl"), Annotation)
+        }
         want = {(e.id, "reward"): float(len(e.turns[0].action)) for e in episodes}
         want |= {(e.id, "vowels"): float(sum(c in "aeiou" for c in e.turns[0].action)) for e in episodes}
         assert notes == want and len(episodes) == 1
@@ -218,8 +232,10 @@ def test_a_seat_that_nobody_asks(shell):
     seats = "seats={policy: {kind: local, trained: true}, guest: {kind: scripted, function: 'my_file.py:score'}}"
     for more in ((), ("--dry-run",)):
         said = train(shell, seats, *more, code=2).splitlines()[-1]
-        assert said == ("error: seats.guest: nobody asks this seat: in task 'prompts' method policy_gradient asks policy. "
-                        "Leave it out, or name it as one of these.")  # fmt: skip
+        assert said == (
+            "error: seats.guest: nobody asks this seat: in task 'prompts' method policy_gradient asks policy. "
+            "Leave it out, or name it as one of these."
+        )
     assert not Path("run/recipe.yaml").exists()
 
 
@@ -247,12 +263,16 @@ def test_a_method_says_whom_it_asks(shell):
     Path("words.py").write_text("def answer(prompt, draw):\n    return 'yes'\n")
     seat = "{kind: scripted, function: 'words.py:answer'}"
     words = ["method=advised:Advised", "credit=returns"]
-    said = train(shell, *words, f"seats={{adviser: {{kind: local, trained: true}}, actor: {seat}, acter: {seat}}}", code=2)
+    said = train(
+        shell, *words, f"seats={{adviser: {{kind: local, trained: true}}, actor: {seat}, acter: {seat}}}", code=2
+    )
     assert "seats.acter: nobody asks this seat" in one_sentence(said) and "asks adviser and actor" in said
     train(shell, *words, f"seats={{adviser: {{kind: local, trained: true}}, actor: {seat}}}")
     missing = "seats={adviser: {kind: local, trained: true}, actor: {kind: local, model: {name: ./nowhere}}}"
     said = one_sentence(train(shell, *words, missing, out="other", code=2))
-    assert said.startswith("error: seats.actor.model: ") and "nowhere" in said and not Path("other/recipe.yaml").exists()
+    assert (
+        said.startswith("error: seats.actor.model: ") and "nowhere" in said and not Path("other/recipe.yaml").exists()
+    )
     said = one_sentence(train(shell, "reward={kind: likelihood, model: {name: ./nowhere}}", out="other", code=2))
     assert said.startswith("error: reward.model: ") and "nowhere" in said
 
@@ -264,7 +284,10 @@ def test_a_method_says_whom_it_asks(shell):
 def test_a_number_that_is_none_is_found_when_the_row_is_read(shell, number):
     Path("rows.jsonl").write_text(Path("rows.jsonl").read_text() + f'{{"prompt": "x", "worth": {number}}}\n')
     said = one_sentence(train(shell, code=2))
-    assert said == f"error: rows.jsonl:5: is not JSON: {number} is not a number.\n" and not Path("run/recipe.yaml").exists()
+    assert (
+        said == f"error: rows.jsonl:5: is not JSON: {number} is not a number.\n"
+        and not Path("run/recipe.yaml").exists()
+    )
 
 
 def test_a_run_in_the_place_of_data(shell):
@@ -276,20 +299,29 @@ def test_a_run_in_the_place_of_data(shell):
     for recipe in ("oreo.yaml", "sft.yaml"):
         for more in ((), ("--dry-run",)):
             said = shell("train", recipe, *more, code=2).splitlines()[-1]
-            assert "is the folder of a run, and rows are read from a file: name one of its files" in said and file in said
+            assert (
+                "is the folder of a run, and rows are read from a file: name one of its files" in said and file in said
+            )
     assert "is the folder of a run" in train(shell, "data=run", "--dry-run", out="next", code=2)
     Path("empty").mkdir()
-    assert "empty: is a folder, and rows are read from a file: name a file of JSON lines." in train(shell, "data=empty", out="next", code=2)
+    assert "empty: is a folder, and rows are read from a file: name a file of JSON lines." in train(
+        shell, "data=empty", out="next", code=2
+    )
     assert not Path("next/recipe.yaml").exists()
 
 
 def test_dpo_is_at_home_in_method_preference(shell):
     Path("oreo.yaml").write_text(yaml.safe_dump({"method": "oreo", "data": "rows.jsonl", "out": "next"}))
     said = one_sentence(shell("train", "oreo.yaml", "objective.kind=dpo", code=2))
-    assert "key 'objective': dpo is now an objective of method preference: write 'method: preference' and 'objective: dpo'" in said
+    assert (
+        "key 'objective': dpo is now an objective of method preference: write 'method: preference' and 'objective: dpo'"
+        in said
+    )
     said = one_sentence(train(shell, "objective={kind: kto}", code=2))
     assert "kto is an objective of method preference: write method: preference and objective: kto" in said
-    Path("p.yaml").write_text(yaml.safe_dump({"method": "preference", "data": "rows.jsonl", "objective": {"kind": "dpo"}}))
+    Path("p.yaml").write_text(
+        yaml.safe_dump({"method": "preference", "data": "rows.jsonl", "objective": {"kind": "dpo"}})
+    )
     assert "Write objective: dpo." in one_sentence(shell("train", "p.yaml", code=2))
 
 
@@ -298,7 +330,9 @@ def test_a_method_author_is_told_what_is_missing(tmp_path):
         Config = OfflineRecipe
 
     half = Half.__new__(Half)
-    with pytest.raises(NotImplementedError, match=r"Half must define make_rows\(config, episodes, tokenizer\), which returns"):
+    with pytest.raises(
+        NotImplementedError, match=r"Half must define make_rows\(config, episodes, tokenizer\), which returns"
+    ):
         half.make_rows(None, [], None)
     with pytest.raises(NotImplementedError, match=r"Half must define make_objective\(\), which returns an Objective"):
         half.make_objective()

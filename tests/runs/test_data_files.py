@@ -1,4 +1,4 @@
-"""A run reads the same files from its first step to its last: one that was edited in between is refused, with key and file."""
+"""A run reads the same files from its first to its last step. If one was edited, an error names its key and path."""
 
 import hashlib
 import json
@@ -20,8 +20,9 @@ from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import run_stages
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 128}}
-SFT = {"method": "sft", "data": "rows.jsonl", "eval_data": "held.jsonl", "out": "run", "steps": 2, "batch": 2, "chat": False,
-       "model": TINY, "checkpoint": {"every": 1, "metric": "eval/nll", "mode": "min"}, "eval": {"every": 1}}  # fmt: skip
+SFT = {"method": "sft", "data": "rows.jsonl", "eval_data": "held.jsonl", "out": "run", "steps": 2, "batch": 2,
+       "chat": False, "model": TINY, "checkpoint": {"every": 1, "metric": "eval/nll", "mode": "min"},
+       "eval": {"every": 1}}  # fmt: skip
 
 
 def rows(n, word="say"):
@@ -57,7 +58,9 @@ def test_data_that_was_edited_is_refused_with_its_key(shell):
         old = Path(file).read_text()
         Path(file).write_text(old.replace("say 1", "sat 1"))  # as long as before
         said = shell("train", "sft.yaml", "--resume", code=2)
-        assert said.startswith(f"error: {key}: {file} has changed ({len(old)} bytes, now {len(old)}) since this run began")
+        assert said.startswith(
+            f"error: {key}: {file} has changed ({len(old)} bytes, now {len(old)}) since this run began"
+        )
         assert "remove run/data.json to go on" in said and said.count("\n") == 1 and held() == before
         Path(file).write_text(old)
     shell("train", "sft.yaml", "--resume")
@@ -65,6 +68,8 @@ def test_data_that_was_edited_is_refused_with_its_key(shell):
     assert "identical" in shell("diff", "run", "whole")
     Path("rows.jsonl").write_text(rows(5))
     assert "rows.jsonl has changed" in shell("train", "sft.yaml", "--resume", "steps=3", code=2)
+    note = f"note: data: rows.jsonl has changed ({len(rows(4))} bytes, now {len(rows(5))}) since the run began"
+    assert note in " ".join(shell("verify", "run").split())
     Path("run/data.json").unlink()  # told so
     shell("train", "sft.yaml", "--resume", "steps=3")
     assert json.loads(Path("run/data.json").read_text())["data"]["size"] == len(rows(5))
@@ -85,8 +90,9 @@ def test_a_file_may_be_mended_until_something_was_learnt_from_it(shell):
 def test_prompts_are_called_data_as_the_person_wrote_it(shell):
     Path("my_file.py").write_text("def score(answer):\n    return float(len(answer))\n")
     Path("pg.yaml").write_text(yaml.safe_dump({
-        "method": "policy_gradient", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1, "starts": 2, "n": 2,
-        "model": TINY, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64}, "objective": {"kind": "weighted_logp"},
+        "method": "policy_gradient", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1,
+        "starts": 2, "n": 2, "model": TINY, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64},
+        "objective": {"kind": "weighted_logp"},
     }))  # fmt: skip
     shell("train", "pg.yaml")
     Path("rows.jsonl").write_text(rows(6))
@@ -99,16 +105,18 @@ def test_the_function_of_a_seat_is_a_file_too(shell, monkeypatch):
         "from trailmark.methods.policy_gradient import PolicyGradientMethod\n\n\n"
         "async def speak(desk):\n    while not desk.over:\n        hint = await desk.ask('adviser', text='hint: ')\n"
         "        await desk.act((await desk.ask('actor', text=hint.text + '.')).text)\n\n\n"
-        "class Advised(PolicyGradientMethod):\n    @classmethod\n    def protocol(cls, config, source):\n        return speak\n"
+        "class Advised(PolicyGradientMethod):\n    @classmethod\n"
+        "    def protocol(cls, config, source):\n        return speak\n"
     )
     monkeypatch.syspath_prepend(Path.cwd())
     sys.modules.pop("advised", None)
     Path("words.py").write_text("def answer(prompt, draw):\n    return 'yes'\n")
     Path("two.yaml").write_text(yaml.safe_dump({
-        "method": "advised:Advised", "task": {"name": "rollout_talk:Talk"}, "steps": 1, "starts": 2, "n": 2, "credit": "returns",
-        "out": "run", "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4},
+        "method": "advised:Advised", "task": {"name": "rollout_talk:Talk"}, "steps": 1, "starts": 2, "n": 2,
+        "credit": "returns", "out": "run", "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4},
         "engine": {"slots": 4, "max_len": 128}, "model": TINY,
-        "seats": {"adviser": {"kind": "local", "trained": True}, "actor": {"kind": "scripted", "function": "words.py:answer"}},
+        "seats": {"adviser": {"kind": "local", "trained": True},
+                  "actor": {"kind": "scripted", "function": "words.py:answer"}},
     }))  # fmt: skip
     shell("train", "two.yaml")
     before = held()
@@ -121,9 +129,16 @@ def test_which_keys_name_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("games").mkdir()
     Path("games/a.json").write_text("{}")
-    task = {"name": "mine:Make", "options": {"games": "games", "mode": "x" * 5000, "n": 3, "reward": {"kind": "function", "path": "x.py:f"}}}
+    task = {
+        "name": "mine:Make",
+        "options": {"games": "games", "mode": "x" * 5000, "n": 3, "reward": {"kind": "function", "path": "x.py:f"}},
+    }
     seat = {"kind": "scripted", "function": "json.decoder:JSONDecoder"}
-    raw = {"method": "policy_gradient", "task": task, "seats": {"it": {"kind": "local", "trained": True}, "guest": seat}}
+    raw = {
+        "method": "policy_gradient",
+        "task": task,
+        "seats": {"it": {"kind": "local", "trained": True}, "guest": seat},
+    }
     found = known_files(named_files(resolve(raw, PolicyGradientRecipe)))
     assert {k: v["path"] for k, v in found.items()} == {
         "task.options.games": "games", "seats.guest.function": json.decoder.__file__,
@@ -160,7 +175,10 @@ def test_a_stage_is_made_again_where_a_file_of_its_recipe_has_changed(shell):
     assert said == []
     Path("rows.jsonl").write_text(rows(4, "tell"))
     run_stages("pipe", [stage()], said.append)
-    assert said == ["stage 'policy' is made again: the file of key 'data' has changed. What was there lies in pipe/replaced/policy-1"]
+    assert said == [
+        "stage 'policy' is made again: the file of key 'data' has changed. What was there lies in "
+        "pipe/replaced/policy-1"
+    ]
     assert Path("pipe/policy/checkpoints/000001/policy/model.safetensors").read_bytes() != weights
     record = json.loads(Path("pipe/policy/stage.json").read_text())  # of a version that noted no files
     Path("pipe/policy/stage.json").write_text(json.dumps({k: v for k, v in record.items() if k != "files"}))

@@ -59,7 +59,8 @@ class Staged(PolicyGradientMethod):
 
     @classmethod
     def stages(cls, config, run):
-        return [Stage("word", lambda folder: (folder / "word.txt").write_text(config.word) and {}, {"word": config.word})]
+        write = lambda folder: (folder / "word.txt").write_text(config.word) and {}
+        return [Stage("word", write, {"word": config.word})]
 """
 
 
@@ -74,8 +75,9 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
     rows = "".join(json.dumps({"prompt": f"Sing {k}: "}) + "\n" for k in range(4))
     Path("rows.jsonl").write_text(rows)
     Path("recipe.yaml").write_text(yaml.safe_dump({
-        "method": "staged_words:Staged", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1, "starts": 2,
-        "n": 2, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64}, "objective": {"kind": "weighted_logp"},
+        "method": "staged_words:Staged", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1,
+        "starts": 2, "n": 2, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64},
+        "objective": {"kind": "weighted_logp"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
     }))  # fmt: skip
 
@@ -84,7 +86,11 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
         assert done.exit_code == code and "Traceback" not in done.output, done.output
         return done.output
 
-    held = lambda: {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name not in (".lock", "recipe.yaml", BEFORE)}
+    held = lambda: {
+        p: p.read_bytes()
+        for p in Path("run").rglob("*")
+        if p.is_file() and p.name not in (".lock", "recipe.yaml", BEFORE)
+    }
     shell()
     before = held()
     Path("my_file.py").write_text(function + "# other\n")
@@ -100,7 +106,18 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
     assert said.count("\n") == 1 and held() == edited
     Path("run/stages/word/word.txt").write_text("a")
     assert "stage 'word' is made again" in shell("--resume", "word=b")
-    assert Path("run/stages/word/word.txt").read_text() == "b" and Path("run/stages/replaced/word-1/word.txt").read_text() == "a"
-    old = {p.relative_to("run/replaced/run-1"): p.read_bytes() for p in Path("run/replaced/run-1").rglob("*") if p.is_file()}
-    assert all(old[p.relative_to("run")] == text for p, text in before.items() if p.parts[1] in ("checkpoints", "episodes", "metrics.jsonl"))
+    assert (
+        Path("run/stages/word/word.txt").read_text() == "b"
+        and Path("run/stages/replaced/word-1/word.txt").read_text() == "a"
+    )
+    old = {
+        p.relative_to("run/replaced/run-1"): p.read_bytes()
+        for p in Path("run/replaced/run-1").rglob("*")
+        if p.is_file()
+    }
+    assert all(
+        old[p.relative_to("run")] == text
+        for p, text in before.items()
+        if p.parts[1] in ("checkpoints", "episodes", "metrics.jsonl")
+    )
     assert Path("run/replaced/run-1/data.json").read_bytes() == before[Path("run/data.json")]

@@ -1,4 +1,4 @@
-"""Who earned the reward: pure numpy functions (float64) from rewards and values to returns and advantages."""
+"""Credit: pure numpy functions (float64) from rewards and values to returns and advantages."""
 
 from .gae import gae, gae_on_clock
 from .groups import group_relative, leave_one_out

@@ -47,7 +47,7 @@ class Measure(Config):
     """One number of a run: of metrics.jsonl, of a file of episodes, or of results.json."""
 
     metric: str = Field(
-        "success", description="a key of metrics.jsonl; of episodes: success, reward, cost, turns, tokens, drawn"
+        "success", description="a key of metrics.jsonl; of episodes: success, reward, cost, turns, tokens, drawn, sound"
     )
     last: PositiveInt = Field(1, description="mean of this many last values (of metrics.jsonl)")
     episodes: str | None = Field(

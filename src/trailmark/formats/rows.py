@@ -155,12 +155,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_line(text: str, path: Path, line: int) -> Any:
-    """What a line of a file says, read as strictly as a row is."""
+    """The value of a line of a file, parsed as strictly as a row."""
     return _parse(Row(text, path, line))
 
 
 def _finite(text: str) -> float:
-    """A number such as 1e999 is none: it has no finite value."""
+    """Parse a number. One like 1e999 is refused: it has no finite value."""
     return value if math.isfinite(value := float(text)) else _no_number(text)
 
 

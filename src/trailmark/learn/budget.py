@@ -1,8 +1,8 @@
-"""How many tokens one micro-batch may have where the recipe does not say: on a GPU as many as it surely holds.
+"""The number of tokens in a micro-batch if the recipe does not set it: on a GPU as many as surely fit.
 
-A tree's shared prefix is computed once a micro-batch, so few large micro-batches are faster than many small ones. The
-estimate counts what a pass keeps for its backward pass, from the model's shape and the memory that is free. It is rounded
-down to a power of two and stored in checkpoints, so that a resumed run cuts its batches at the same places.
+A shared prefix is computed once per micro-batch, so few large micro-batches are faster than many small ones. The
+estimate counts what a forward pass keeps for the backward pass, from the model's shape and the free memory. It is
+rounded down to a power of two and stored in checkpoints, so that a resumed run splits its batches at the same places.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from trailmark.memory import free_memory
 from trailmark.models.lm import LM
 
-PLAIN = 8192  # tokens where nothing is gained by more: on a CPU
+PLAIN = 8192  # on a CPU, where larger micro-batches are not faster
 LEAST, MOST = 1024, 1 << 17
-SHARE = 0.75  # of the free memory: the rest is for kernels' scratch space and for gaps between tensors
+SHARE = 0.75  # share of the free memory; the rest is for scratch space of kernels and for gaps between tensors
 CHUNK = 2048  # tokens whose logits exist at once
 
 
 def places(models: Mapping[str, LM], trained: Mapping[str, Any], amp: bool) -> int:
-    """Tokens of one micro-batch of a learner whose `trained` models are optimised."""
+    """The tokens of one micro-batch of a learner that optimises the models in `trained`."""
     each = {id(lm): lm for lm in models.values()}
     kept = {id(models[name]) for name in trained}
     device = next(iter(each.values())).device
@@ -45,8 +45,8 @@ def rounded(tokens: float) -> int:
 
 
 def bytes_per_token(lm: LM, trained: bool, amp: bool) -> float:
-    """Bytes that a pass over one token keeps. A block keeps about three vectors of its feed-forward width and eight of the
-    model's width when it is compiled, and about half as many again when it is not."""
+    """The bytes that a forward pass keeps per token. A compiled block keeps about three vectors of its feed-forward
+    width and eight of the model's width. An uncompiled one keeps about half as many again."""
     c: Any = lm.base.config
     layers, width = getattr(c, "num_hidden_layers", 1), lm.width
     ffn = getattr(c, "intermediate_size", None) or getattr(c, "n_inner", None) or 4 * width

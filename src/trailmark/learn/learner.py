@@ -1,4 +1,5 @@
-"""One update that knows no method: split, forward, sum, divide by what was known before, backward, step."""
+"""One update, for any method: split the batch, run the models, sum the losses, divide by counts known in advance,
+backpropagate, step."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a method asks for: train `model` on `samples` towards `objective`, `passes` times, each pass in
-    `minibatches` optimiser steps."""
+    """What a method asks for: train `model` on `samples` with `objective`, `passes` times, with `minibatches` optimiser
+    steps in each pass."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -41,7 +42,7 @@ class Update:
 
 
 class Learner:
-    """Models by name, and an optimiser for each that is trained."""
+    """Models by name, and an optimiser for each trained model."""
 
     def __init__(
         self,
@@ -50,17 +51,18 @@ class Learner:
         trains: Mapping[str, OptimConfig] | None = None,
         total: int | Mapping[str, int] = 1,
     ):
-        """`total`: optimiser steps that a schedule reaches its end in; by model where they differ."""
+        """`total` is the number of optimiser steps of the schedule; a mapping gives it for each model."""
         self.models, self.config = models, config
-        self.keeps: tuple[str, ...] = ()  # models that are not trained and lie in checkpoints all the same
+        self.keeps: tuple[str, ...] = ()  # models that are not trained but stored in checkpoints
         self.learned: dict[
             str, dict[str, float]
-        ] = {}  # what objectives learned themselves, by the name of their update
+        ] = {}  # numbers that objectives learn, by the name of the update
         wanted = {"policy": config.optim} if trains is None else trains
         ends = total if isinstance(total, Mapping) else dict.fromkeys(wanted, total)
         away = "optimiser" in config.offload
         self.optimisers = {n: Optimiser(models[n], o, ends[n], config.ema, away) for n, o in wanted.items()}
-        self.places: int | None = None  # tokens of a micro-batch where the recipe leaves that to us; kept in checkpoints
+        # tokens of a micro-batch where the recipe leaves that to us; kept in checkpoints
+        self.places: int | None = None
         trained = {id(models[name]) for name in wanted}
         self._frozen = [m for m in models.values() if id(m) not in trained] if "frozen" in config.offload else []
         self._device = next(iter(models.values())).device
@@ -75,7 +77,7 @@ class Learner:
         return pack(self.models, samples, self.config.layout, budget)
 
     def _fit(self, work: Callable[[], T]) -> T:
-        """`work`, again with half the tokens in a micro-batch where they did not fit the GPU."""
+        """Call `work`. If a micro-batch does not fit the GPU, repeat with half as many tokens."""
         while True:
             try:
                 return work()
@@ -98,7 +100,7 @@ class Learner:
 
     @contextlib.contextmanager
     def _here(self) -> Iterator[None]:
-        """Frozen models that lie in the computer's memory, on the device for as long as they are read."""
+        """Move offloaded frozen models to the device for the duration of the block."""
         try:
             for lm in self._frozen:
                 lm.model.to(self._device)
@@ -108,7 +110,7 @@ class Learner:
                 lm.model.to("cpu")
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
-        """Score: add one stream per readout, computed without gradient in the packing that training will use."""
+        """Score: add one stream per readout. It is computed without gradient, in the packing that training will use."""
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
         amp = self.config.amp == "bf16"
@@ -122,8 +124,9 @@ class Learner:
         train: Sequence[str] | None = None,
         learned: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are read);
-        return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
+        """Compute the gradient of the objective over the whole batch, for the models named in `train` (default: all
+        models that are read). Returns the mean of every term. `learned` are the objective's own numbers (default: its
+        initial ones)."""
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
@@ -152,7 +155,7 @@ class Learner:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
         notes: dict[str, list[torch.Tensor]] = {}
-        parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
+        parts: list[torch.Tensor] = []  # read once, after the last backward pass, so that a GPU does not wait
         self._mode(True)
         for packed in self.pack(samples):
             seen = view(self.models, packed, objective.readouts(), train, self.config.amp == "bf16", learned)
@@ -166,7 +169,8 @@ class Learner:
                     continue
                 if whole <= 0:
                     raise LearnError(
-                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
+                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is "
+                        f"{whole}"
                     )
                 share = term.sum / (spent[term.weight] if term.mean else whole)
                 named.append((term.name, term.coef))
@@ -186,13 +190,13 @@ class Learner:
                 )
                 hint = f" (not numbers: {', '.join(holes)}; score them first)" if holes else ""
                 raise LearnError(
-                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the {len(samples)} samples of "
-                    f"this batch (the first is of episode '{samples[0].episode}')"
+                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the "
+                    f"{len(samples)} samples of this batch (the first is of episode '{samples[0].episode}')"
                 )
         return {n: v for n, v in (totals | _spread(notes)).items() if math.isfinite(v)}
 
     def update(self, update: Update) -> dict[str, float]:
-        """Passes and minibatches of one update. Reported: the mean over its optimiser steps."""
+        """All passes and minibatches of one update. Returns means over its optimiser steps."""
         if not update.samples:
             return {}
         sums: dict[str, list[float]] = {}
@@ -223,13 +227,13 @@ class Learner:
         return {prefix + name: value for name, value in (means | own).items()}
 
     def _mode(self, training: bool) -> None:
-        trained = {id(self.models[name]) for name in self.optimisers}  # one model may have two names
+        trained = {id(self.models[name]) for name in self.optimisers}  # a model may have two names
         for lm in self.models.values():
             lm.train(training and id(lm) in trained)
 
 
 def _spread(notes: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Smallest, median and largest of what was noted; of nothing, nothing."""
+    """The smallest, median and largest value; empty if there are none."""
     out: dict[str, float] = {}
     for name, parts in notes.items():
         values = torch.cat(list(parts)).double().cpu()
@@ -242,7 +246,7 @@ _SPREAD = {"min": torch.min, "median": torch.median, "max": torch.max}
 
 
 def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """`parts` minibatches of nearly equal size; units stay whole, order is kept."""
+    """Split into `parts` minibatches of nearly equal size. Units stay whole, and the order is kept."""
     units: dict[str, list[Sample]] = {}
     for n, s in enumerate(samples):
         units.setdefault(s.unit or f"\0{n}", []).append(s)

@@ -1,4 +1,4 @@
-"""AdamW over named parameters, with groups, warm-up, a schedule, clipping, and a state that is plain tensors."""
+"""AdamW over named parameters, with parameter groups, warm-up, a schedule, clipping, and a state of plain tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from trailmark.models.lm import LM
 
 
 def rate(config: OptimConfig, step: int, total: int) -> float:
-    """Factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to `final`."""
+    """The factor on the learning rate at optimiser step `step` (from 0): linear warm-up, then the schedule down to
+    `final`."""
     warm = config.warmup * total if config.warmup < 1 else config.warmup
     if step < warm:
-        return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps need not be a whole number of them
+        return min(1.0, (step + 1) / max(warm, 1))  # a fraction of the steps may not be a whole number
     if config.schedule == "constant":
         return 1.0
     done = min(1.0, (step - warm) / max(total - warm, 1))
@@ -37,10 +38,10 @@ def _real(p: Tensor) -> torch.dtype:
 
 
 class Optimiser:
-    """One per trained model. `ema` keeps a moving average of the trained weights."""
+    """The optimiser of one model. With `ema` it keeps a moving average of the trained weights."""
 
     def __init__(self, lm: LM, config: OptimConfig, total: int, ema: float | None = None, offload: bool = False):
-        """`offload`: the moments lie in the computer's memory between steps."""
+        """`offload`: keep the moments in CPU memory between steps."""
         self.config, self.total, self.decay, self.steps = config, total, ema, 0
         self.named = dict(lm.parameters())
         if not self.named:
@@ -62,7 +63,9 @@ class Optimiser:
         weights = sum(p.numel() for p in self.named.values())
         moments = 2 * (0 if offload else config.bits // 8)
         each = moments + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # average, gradient
-        need(weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device)
+        need(
+            weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device
+        )
         self.on_gpu = all(p.is_cuda for p in self.named.values())
         self.offload = offload and self.on_gpu
         if config.bits == 8:
@@ -72,13 +75,13 @@ class Optimiser:
         self.average = {n: p.detach().clone().to(_real(p)) for n, p in self.named.items()} if ema else {}
         if any(p.dtype in (torch.bfloat16, torch.float16) for p in self.named.values()):
             warnings.warn(
-                f"model '{lm.name}' is trained in {lm.dtype}: steps below its rounding are lost; train float32 weights and "
-                "set learner.amp to bf16 instead",
+                f"model '{lm.name}' is trained in {lm.dtype}: steps below its rounding are lost; train float32 "
+                "weights and set learner.amp to bf16 instead",
                 stacklevel=2,
             )
 
     def step(self) -> dict[str, float]:
-        """Clip, step, and clear the gradients. Returns the norm before clipping and the learning rate."""
+        """Clip, step, and clear the gradients. Returns the gradient norm before clipping and the learning rate."""
         grads = [p.grad for p in self.named.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         self._move(away=False)
@@ -86,8 +89,8 @@ class Optimiser:
         if not math.isfinite(size):
             self.adam.zero_grad(set_to_none=True)
             raise LearnError(
-                f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or look at the data; "
-                "the last checkpoint is intact"
+                f"the gradient is not finite (norm {size}) at optimiser step {self.steps}: lower the learning rate or "
+                "look at the data; the last checkpoint is intact"
             )
         if self.config.clip is not None and size > self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.named.values()), self.config.clip, norm)
@@ -113,7 +116,7 @@ class Optimiser:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with its moving average in the place of its weights."""
+        """Inside this context the model has its moving average as weights."""
         own = {n: self.named[n].detach().clone() for n in self.average}
         with torch.no_grad():
             for n, shadow in self.average.items():
@@ -125,7 +128,7 @@ class Optimiser:
                     self.named[n].copy_(weight)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state as named tensors: moments, per-parameter step counts, the moving average."""
+        """The whole state as named tensors: moments, step counts, the moving average."""
         out = {f"ema/{n}": t for n, t in self.average.items()}
         for name, p in self.named.items():
             for key, value in self.adam.state.get(p, {}).items():

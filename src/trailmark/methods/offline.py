@@ -1,7 +1,7 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Reading leaves out what cannot be learnt from, and counts it. The policy may be evaluated in a world on the way, and once as it
-started (`final.start`).
+Trajectories that cannot be learnt from are left out and counted. The policy can be evaluated on a task during training,
+and once as it was before training (`final.start`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Scored
 
-NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
+NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
 
 class OfflineMethod(Method):
-    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt from them is the
-    method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
+    """Reads the file, loads the policy and the reference, and plays evaluations. A subclass defines what the rows are
+    and how they are learnt: `make_rows`, `make_learner`, `make_objective` and `updates`."""
 
     Config = OfflineRecipe
 
@@ -66,14 +66,15 @@ class OfflineMethod(Method):
             self.source.bind(policy.tokenizer)
 
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-        """What a batch is drawn from, and how many trajectories could not be used and why."""
+        """The rows that batches are drawn from, and how many trajectories could not be used, by reason."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a batch is "
-            "drawn from and how many trajectories it left out, by reason"
+            f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a "
+            "batch is drawn from and how many trajectories it left out, by reason"
         )
 
     def make_reference(self) -> str:
-        """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
+        """The name of the reference in the learner. A LoRA run needs no second copy: its base model is the
+        reference."""
         if (ref := load_reference(self.config.model, self.config.ref)) is None:
             return "policy/base"
         self.models["ref"] = ref
@@ -83,7 +84,7 @@ class OfflineMethod(Method):
         return Learner(self.models, self.config.learner, total=self.config.steps)
 
     def make_objective(self) -> Objective:
-        """What is learnt from the rows."""
+        """The objective that is trained on the rows."""
         raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
     def metrics(self) -> Mapping[str, float]:
@@ -99,14 +100,14 @@ class OfflineMethod(Method):
         return {**summary(good), **dropped}
 
     def play(self, engine: LocalEngine) -> list[Episode]:
-        """The evaluation's starts, played with the evaluation's draws."""
+        """Play the starts of an evaluation, with the random draws of evaluations."""
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """At the end, the policy as it started."""
+        """At the end: an evaluation of the policy as it was before training."""
         if not last or not self.config.final.start:
             return ()
         first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
@@ -118,7 +119,7 @@ class OfflineMethod(Method):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """The data need not be there yet."""
+        """The data file may not exist yet."""
 
         def rows_of(path: str) -> str:
             must_be_file(Path(path), "data")
@@ -132,15 +133,16 @@ class OfflineMethod(Method):
 
 @dataclass(frozen=True)
 class Data:
-    """The episodes that can be learnt from, and how many were left out and why."""
+    """The episodes that can be learnt from, and how many were left out, by reason."""
 
     episodes: list[Episode]
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
-    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
-    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
+    """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
+    tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
+    error."""
     episodes: list[Episode] = []
     skipped: dict[str, int] = {}
     for number, path in enumerate(paths):
@@ -163,8 +165,8 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             kept.append(e)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
-            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
-            "so the world must be played as one growing conversation.",
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
+            "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
     if not kept:
@@ -181,20 +183,21 @@ def _count(counts: dict[str, int], name: str, more: int) -> None:
 
 
 def _useless(e: Episode, seat: str, max_len: int) -> str:
-    """Why a trajectory cannot be learnt from, or nothing."""
+    """The reason why a trajectory cannot be learnt from; empty if it can."""
     mine = [t for t in e.turns if t.seat == seat and t.tokens]
     if not mine:
         return "no_action"
-    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
+    # rows that came as text; an episode that was played may have empty turns
+    if "format" in e.info and not any(t.text.strip() for t in mine):
         return "empty"
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
-        return "several_sequences"  # a turn was shown a prompt of its own
+        return "several_sequences"  # a turn has its own prompt
     return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
 
 
 def won(e: Episode) -> bool:
-    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
+    """Whether a trajectory is a success: as its world says, or else if its reward is positive."""
     outcome = e.outcome
     if not isinstance(outcome, Scored):
         return False

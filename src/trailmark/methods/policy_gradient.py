@@ -1,9 +1,11 @@
-"""Policy gradients on any task, with the credit and the objective of your choice: REINFORCE, RLOO, GRPO and
-relatives. The plain method that the five papers' methods are compared with."""
+"""Policy gradients on any task, with a choice of credit and objective: REINFORCE, RLOO, GRPO and relatives. This is the
+plain method that the methods of the papers are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +20,16 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
+from trailmark.rollout.overlap import NextBatch
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.annotations import read_beside, write_beside
+from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Annotation, Episode, Scored, Task
+from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 
 class PolicyGradientMethod(Method):
@@ -55,25 +59,49 @@ class PolicyGradientMethod(Method):
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed)
+        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
         self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
+        self.next = NextBatch(policy.device)
         return policy
 
     def play(
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, version: int, notes: list[Annotation] | None = None
     ) -> list[Episode]:
-        """Episodes with the policy as it is now; `notes` gets what a judge says about them."""
+        """Play episodes with the current policy. A judge's annotations go into `notes`."""
+        self.next.wait()  # one engine plays one batch at a time
         self.table.publish(version)
+        return self._played(tasks, n, seed, prefix, notes)
+
+    def _played(
+        self, tasks: Sequence[Task], n: int, seed: int, prefix: str, notes: list[Annotation] | None
+    ) -> list[Episode]:
         protocol = self.protocol(self.config, self.source)
         return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
 
-    def collect(self, step: int) -> list[Episode]:
-        """Play the episodes of a step and store them; those that can be learnt from, if any."""
+    def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
+        """The episodes of a step and a judge's notes. With `overlap` they were played during the step before, and the
+        batch of the next step begins now, with the weights as they are."""
         c = self.config
-        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
-        notes: list[Annotation] = []
-        episodes = [self.marked(e) for e in self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes)]
+
+        def played(number: int) -> tuple[list[Episode], list[Annotation]]:
+            tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + number)
+            notes: list[Annotation] = []
+            return self._played(tasks, c.n, c.seed, f"{number}:", notes), notes
+
+        made = self.next.take(step)
+        if made is None:
+            self.table.publish(step - 1)
+            made = played(step)
+        if c.overlap and step < c.steps:
+            self.table.publish(step - 1)
+            self.next.start(step + 1, lambda: played(step + 1))
+        return made
+
+    def collect(self, step: int) -> list[Episode]:
+        """Play the episodes of a step and store them. Returns those that can be learnt from, if any."""
+        played, notes = self.batch(step)
+        episodes = [self.marked(e) for e in played]
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -103,11 +131,29 @@ class PolicyGradientMethod(Method):
             fills["ref"] = Readout("", model=self.ref)
         if fills:
             drawn, samples = samples, self.learner.fill(samples, **fills)
-            self._metrics |= sampler_gap(drawn, samples) if c.old == "learner" else {}
+            if c.old == "learner" and c.overlap:
+                samples, found = truncated(drawn, samples, c.truncate)
+                self._metrics |= found
+            elif c.old == "learner":
+                self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
+
+    def state(self) -> Mapping[str, Any]:
+        """The batch that is played ahead comes from weights that no later checkpoint holds. The run keeps it."""
+        if (waiting := self.next.wait()) is None:
+            return {}
+        step, (episodes, notes) = waiting
+        path = write_segment(self.run.path / "ahead", step, episodes)
+        write_beside(path, notes)
+        return {"ahead": step}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if (step := state.get("ahead")) is not None:
+            path = self.run.path / "ahead" / f"{step:06d}.jsonl"
+            self.next.ready(step, (read_segment(path), read_beside(path)))
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
@@ -116,8 +162,26 @@ class PolicyGradientMethod(Method):
         return {**summary(good), **dropped}
 
 
+def truncated(
+    drawn: Sequence[Sample], scored: Sequence[Sample], most: float
+) -> tuple[list[Sample], dict[str, float]]:
+    """Advantages weighted by min(most, p / q) per token: p under the learner now, q when the token was drawn, with the
+    weights of one step earlier. The weight corrects for the difference, and its limit bounds the variance."""
+    out, seen = [], []
+    for a, b in zip(drawn, scored, strict=True):
+        trained = (a.streams["weight"] != 0) & np.isfinite(a.streams["old"])
+        ratio = np.where(trained, np.exp(np.where(trained, b.streams["old"] - a.streams["old"], 0.0)), 1.0)
+        out.append(replace(b, streams={**b.streams, "advantage": b.streams["advantage"] * np.minimum(ratio, most)}))
+        seen.append(ratio[trained])
+    each = np.concatenate(seen) if seen else np.zeros(0)
+    if not len(each):
+        return out, {}
+    return out, {"stale_ratio": float(each.mean()), "stale_ratio_max": float(each.max()),
+                 "stale_cut": float((each > most).mean())}  # fmt: skip
+
+
 def credit_name(credit: str, gamma: float) -> str:
-    """What annotations of the advantage say about where it came from."""
+    """How the advantage was computed, as annotations record it."""
     discount = "" if gamma == 1 else f", discounted by {gamma:g}"
     return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
         credit, f"return to go{discount}"
@@ -125,7 +189,8 @@ def credit_name(credit: str, gamma: float) -> str:
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
-    """One number per turn of the trained seat: discounted return to go, or the episode's reward against its group."""
+    """One advantage per turn of the trained seat: the discounted return to go, or the episode's reward relative to its
+    group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
     rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]

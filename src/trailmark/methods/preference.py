@@ -1,16 +1,16 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, hinge, KTO, and rejection sampling.
 
     rejection         imitate the successes
-    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, of
-                      episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name two episodes
-                      of the data (`pair_file`). Tokens are kept as they were written
-    kto               good and bad ones, unpaired
+    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format
+                      `pairs`, of episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name
+                      two episodes of the data (`pair_file`). Tokens are kept as they were written
+    kto               successes and failures without pairs
 
 A line of `pair_file` is {"chosen": ID, "rejected": ID}. With "chosen_prefix": N the first N tokens of that answer are
-given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one state are compared
-this way.
+given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one
+state are compared this way.
 
-The reference of DPO, IPO, hinge and KTO is the policy as it starts, or `ref`.
+The reference of DPO, IPO, hinge and KTO is the policy before training, or `ref`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PreferenceMethod(OfflineMethod):
         return "" if self.config.objective == "rejection" else super().make_reference()
 
     def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-        """Pairs, successes, or all trajectories."""
+        """The rows to train on: pairs, successes, or all trajectories."""
         c = config
         if c.pair_file:
             return listed_pairs(episodes, c.pair_file, c.seat)
@@ -55,18 +55,20 @@ class PreferenceMethod(OfflineMethod):
             made = stored_pairs(episodes) if given else preference_pairs(episodes, c.pairs, c.seed)
             groups = 0 if given else len(by_group(episodes)) - len({a.group for a, _ in made})
             if not made:
-                raise DataError("no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0])
+                raise DataError(
+                    "no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0]
+                )
             return made, {"groups_of_one_kind": groups} if groups else {}
         if c.objective == "rejection":
             won = successes(episodes)
             if not won:
-                raise DataError("holds no success to imitate.", c.files[0])
+                raise DataError("has no successful trajectory to imitate.", c.files[0])
             return won, {"lost": len(episodes) - len(won)} if len(won) < len(episodes) else {}
         good = len(successes(episodes))
         if 0 < c.desirable * good < c.undesirable * (bad := len(episodes) - good):
             warnings.warn(
-                f"objective kto: {bad} failures outweigh {good} successes, which can drive everything down that the model writes; "
-                f"undesirable={c.desirable * good / bad:.2g} balances them",
+                f"objective kto: {bad} failures outweigh {good} successes, which can lower the probability of all "
+                f"that the model writes; undesirable={c.desirable * good / bad:.2g} balances them",
                 stacklevel=2,
             )
         return list(episodes), {}
@@ -77,9 +79,7 @@ class PreferenceMethod(OfflineMethod):
         if c.objective == "rejection":
             return Sft()
         if c.objective == "kto":
-            return Kto(
-                beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len
-            )
+            return Kto(beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len)
         return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
@@ -97,8 +97,8 @@ class PreferenceMethod(OfflineMethod):
 
 
 def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
-    """Every success of a group with every failure of it, or `cap` of these pairs drawn without replacement. A group that has
-    only one kind gives none."""
+    """All pairs of a success and a failure of the same group, or `cap` of them, drawn without replacement. A group with
+    only successes or only failures gives no pairs."""
     out: list[Pair] = []
     for name, group in by_group(episodes).items():
         good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]
@@ -110,7 +110,7 @@ def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: 
 
 
 def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
-    """The pairs of a file of format `pairs`; one whose other side was left out goes too."""
+    """The pairs of a file of format `pairs`. If one side of a pair was left out, the pair is left out."""
     sides = Counter(e.info.get("pair") for e in episodes)
     return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
 
@@ -131,7 +131,9 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
             return None
         try:
             chosen, rejected = (
-                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end")) for side, e in zip(SIDES, sides) if e
+                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end"))
+                for side, e in zip(SIDES, sides)
+                if e
             )
         except DataError as problem:
             raise row.bad(str(problem)) from None
@@ -140,7 +142,9 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
     found = each(path, read)[0]
     made = [p for p in found if p is not None]
     if not made:
-        raise DataError(f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path)
+        raise DataError(
+            f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path
+        )
     lost = len(found) - len(made)
     return made, {"pairs_without_episode": lost} if lost else {}
 
@@ -157,8 +161,8 @@ def trained_part(e: Episode, seat: str, start: int = 0, end: int | None = None) 
         raise DataError(f"episode '{e.id}' has {len(t.tokens)} tokens: there is nothing between {start} and {end}.")
     stop = t.stop if end == len(t.tokens) else ""
     part = replace(
-        t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end], logq=t.logq[start:end],
-        steps=(), stop=stop,
+        t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end],
+        logq=t.logq[start:end], steps=(), stop=stop,
     )  # fmt: skip
     return replace(e, turns=(*e.turns[:at], part))
 
@@ -174,7 +178,7 @@ def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 
 def answer_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """One sample per trajectory with weight 1 on every action, so that sums over a row are sums over its actions."""
+    """One sample per trajectory with weight 1 on every action. So a sum over a row is a sum over its actions."""
     rows = build_samples(episodes, seat, mean="token")
     keep = lambda s: {"weight": s.streams["weight"]}
     return [Sample(s.tokens, keep(s), s.mass, episode=s.episode, group=s.group) for s in rows]
@@ -190,6 +194,6 @@ def pair_samples(pairs: Sequence[Pair], seat: str = "policy", per: str = "answer
 
 
 def labelled_samples(episodes: Sequence[Episode], seat: str = "policy") -> list[Sample]:
-    """For KTO: a role by success, and mass 1 a row."""
+    """Samples for KTO: the role says success or failure, and each row has mass 1."""
     rows = zip(answer_samples(episodes, seat), episodes, strict=True)
     return [replace(s, mass={"weight": 1.0}, role="desirable" if won(e) else "undesirable") for s, e in rows]

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: the first stage of most methods, and the simplest method there is."""
+"""Supervised fine-tuning on conversations: the first stage of most methods, and the simplest method."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trailmark.types import Sample, Tokens
 
 
 class SftMethod(Method):
-    """Trains on what the assistant said, its end-of-turn token included; everything else is context."""
+    """Trains on the assistant's messages, including their end-of-turn token. Everything else is context."""
 
     Config, imitates = SftRecipe, True
 
@@ -57,7 +57,8 @@ class SftMethod(Method):
 
 
 def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
-    """One list of samples per row of the file (a template that rewrites history needs several). All rows must fit."""
+    """One list of samples per row of the file (a chat template that rewrites history needs several). An error if a row
+    does not fit the model's context."""
     out, long = [], []
     for number, row in _laid(tokenizer, path, use_chat):
         made = []
@@ -73,16 +74,19 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
     if long:
         (first, size), most = long[0], max(n for _, n in long)
         raise DataError(
-            f"has {size} tokens, and the model's context is {context}. So it is with {len(long)} of {len(out)} rows, and none is "
-            f"cut: set model.shape.context={most}, choose a model with such a context, or leave these rows out.",
+            f"has {size} tokens, and the model's context is {context}. {len(long)} of {len(out)} rows are too long, "
+            f"and rows are never cut: set model.shape.context={most}, choose a model with such a context, or leave "
+            "these rows out.",
             path,
             first,
         )
     return out
 
 
-def _laid(tokenizer: Any, path: str, use_chat: bool) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
-    """Line, and the token sequences of the row with the spans that are trained."""
+def _laid(
+    tokenizer: Any, path: str, use_chat: bool
+) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
+    """For each row: its line, and its token sequences with the spans that are trained."""
     if (texts := read_texts(path)) is not None:
         reader = turns.Reader(tokenizer, "policy", turns.Starts())
         for line, prompt, response, ends in texts:
@@ -100,13 +104,14 @@ def _laid(tokenizer: Any, path: str, use_chat: bool) -> Iterator[tuple[int, list
 
 
 def labels_of(path: str) -> tuple[str, ...]:
-    """The labels of several digits that texts of Reflect-RL answer with: whole tokens of a tiny model, as they are in play."""
+    """The labels of several digits in Reflect-RL's texts. A tiny model has each as one token, as in play."""
     texts = read_texts(path) or []
     return tuple(sorted({response for _, _, response, ends in texts if not ends and response in CHOICES[10:200]}))
 
 
 def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
-    """Plain text as a model sees it: its first message may bring a template's headers, a response its own eos."""
+    """Plain text as the model sees it. The first message may contain a template's headers, and a response its own end
+    token."""
     eos = tokenizer.eos_token or ""
     told = [{**m, "content": m["content"].removesuffix(eos)} if m["role"] == "assistant" else m for m in messages]
     if messages[0]["role"] != "assistant":
@@ -115,8 +120,8 @@ def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
 
 
 def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
-    """The rows of step `step` (from 1): epochs are seeded permutations laid end to end, so that a position in the data is
-    the step number alone and a resumed run reads on where it stopped."""
+    """The rows of step `step` (from 1). Epochs are seeded permutations, one after the other. So the step number alone
+    gives the position in the data, and a resumed run continues where it stopped."""
     wanted = range((step - 1) * batch, step * batch)
     orders = {epoch: np.random.default_rng([seed, epoch]).permutation(rows) for epoch in {i // rows for i in wanted}}
     return [int(orders[i // rows][i % rows]) for i in wanted]

@@ -62,9 +62,9 @@ def fingerprint(folder: str | Path) -> str:
 
 
 def weights_print(model: ModelConfig) -> str:
-    """What tells the weights of a `model:` section from others, without loading them: of a folder its fingerprint, of
-    an adapter those of both; of a model that is made here its shape and seed; of a name on the hub the revision that is
-    here."""
+    """A text that changes if the weights of a `model:` section change; nothing is loaded. For a folder: its
+    fingerprint. For an adapter: the fingerprints of base and adapter. For a tiny model: its shape and seed. For a name
+    on the hub: its revision in the local cache."""
     folder = Path(model.name)
     if is_adapter(folder):
         base = find_base(folder)
@@ -79,7 +79,7 @@ def weights_print(model: ModelConfig) -> str:
 
 
 def _commit(name: str) -> str:
-    """The commit of a hub's model of which a copy is here; empty: there is none."""
+    """The commit of a hub model in the local cache; "" if there is none."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

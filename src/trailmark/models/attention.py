@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
-from trailmark.models import decode
+from trailmark.models import decode_kernel
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
@@ -117,9 +117,9 @@ class Prefill(Layout):
 
 
 class Extension(Prefill):
-    """New tokens behind prefixes whose keys and values are there already: `before[layer]` holds them as [B, Hkv, C, D],
-    of which row b uses the first `length[b]`. `pos` are the new tokens' positions; `kept` becomes prefix and new tokens
-    together, `width` columns wide."""
+    """New tokens after prefixes whose keys and values are already stored: `before[layer]` holds them as [B, Hkv, C, D],
+    of which row b uses the first `length[b]`. `pos` are the positions of the new tokens. `kept` receives prefix and new
+    tokens together, `width` columns wide."""
 
     def __init__(self, before: dict[int, tuple[Tensor, Tensor]], length: Tensor, pos: Tensor, width: int):
         super().__init__(torch.zeros_like(pos), pos)
@@ -131,7 +131,7 @@ class Extension(Prefill):
         self.columns = place[0]
 
     def mask(self, window: int | None) -> Tensor:
-        """[B, 1, new tokens, width] bool: a token sees what lies at its position and before it."""
+        """[B, 1, new tokens, width] bool: a token attends to its own position and to those before it."""
         if window not in self._masks:
             gap = self.pos[:, :, None] - self.columns
             allowed = gap >= 0
@@ -217,8 +217,8 @@ class Decoding:
         keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
-        if decode.suits(q, keys):
-            return decode.attend(q, keys, values, self.index, scale, window, softcap)
+        if decode_kernel.suits(q, keys):
+            return decode_kernel.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]

@@ -40,7 +40,7 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
     chosen = read.spread(files, ITERATIONS)
     read_in = {f: lines.rows(f, Episode) for f in (*chosen, *tests)}
-    notes = {f: read.annotated(f, lines) for f in read_in}  # by file: evaluations on the way play the same starts
+    notes = {f: read.annotated(f, lines) for f in read_in}  # by file: evaluations during training play the same starts
     wrong = [m for f, episodes in read_in.items() for m in misfits(f, episodes)]
     panels = curves(metrics, timings)
     data: dict[str, Any] = {
@@ -60,7 +60,7 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     played = [e for f in chosen for e in read_in[f]]
     data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
     if wrong:
-        more = f" So it is with {len(wrong)} annotations." if len(wrong) > 1 else ""
+        more = f" In total, {len(wrong)} annotations do not fit." if len(wrong) > 1 else ""
         data["concerns"] += [{"level": "warn", "text": f"An annotation does not fit: {wrong[0]}{more}"}]
     data["concerns"] += [
         {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."}

@@ -94,7 +94,7 @@ def _held(path: Path) -> bool:
 
 
 def annotated(file: Path, lines: LineReader) -> dict[str, dict[str, list[Annotation]]]:
-    """Annotations of a file of episodes: episode id -> name -> its annotations."""
+    """The annotations of a file of episodes: episode id -> name -> its annotations."""
     found: dict[str, dict[str, list[Annotation]]] = {}
     for path in annotation_files(file):
         for a in lines.rows(path, Annotation):

@@ -22,7 +22,7 @@ from trailmark.runs.annotations import misfits, named_episodes
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
-MISFITS = 3  # annotations of a file that do not fit and are told one by one
+MISFITS = 3  # most warnings per file about annotations that do not fit
 FEW = 80  # turns with at most this many written tokens show one line per token
 LONG = 2000  # most characters of a prompt that are shown
 SEATS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -106,7 +106,7 @@ def _files(path: Path) -> tuple[list[Path], Run | None]:
 
 
 def _say_misfits(file: Path, episodes: Sequence[Episode]) -> None:
-    """Annotations that cannot be shown as they should."""
+    """Warn about annotations that are damaged or do not fit the episodes."""
     found = misfits(file, episodes)
     for problem in found[:MISFITS]:
         print(f"warning: {problem}", file=sys.stderr)

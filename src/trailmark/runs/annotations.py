@@ -1,7 +1,7 @@
-"""Annotations on disk: where those of a file of episodes lie, and whether they fit it.
+"""The files that annotate a file of episodes: where they are, and whether they fit the episodes.
 
-    RUN/episodes/000012.jsonl      RUN/annotations/NAME/000012.jsonl, one file for each name
-    any other FILE.jsonl           FILE.annotations.jsonl beside it: an evaluation, a collection, what `eval --out` wrote
+    RUN/episodes/000012.jsonl    RUN/annotations/NAME/000012.jsonl, one file per name
+    any other FILE.jsonl         FILE.annotations.jsonl in the same folder (evaluations, collections, `eval --out`)
 """
 
 from __future__ import annotations
@@ -18,20 +18,28 @@ from trailmark.types import Annotation, Episode, Scored
 def annotation_files(file: Path) -> list[Path]:
     """The files that annotate a file of episodes."""
     root = file.parent.parent / "annotations"
-    folders = sorted(p for p in root.iterdir() if p.is_dir()) if file.parent.name == "episodes" and root.is_dir() else []
+    of_run = file.parent.name == "episodes" and root.is_dir()
+    folders = sorted(p for p in root.iterdir() if p.is_dir()) if of_run else []
     return [p for p in (*(folder / file.name for folder in folders), beside(file)) if p.is_file()]
 
 
 def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
-    """Write what was noted about the episodes of a file beside it. Older notes would be about other episodes, and go."""
+    """Write the notes on the episodes of a file next to it. Older notes are deleted: they are about other episodes."""
     if data := "".join(to_json(a) + "\n" for a in notes).encode():
         atomic_write(beside(file), data, "annotation")
     else:
         beside(file).unlink(missing_ok=True)
 
 
+def read_beside(file: Path) -> list[Annotation]:
+    """The notes that `write_beside` wrote."""
+    path = beside(file)
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    return [from_json(line, path, i, Annotation) for i, line in enumerate(lines, 1)]
+
+
 def named_episodes(folder: Path) -> list[Path]:
-    """The files of episodes in a folder that have a name in place of a number, in order."""
+    """The episode files in a folder that have a name instead of a number, sorted."""
     numbered = segments(folder)
     found = (p for p in folder.glob("*.jsonl") if p not in numbered and not p.name.startswith("."))
     return sorted(p for p in found if not p.name.endswith((".annotations.jsonl", ".partial.jsonl")))
@@ -55,7 +63,8 @@ def misfits(file: Path, episodes: Sequence[Episode]) -> list[str]:
                 out.append(str(problem))
                 continue
             first = seen.setdefault((a.episode, a.name, a.turn), i)
-            if why := _why_not(a, known.get(a.episode), name, file.name) or ("" if first == i else f"says again what line {first} says"):
+            again = "" if first == i else f"says again what line {first} says"
+            if why := _why_not(a, known.get(a.episode), name, file.name) or again:
                 out.append(f"{path}:{i}: {why}.")
         if tail:
             out.append(f"{path}:{len(lines) + 1}: the line is cut off: it does not end with a newline.")
@@ -74,22 +83,26 @@ def _why_not(a: Annotation, e: Episode | None, name: str, file: str) -> str:
     else:
         turn = e.turns[a.turn]
         wanted = {"turn": 1, "token": len(turn.tokens), "step": len(turn.steps) or 1}[a.level]
-        part, need = {"turn": ("", "needs"), "token": ("the tokens of ", "need"), "step": ("the steps of ", "need")}[a.level]
-        what = f"{part}turn {a.turn} of episode '{a.episode}' {need}"
+        part = "" if a.level == "turn" else f"the {a.level}s of "
+        what = f"{part}turn {a.turn} of episode '{a.episode}' {'need' if part else 'needs'}"
     if len(a.values) != wanted:
         return f"has {len(a.values)} numbers where {what} {wanted}"
     return ""
 
 
 def without_credit(file: Path, episodes: Sequence[Episode]) -> str:
-    """Which scored episodes have no advantage although others of their file have: its end may be missing. Empty: all have."""
+    """A sentence if some scored episodes of a file have no advantage, as when the end of the file of advantages is
+    missing. "" if all have one."""
     path = file.parent.parent / "annotations" / "advantage" / file.name
     if file.parent.name != "episodes" or not path.is_file():
         return ""
     held = {a.episode for a in _readable(path)}
-    trained = [e for e in episodes if isinstance(e.outcome, Scored) and any(_learns(e, t.seat) and t.tokens for t in e.turns)]
+    scored = (e for e in episodes if isinstance(e.outcome, Scored))
+    trained = [e for e in scored if any(_learns(e, t.seat) and t.tokens for t in e.turns)]
     bare = [e.id for e in trained if e.id not in held]
-    return f"{path}: {len(bare)} of {len(trained)} scored episodes have no advantage, such as '{bare[0]}'" if bare else ""
+    if not bare:
+        return ""
+    return f"{path}: {len(bare)} of {len(trained)} scored episodes have no advantage, such as '{bare[0]}'"
 
 
 def _learns(e: Episode, seat: str) -> bool:

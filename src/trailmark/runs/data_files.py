@@ -1,10 +1,11 @@
-"""The files that a run reads beside its models: rows of data, folders of games, Python functions. RUN/data.json says what they
-were when the run began:
+"""The files that a run reads besides its models: data rows, game folders, Python functions. RUN/data.json says what
+they were when the run began:
 
     {"data": {"path": "rows.jsonl", "size": 1834, "sha256": "9f86…"}}
 
-A run that goes on must read the same: else half of it would have learnt from other rows than its recipe seems to say. A file is
-known by its content, wherever it lies. So is a folder of at most `WHOLE` bytes; a larger one by the names and sizes of its files.
+A resumed run must read the same files; otherwise its two parts would learn from different data. Files are compared by
+their content, not by their path. So are folders of at most `WHOLE` bytes. Larger folders are compared by the names and
+sizes of their files.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ Known = dict[str, dict[str, Any]]
 
 
 def named_files(config: RunConfig, without: Collection[str] = ()) -> dict[str, Path]:
-    """The files and folders that a recipe names, by key; they need not be there. Keys below those in `without` are left out: a stage
-    reads them, and sees to them itself."""
+    """The files and folders that a recipe names, by key. They may not exist. Keys below those in `without` are left
+    out: a stage reads and checks these files itself."""
     found = dict(_named(config, ""))
-    if "data" not in found and (own := getattr(config, "data", None)):  # of a method of somebody's own
+    if "data" not in found and (own := getattr(config, "data", None)):  # a user's own method may not mark the key
         found |= dict(_texts(own, "data", NamesFile()))
     return {_spoken(key, config): path for key, path in found.items() if key.split(".")[0] not in without}
 
 
 def note_files(run: Run, config: RunConfig, without: Collection[str] = ()) -> None:
-    """Write down what a run reads, or check it if the run has something of its own that was made from it."""
+    """Write data.json. If the run already has checkpoints or evaluations, check first that the files are the same."""
     note, now = run.path / NOTE, known_files(named_files(config, without))
     old = read_note(run.path)
     if old and (listed(run.checkpoints_dir) or any((run.path / "evaluation").glob("*"))):
         if changed := _changed(old, now):
             raise RunError(
-                f"{changed[0]} since this run began: it would learn from other data than before. Put it back as it was, begin "
-                f"another run with out=DIR, or remove {note} to go on with it as it is now."
+                f"{changed[0]} since this run began: it would learn from other data than before. Put it back as it "
+                f"was, begin another run with out=DIR, or remove {note} to go on with it as it is now."
             )
         now = old | now
     if now != old:
@@ -51,13 +52,14 @@ def note_files(run: Run, config: RunConfig, without: Collection[str] = ()) -> No
 
 
 def changed_files(run: Path, config: RunConfig) -> list[str]:
-    """A sentence for each file that is not what the run read."""
+    """One sentence for each file that has changed since the run read it."""
     old = read_note(run)
     return _changed(old, known_files({k: p for k, p in named_files(config).items() if k in old}))
 
 
 def must_be_file(path: Path, key: str | None = None) -> None:
-    """Refuse a folder where a file of rows is wanted, and say which file may be meant. `key` of the recipe names it."""
+    """Raise an error if `path` is a folder: rows are read from a file. The error suggests a file in the folder. `key`
+    is the recipe key."""
     if not path.is_dir():
         return
     run = is_run(path)
@@ -66,11 +68,12 @@ def must_be_file(path: Path, key: str | None = None) -> None:
     hint = f"name one of its files, such as {files[0]}" if files else "name a file of JSON lines"
     if run and files:
         hint += " (format: episodes, where there is such a key; trailmark convert makes other files of it)"
-    raise DataError(f"is {'the folder of a run' if run else 'a folder'}, and rows are read from a file: {hint}.", path, key=key)
+    what = "the folder of a run" if run else "a folder"
+    raise DataError(f"is {what}, and rows are read from a file: {hint}.", path, key=key)
 
 
 def read_note(run: Path) -> Known:
-    """What data.json says. A run of an older version has none."""
+    """The content of data.json. Runs of older versions have no such file."""
     file = run / NOTE
     if not file.exists():
         return {}
@@ -85,14 +88,14 @@ def read_note(run: Path) -> Known:
 
 
 def known_files(named: Mapping[str, Path]) -> Known:
-    """How files are known again: those that are here. What is read only once, such as a pipe, is left alone."""
+    """Path, size and hash of each file that exists. Pipes are left out: they can be read only once."""
     return {key: _known(path) for key, path in named.items() if _is_here(path)}
 
 
 def _is_here(path: Path) -> bool:
     try:
         return path.is_file() or path.is_dir()
-    except OSError:  # a text that is too long for a name: an option of a task need not name a file
+    except OSError:  # too long for a file name: an option of a task may be any text
         return False
 
 
@@ -116,14 +119,14 @@ def _changed(old: Known, now: Known) -> list[str]:
 
 
 def _spoken(key: str, config: RunConfig) -> str:
-    """The key as a person writes it: `data` of a file of prompts stands for an option of the task."""
+    """The key as a user writes it: in a recipe of prompts, `data` is short for `task.options.path`."""
     task = getattr(config, "task", None)
     short = key == "task.options.path" and "data" in config.short and getattr(task, "name", "") == "prompts"
     return "data" if short else key
 
 
 def _named(value: Any, key: str) -> Iterator[tuple[str, Path]]:
-    """Every file that a section names, with its key."""
+    """All files that a section names, with their keys."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _named(inner, f"{key}.{name}")
@@ -135,7 +138,7 @@ def _named(value: Any, key: str) -> Iterator[tuple[str, Path]]:
 
 
 def _texts(value: Any, key: str, mark: NamesFile) -> Iterator[tuple[str, Path]]:
-    """A text is the name of a file. Of a list or a mapping (the options of a task), every text may be one."""
+    """A text names a file. In a list or a mapping (such as the options of a task), each text may name one."""
     if isinstance(value, str) and value:
         if (path := function_file(value) if mark.function else Path(value)) is not None:
             yield key, path

@@ -1,5 +1,4 @@
-"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a
-study do."""
+"""Start or resume a run in its directory. `trailmark train`, training stages and the arms of a study all use this."""
 
 from __future__ import annotations
 
@@ -21,7 +20,8 @@ from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
-    """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
+    """Returns what the method's `train` returns. With `resume`, a run that died before its first metrics line starts
+    again."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
     with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
@@ -31,7 +31,7 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
                 note_files(run, config, method.staged)
             return method.train(config, run, resume)
         except TrailmarkError:
-            run.discard_if_empty()  # a mistake found before the first step leaves no run behind
+            run.discard_if_empty()  # an error before the first step leaves no run behind
             raise
 
 
@@ -43,16 +43,16 @@ def training_stage(
     inputs: Mapping[str, str | Path] | None = None,
     **more: Any,
 ) -> Stage:
-    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the
-    settings, so it may be moved. What lies there and is read belongs to `inputs`. Files of data that the recipe names
-    are noted as well: where one has changed, the stage is made again."""
+    """A stage that is an ordinary run. `root` is the folder of the pipeline. Paths below it are no part of the
+    settings, so the folder may be moved; files there that the stage reads belong to `inputs`. The stage is also made
+    again if a data file that the recipe names has changed."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
-    # Without defaults: a key that a later version adds is no change.
+    # Without defaults, so that a new key of a later version is no change.
     settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
     known = {os.path.realpath(p) for p in (inputs or {}).values()}
     files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
@@ -60,7 +60,7 @@ def training_stage(
 
 
 def without_place(value: Any, root: str) -> Any:
-    """JSON values in which paths below `root` do not say where it lies."""
+    """JSON values with paths below `root` written relative to it."""
     if isinstance(value, dict):
         return {k: without_place(v, root) for k, v in value.items()}
     if isinstance(value, list):
@@ -71,7 +71,7 @@ def without_place(value: Any, root: str) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What a run is made with."""
+    """The versions of Python and of the libraries that a run was made with."""
     names = ("trailmark", "torch", "transformers", "tokenizers", "peft", "numpy", "safetensors")
     found = {n: v for n in names if (v := _version(n))}
     return {**found, "python": platform.python_version()}
@@ -85,20 +85,20 @@ def _version(name: str) -> str:
 
 
 def continue_run(config: RunConfig, text: str, method: Any) -> Run:
-    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its
-    `steps` may be changed, and keys that only its stages read (`method.staged`): the stages see to that."""
+    """The run in `config.out`, locked. Its recipe must be the one that it started with (old names count as the new
+    ones). Only `steps` may change, and keys that only stages read (`method.staged`): the stages check these."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
         today = translate(recipe)
         try:
             return resolve(today, type(config)).model_dump(mode="json")
-        except RecipeError:  # of another method, or of a version that had other keys: it is compared as it stands
+        except RecipeError:  # another method, or an older version with other keys: compare the recipe as it is
             return today
 
     out = config.out
     run = Run.open(out, lock=True)
     try:
-        # An older version kept no records of stages.
+        # An older version wrote no records of stages.
         free = method.staged if any((run.path / "stages").rglob("*.json")) else ()
         if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
             raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
@@ -108,7 +108,7 @@ def continue_run(config: RunConfig, text: str, method: Any) -> Run:
         run.close()
         raise
     if run.recipe != text:
-        before = run.path / "stages" / BEFORE  # for what is set aside if a stage is made again
+        before = run.path / "stages" / BEFORE  # the recipe for the old results, if a stage is made again
         if free and not before.exists() and diff_recipes(run.recipe, text, (*IGNORED, "steps"), whole):
             atomic_write(before, run.recipe_file.read_bytes())
         atomic_write(run.recipe_file, text.encode(), "recipe")

@@ -117,7 +117,7 @@ def _imitates(home: Located) -> bool:
 
     try:
         return get_method(home.method).imitates
-    except TrailmarkError:  # a method of somebody's that is not here: the run is served all the same
+    except TrailmarkError:  # the method's code is missing; the run can still be served
         return False
 
 

@@ -17,8 +17,10 @@ _TASKS = {
     "arith": "trailmark.tasks.arith:Arith",
     "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
     "gym": "trailmark.tasks.gym:Gym",
+    "logic": "trailmark.tasks.logic:Logic",
     "math": "trailmark.tasks.math.source:Math",
     "prompts": "trailmark.tasks.prompts:Prompts",
+    "puzzle": "trailmark.tasks.puzzle:Puzzles",
     "solved": "trailmark.tasks.solved:Solved",
     "taxi": "trailmark.tasks.taxi:Taxi",
 }

@@ -11,6 +11,7 @@ import numpy as np
 
 from trailmark.errors import TrailmarkError
 from trailmark.runs.annotations import misfits, without_credit
+from trailmark.runs.data_files import changed_files
 from trailmark.runs.store import read_metrics
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -20,14 +21,15 @@ def check_recipe(ev: Evidence) -> Check:
     found = Findings("recipe")
     try:
         found.numbers["method"] = ev.config.method
+        found.notes += [f"{what} since the run began" for what in changed_files(ev.run.path, ev.config)]
     except Missing as problem:
         found.defect(str(problem))
     return found.result("the recipe resolves")
 
 
 def check_records(ev: Evidence) -> Check:
-    """The steps of the metrics are 1, 2, 3, …, and every line of every segment that was read is an episode, and
-    the annotations fit."""
+    """The steps of the metrics are 1, 2, 3, …; every line of every segment that was read is an episode; and the
+    annotations fit."""
     found = Findings("records")
     for problem in ev.unreadable:
         found.defect("episodes cannot be read", problem)

@@ -123,7 +123,7 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
 
 
 def _world_says(source: Any, e: Episode) -> bool:
-    """Whether the world itself says whose turn it is, and every turn of a play was that seat's and acted."""
+    """Whether the world says whose turn it is, and in each turn of the play that seat acted."""
     try:
         world = source.make()
         seen = world.reset(e.task)

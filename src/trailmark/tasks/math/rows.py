@@ -11,18 +11,15 @@ allowed.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.formats.rows import Row
 from trailmark.tasks.math.extract import Marker, boxed
+from trailmark.tasks.row_files import ENDINGS, file_rows, hub_rows
 
 HUB = {
     "gsm8k": ("openai/gsm8k", ("main",)),
@@ -32,7 +29,6 @@ HUB = {
     "asdiv": ("EleutherAI/asdiv", ()),
 }  # fmt: skip
 DATASETS = tuple(HUB)
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 MARKS = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator notes
 
 
@@ -98,52 +94,10 @@ READ: dict[str, Callable[[Row], Problem | None]] = {"gsm8k": _gsm8k, "math": _ma
 
 def read_files(dataset: str, files: list[Path]) -> list[Problem | None]:
     """All rows of the files, in order; None for a row without an answer."""
-    made = [READ[dataset](row) for file in files for row in _rows(file)]
+    made = [READ[dataset](row) for file in files for row in file_rows(file)]
     if not any(made):
         raise DataError(f"holds no problem of {dataset}.", files[0] if files else None)
     return made
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-        return
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text.", path) from None
-    except (OSError, EOFError, zlib.error) as problem:
-        raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
-    whole = path.name.removesuffix(".gz").endswith(".json")
-    if whole or text.lstrip()[:1] == "[":
-        value = _json(text, path, None)
-        yield from (
-            (Row(v, path, None, i) for i, v in enumerate(value)) if isinstance(value, list) else (Row(value, path),)
-        )
-        return
-    for n, line in enumerate(text.split("\n"), 1):
-        if line.strip(" \t\r"):
-            yield Row(_json(line, path, n), path, n)
-
-
-def _json(text: str, path: Path, line: int | None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"is not JSON: {problem}.", path, line) from None
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    try:
-        import pyarrow.parquet as parquet  # type: ignore[import-not-found]
-    except ImportError:
-        raise DataError("reading parquet needs pyarrow: pip install pyarrow", path) from None
-    try:
-        found = parquet.read_table(path).to_pylist()
-    except Exception as problem:
-        raise DataError(f"is not parquet: {problem}.", path) from None
-    yield from (Row(v, path, None, i) for i, v in enumerate(found))
 
 
 def find_files(dataset: str, path: Path, split: str) -> list[Path]:
@@ -178,25 +132,11 @@ def _words(path: Path) -> set[str]:
 
 def read_hub(dataset: str, split: str, name: str | None, revision: str | None) -> list[Problem | None]:
     """The same rows from the hub or its cache, through the datasets library. `name`: another copy, or "name:config"."""
-    try:
-        import datasets  # type: ignore[import-not-found]
-    except ImportError:
-        raise TaskError(
-            f"reading {dataset} from the hub needs the datasets library: pip install datasets; "
-            "or give path=, a file or folder."
-        ) from None
     known, configs = HUB[dataset]
     if name:
         known, _, config = name.partition(":")
         configs = (config,) if config else ()
     made: list[Problem | None] = []
     for config in configs or (None,):
-        try:
-            table = datasets.load_dataset(known, config, split=split, revision=revision)
-        except Exception as problem:
-            first = str(problem).strip().split("\n")[0][:200]
-            raise TaskError(
-                f"'{known}' split '{split}' cannot be loaded from the hub: {first}. Or give path=."
-            ) from problem
-        made += [READ[dataset](Row(dict(v), Path(known), None, i)) for i, v in enumerate(table)]
+        made += [READ[dataset](row) for row in hub_rows(dataset, known, config, split, revision)]
     return made

@@ -9,7 +9,7 @@ import torch
 from trailmark.engines import local
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.reuse import Kept, prefix_hashes
+from trailmark.engines.prefix_cache import Kept, prefix_hashes
 from trailmark.types import SamplingLaw
 
 FAMILIES = ["llama", "gpt2", "mistral", "gemma"]
@@ -102,7 +102,7 @@ def test_a_long_prompt_in_chunks_is_the_same_prompt(make_lm, ahead, family):
     asked = [Request(p, SamplingLaw(), 2, 6, key=str(k)) for k, p in enumerate(prompts)]
     want = run(LocalEngine(lm, 4, 256), asked)
     engine = LocalEngine(lm, 4, 256, fixed=False)
-    engine.chunk = 32
+    engine.prefiller.chunk = 32
     got = run(engine, asked)
     for a, b in zip(got, want, strict=True):
         for x, y in zip(a, b, strict=True):

@@ -1,7 +1,7 @@
-"""Which slots still hold the keys and values of a sequence that ended, so that a longer prompt can start from them.
+"""Which free slots still hold the keys and values of an ended sequence, so that a longer prompt can start from them.
 
-In a conversation the next prompt is the last one, what was written, and what the world answered. A slot that ended is
-not cleared: until another sample takes it, a prompt that begins with what lies there computes only the rest.
+In a conversation the next prompt is the last prompt, the answer, and the world's reply. A slot is not cleared when its
+sequence ends. Until another sample takes the slot, a prompt that begins with the same tokens computes only the rest.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-LEAST = 32  # tokens below which a lookup is not worth it
+LEAST = 32  # below this many tokens a lookup is not worth it
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Kept:
-    """Ended sequences by slot, found by a hash of their tokens, which are then compared."""
+    """Ended sequences by slot. They are found by a hash of their tokens, and then compared token by token."""
 
     def __init__(self) -> None:
         self._rows: dict[int, list[tuple[int, int]]] = {}  # slot -> its keys
@@ -23,7 +23,7 @@ class Kept:
         self._lengths: dict[int, int] = {}  # length -> how many keys have it
 
     def add(self, row: int, tokens: Sequence[int], ends: Sequence[int]) -> None:
-        """Slot `row` holds `tokens`; prompts may begin with any of its prefixes of the lengths `ends`."""
+        """Slot `row` holds `tokens`. Prompts may begin with any of its prefixes of the lengths `ends`."""
         self.drop(row)
         whole = np.asarray(tokens, np.int64)
         hashes = prefix_hashes(whole)
@@ -35,7 +35,7 @@ class Kept:
                 self._lengths[end] = self._lengths.get(end, 0) + 1
 
     def drop(self, row: int) -> None:
-        """Slot `row` is taken."""
+        """Slot `row` is in use again."""
         for key in self._rows.pop(row, ()):
             del self._found[key]
             self._lengths[key[0]] -= 1
@@ -46,7 +46,8 @@ class Kept:
         self._rows, self._found, self._lengths = {}, {}, {}
 
     def find(self, prompt: Sequence[int]) -> tuple[int, int] | None:
-        """The slot that holds most of the prompt's beginning, and how many tokens; at least one is left to compute."""
+        """The slot with the longest prefix of the prompt, and the length of that prefix. At least one token is left to
+        compute."""
         lengths = sorted((n for n in self._lengths if n < len(prompt)), reverse=True)
         if not lengths:
             return None
@@ -60,6 +61,6 @@ class Kept:
 
 
 def prefix_hashes(tokens: np.ndarray) -> np.ndarray:
-    """[n + 1]: a hash of every prefix, from none to all."""
+    """[n + 1]: a hash of every prefix, from the empty one to the whole."""
     powers = np.multiply.accumulate(np.full(len(tokens), _BASE))
     return np.concatenate([np.zeros(1, np.uint64), np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * powers)])

@@ -1,0 +1,80 @@
+"""Rows of data sets, as tasks read them: from a file (JSON lines, a JSON list or object, parquet; .gz is allowed) or
+from the hub. Every error names the file and the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError, TaskError
+from trailmark.formats.rows import Row
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+
+
+def file_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError("is not UTF-8 text.", path) from None
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
+
+
+def file_rows(path: Path) -> Iterator[Row]:
+    """The rows of one file. A file .json that is one object is one row."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+        return
+    text = file_text(path)
+    whole = path.name.removesuffix(".gz").endswith(".json")
+    if whole or text.lstrip()[:1] == "[":
+        value = _json(text, path, None)
+        yield from (
+            (Row(v, path, None, i) for i, v in enumerate(value)) if isinstance(value, list) else (Row(value, path),)
+        )
+        return
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip(" \t\r"):
+            yield Row(_json(line, path, n), path, n)
+
+
+def _json(text: str, path: Path, line: int | None) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"is not JSON: {problem}.", path, line) from None
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet as parquet  # type: ignore[import-not-found]
+    except ImportError:
+        raise DataError("reading parquet needs pyarrow: pip install pyarrow", path) from None
+    try:
+        found = parquet.read_table(path).to_pylist()
+    except Exception as problem:
+        raise DataError(f"is not parquet: {problem}.", path) from None
+    yield from (Row(v, path, None, i) for i, v in enumerate(found))
+
+
+def hub_rows(what: str, name: str, config: str | None, split: str, revision: str | None) -> Iterator[Row]:
+    """The rows of a split from the hub or its cache, through the datasets library. `what` is for the error."""
+    try:
+        import datasets  # type: ignore[import-not-found]
+    except ImportError:
+        raise TaskError(
+            f"reading {what} from the hub needs the datasets library: pip install datasets; "
+            "or give path=, a file or folder."
+        ) from None
+    try:
+        table = datasets.load_dataset(name, config, split=split, revision=revision)
+    except Exception as problem:
+        first = str(problem).strip().split("\n")[0][:200]
+        raise TaskError(f"'{name}' split '{split}' cannot be loaded from the hub: {first}. Or give path=.") from problem
+    yield from (Row(dict(v), Path(name), None, i) for i, v in enumerate(table))
