@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
+from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, resolve
+from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, ModelError, RecipeError, RunError
 from trailmark.methods.configs import LprRecipe
 from trailmark.methods.lpr import LprMethod, Road, part
@@ -25,7 +27,7 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment
 from trailmark.score.values import HeadValues
 from trailmark.seats.locate import locate_value
-from trailmark.types import Annotation
+from trailmark.types import Annotation, Scored
 
 SOLVER = Path(__file__).with_name("lpr_careless.py")
 WRONG = 0.4
@@ -248,6 +250,29 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
         assert (turn.prompt, turn.forced) == (origin.prompt, origin.tokens[: e.parent.token])
         assert turn.version == 0 and len(turn.forced + turn.tokens) <= 40
     assert summary(road, "values-1")["value 3"] == 0
+
+
+@pytest.mark.parametrize("speaks", ["text", "chat"])
+def test_a_server_writes_solutions_and_completions(tmp_path, speaks):
+    """What a server writes enters in tokens of the policy. A chat server is shown the question, and its answer begins
+    with the words of the state."""
+    served = ModelConfig.model_validate({**RECIPE["model"], "seed": 5})
+    with serving(LocalEngine(load_model(served), 8, 96), "small") as url:
+        seat = {"kind": "http", "address": url, "model": "small", "speaks": speaks}
+        seats = {"policy": {**seat, **({"tokenizer": "tiny"} if speaks == "text" else {})}}
+        only = [f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")]
+        road = go(tmp_path / "run", seats=seats, sample={"starts": 8, "n": 6}, only=only)
+    known, states = {e.id: e for e in road.solved(1)}, road.shard(1, None)
+    assert {e.players["policy"].kind for e in known.values()} == {"remote"} and len(states) >= 3
+    for e in known.values():
+        turn = e.turns[0]
+        assert road.tokenizer.decode(turn.prompt) == e.task.data["question"] + "\n"
+        assert road.tokenizer.decode(turn.tokens).removesuffix(road.tokenizer.eos_token) == turn.text
+    assert len(road.completed(1)) == 3 * len(states)
+    for e in road.completed(1):
+        begun = road.tokenizer.decode(known[e.parent.episode].turns[0].tokens[: e.parent.token])
+        assert e.turns[0].text.startswith(begun) and isinstance(e.outcome, Scored)
+    assert summary(road, "values-1")["states"] >= 1
 
 
 def test_several_models_are_sampled_in_one_call(made, tmp_path):
