@@ -129,7 +129,7 @@ class ModelJudge(Judge):
         return Verdict(found) if isinstance(found, Failed) else found
 
     async def ask_for(self, question: str, form: str, read: Callable[[str], T]) -> T | Failed:
-        """What `read` finds in the answer to a question; asked again, with the reason, while it finds it `Unreadable`."""
+        """What `read` finds in the answer to a question; asked again, with the reason, if it is `Unreadable`."""
         c, why = self.config, ""
         ask = "\n\n" + form
         talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
