@@ -16,6 +16,7 @@ ALONE = {"name", "ours", "unit", "device", "versions", "commit"}
 FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
 TITLES = {
     "answers": "Answer checking",
+    "data": "Files of many rows",
     "decisions": "Label decisions",
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
@@ -24,6 +25,7 @@ TITLES = {
     "gpu_sft": "Fine-tuning on a GPU",
     "gpu_step": "A whole online step on a GPU",
     "gpu_waits": "Where the host waits for a GPU",
+    "plan": "What a plan foretells",
     "gpu_training": "GRPO's gradient on a GPU",
     "sampling": "Sampling",
     "training": "Training",

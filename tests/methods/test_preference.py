@@ -1,5 +1,6 @@
 """DPO, IPO, KTO and rejection sampling end to end on files: what they start from, learn and resume."""
 
+import json
 import warnings
 
 import numpy as np

@@ -14,7 +14,7 @@ from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Held, Method, reference_held
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -25,7 +25,7 @@ from trailmark.rollout.play import play
 from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.seats.config import trained_seats
+from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
@@ -59,7 +59,8 @@ class PolicyGradientMethod(Method):
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
+        self.overlap = getattr(config, "overlap", False)  # recipes of derived methods may not have the key
+        self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
@@ -93,7 +94,7 @@ class PolicyGradientMethod(Method):
         if made is None:
             self.table.publish(step - 1)
             made = played(step)
-        if c.overlap and step < c.steps:
+        if self.overlap and step < c.steps:
             self.table.publish(step - 1)
             self.next.start(step + 1, lambda: played(step + 1))
         return made
@@ -137,6 +138,28 @@ class PolicyGradientMethod(Method):
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """Every model at the table, and the reference if the objective reads one."""
+        refers = getattr(get_objective(config.objective), "beta", 0)
+        return [*cls.players(config), *(reference_held(config.model) if refers else [])]
+
+    @classmethod
+    def players(cls, config: Any) -> list[Held]:
+        """Every model at the table. With `overlap` the engine plays with a copy of the weights."""
+        found: list[Held] = []
+        for name, seat in cls.seats_of(config).items():
+            if isinstance(seat, LocalSeat) and seat.trained:
+                copied = getattr(config, "overlap", False)
+                found.append(Held(name, config.model, config.learner.optim, None if copied else seat.engine))
+                if copied:
+                    dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
+                    copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
+                    found.append(Held(f"{name} in play", copy, None, seat.engine))
+            elif isinstance(seat, LocalSeat) and seat.model is not None:
+                found.append(Held(name, seat.model, None, seat.engine))
+        return found
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
