@@ -43,6 +43,23 @@ class TaskConfig(Config):
     options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
 
 
+Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+CLIPPED = {"kind": "clipped", "ratio": "token", "surrogate": "clipped"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"credit": "group", "mean": "sequence", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dr_grpo": {"credit": "group_mean", "mean": "constant", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dapo": {"credit": "group", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.28}, "refill": 3},
+    "gspo": {"credit": "group", "mean": "sequence",
+             "objective": {**CLIPPED, "ratio": "sequence", "low": 3e-4, "high": 4e-4}},
+    "cispo": {"credit": "group", "mean": "token",
+              "objective": {**CLIPPED, "surrogate": "cispo", "low": 1.0, "high": 4.0}},
+    "rloo": {"credit": "leave_one_out", "mean": "constant", "objective": {"kind": "weighted_logp"}},
+    "reinforce_pp": {"credit": "batch", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.2},
+                     "kl_reward": 0.01},
+}  # fmt: skip
+TUNED = ("low", "high", "beta", "kl", "entropy", "refill", "kl_reward")  # settings that a variant leaves to the recipe
+
+
 class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     starts: PositiveInt = Field(8, description="starts (tasks) in one step")
@@ -50,8 +67,13 @@ class PolicyGradientRecipe(RunConfig):
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
-    credit: Literal["returns", "group", "leave_one_out"] = Field(
+    variant: Variant | None = Field(None, description="a published set of credit, mean and objective, by its name")
+    credit: Literal["returns", "group", "group_mean", "leave_one_out", "batch"] = Field(
         "group", description="how advantages are computed from rewards"
+    )
+    kl_reward: float = Field(0.0, ge=0, description="weight of a KL penalty per token in the reward, not in the loss")
+    refill: NonNegativeInt = Field(
+        0, description="rounds of further starts in place of groups whose episodes all earn the same; these are dropped"
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="what the loss is averaged over")
@@ -66,11 +88,13 @@ class PolicyGradientRecipe(RunConfig):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        return with_prompts(raw)
+        return with_variant(with_prompts(raw))
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
-        if self.n < 2 and self.credit != "returns":
+        if self.variant and self.n < 2 and self.credit == "batch":
+            return self
+        if self.n < 2 and self.credit not in ("returns", "batch"):
             raise ValueError(
                 f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every "
                 "advantage would be 0: set n to 2 or more, or set credit: returns"
@@ -91,6 +115,34 @@ class PolicyGradientRecipe(RunConfig):
             return get_objective(v).model_dump()
         except RecipeError as e:
             raise ValueError(str(e)) from e
+
+
+def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which `variant` has become its credit, mean and objective. A key that says something else is refused:
+    the name would promise what is not done. The settings of the objective may be changed."""
+    chosen = VARIANTS.get(raw.get("variant"))  # type: ignore[arg-type]
+    if chosen is None:
+        return raw
+    out = dict(raw)
+    for key, value in chosen.items():
+        given = raw.get(key)
+        if key == "objective":
+            given = given if isinstance(given, dict) else {}
+            fixed = {k: v for k, v in value.items() if k not in TUNED}
+            wrong = next((k for k, v in fixed.items() if k in given and given[k] != v), None)
+            if wrong:
+                raise RecipeError(
+                    f"variant {raw['variant']} means objective.{wrong}: {fixed[wrong]}, and the recipe says "
+                    f"{given[wrong]}: leave out one of the two."
+                )
+            out[key] = {**value, **given}
+        elif key in raw and given is not None and given != value and key not in TUNED:
+            raise RecipeError(
+                f"variant {raw['variant']} means {key}: {value}, and the recipe says {given}: leave out one of the two."
+            )
+        elif given is None:
+            out[key] = value
+    return out
 
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class LprMethod(Method):
     """Each of its trainings is a run of its own, so this class has no updates and takes the whole run in its hands."""
 
     Config = LprRecipe
-    staged = tuple(LprRecipe.model_fields)
+    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher")
     only: ClassVar[tuple[str, ...] | None] = None  # the stages that are made; None: all
 
     @classmethod
@@ -536,7 +536,7 @@ class Road:
                 annotated = {a.episode for a in notes}
                 groups = {e.group for e in mine if e.id in annotated}  # questions without a value are not learnt from
                 mine = [e for e in mine if e.group in groups]
-                if name == "dev" and not mine:
+                if name == "dev" and not c.labels.dev_shards:
                     continue
                 found, lost = lpr_states.examples(mine, notes, c.complete.k, c.labels, self.tokenizer, SEAT, c.seed)
                 used, labels = lpr_states.label_notes(found, mine)
@@ -551,7 +551,8 @@ class Road:
                     )
                     used, labels, told["replayed"] = [*used, *more], [*labels, *kept], told.get("replayed", 0) + n
                 if not labels:
-                    raise DataError(f"stage 'examples-{k}': there is no example to learn from: {_said(lost)}.")
+                    where = f"in labels.dev_shards {c.labels.dev_shards}" if name == "dev" else "to learn from"
+                    raise DataError(f"stage 'examples-{k}': there is no example {where}: {_said(lost)}.")
                 formats.write("episodes", folder / f"{name}.jsonl", used, None, annotations=labels)
             return told, out
 
