@@ -77,7 +77,7 @@ def test_an_empty_prompt_is_nothing_to_answer(tmp_path):
         ('{"prompt": "a"}', "key 'response': is missing. Found: prompt."),
         ('{"prompt": "a", "response": null}', "key 'response': must be text, not None."),
         ('{"prompt": "a", "response": "b", "reward": "good"}', "key 'reward': must be a finite number, not 'good'."),
-        ('{"prompt": "a", "response": "b", "reward": 1e999}', "is not JSON: 1e999 is not a number."),
+        ('{"prompt": "a", "response": "b", "reward": 1e999}', "key 'reward': must be a finite number, not inf."),
         ('{"prompt": "a", "response": "b", "reward": NaN}', "is not JSON: NaN is not a number."),
         ('{"prompt": "a", "prompt": "b"}', "is not JSON: key 'prompt' appears twice."),
         ('{"prompt": "a", "response": "\\ud800"}', "is not JSON: 'utf-8' codec can't encode"),

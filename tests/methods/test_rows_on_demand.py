@@ -110,10 +110,11 @@ def test_trajectories_are_those_of_the_whole_file(tmp_path, trajectories, format
         reward = {"agent": "reward", "sharegpt": "score"}[format]
         rows = [{"conversations": talk(r, i), reward: r.get("reward")} for i, r in enumerate(rows)]
     if format == "react":
+        both = lambda r: [r["response"] or "-", "Thought 1: no"]
         rows = [
-            {"text": r["prompt"] or "-", "response": [r["response"] or "-", "Thought 1: no"], "pred": ["1", "2"],
-             "label": 1, "id": i} for i, r in enumerate(rows)
-        ]  # fmt: skip
+            {"text": r["prompt"] or "-", "response": both(r), "pred": ["1", "2"], "label": 1, "id": i}
+            for i, r in enumerate(rows)
+        ]
     path = lines(tmp_path / "in.jsonl", rows)
     if format == "episodes":
         path = str(tmp_path / "own.jsonl")
@@ -177,7 +178,7 @@ def test_a_bad_row_in_the_middle_is_refused_before_the_first_step(tmp_path, kind
 def test_a_row_that_is_too_long_is_counted_before_the_first_step(tmp_path):
     rows = [{"prompt": "a", "response": "b" * (300 if i in (40, 70) else 200 if i == 50 else 1)} for i in range(90)]
     path = lines(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(DataError, match=r"rows.jsonl:41: has \d+ tokens.*context is 256. 2 of 90 rows are too long"):
+    with pytest.raises(DataError, match=r"rows.jsonl:41: has \d+ tokens.*context is 256. 2 of 90 rows"):
         sft.conversation_samples(TOKENIZER, path, True, 256)
 
 

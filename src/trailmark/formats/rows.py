@@ -158,11 +158,11 @@ def _placed(use: Callable[[int, Row], None], i: int, row: Row) -> None:
         raise problem if problem.file else row.bad(str(problem)) from problem
 
 
-def _parse(text: str, path: Path, line: int | None) -> Any:
+def _parse(text: str, path: Path, line: int | None, decoder: json.JSONDecoder | None = None) -> Any:
     try:
         if text.startswith("\ufeff"):
             raise ValueError("a BOM may only stand at the start of a file")
-        value = _decoder.decode(text)
+        value = (decoder or _decoder).decode(text)
         if "\\u" in text:  # only an escape can write half a surrogate pair, which is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
@@ -178,8 +178,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_line(text: str, path: Path, line: int) -> Any:
-    """The value of a line of a file, parsed as strictly as a row."""
-    return _parse(text, path, line)
+    """The value of a line of a file, parsed as strictly as a row. Numbers must be finite, whatever their key."""
+    return _parse(text, path, line, _finite_decoder)
 
 
 def _finite(text: str) -> float:
@@ -191,7 +191,8 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+_finite_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
 
 
 def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["list", "lines"]) -> None:

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
-    """The rows of step `step` (from 1). Epochs are seeded permutations, one after the other. So the step number alone
-    gives the position in the data, and a resumed run continues where it stopped."""
+    """The rows of step `step` (from 1): epochs are seeded permutations laid end to end, so that a position in the
+    data is the step number alone and a resumed run reads on where it stopped."""
     wanted = range((step - 1) * batch, step * batch)
     return [int(_order(rows, seed, i // rows)[i % rows]) for i in wanted]
 
@@ -25,8 +25,8 @@ def _order(rows: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Batches(Generic[T]):
-    """The rows of one step after the other. While a step is learnt, a thread makes the rows of the next one. What is in
-    a batch depends on (seed, step) alone."""
+    """The rows of one step after the other. While a step is learnt, a thread makes the rows of the next one. What is
+    in a batch depends on (seed, step) alone."""
 
     def __init__(self, rows: Sequence[T], batch: int, seed: int, steps: int):
         self.rows, self.batch, self.seed, self.steps = rows, batch, seed, steps

@@ -1,8 +1,8 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Trajectories that cannot be learnt from are left out and counted. The files are read once at the start, and only the
-place of each trajectory is kept; a trajectory is read and encoded when a batch needs it. The policy can be evaluated on
-a task during training, and once as it was before training (`final.start`).
+Trajectories that cannot be learnt from are left out and counted. Reading goes over the files once and keeps where each
+trajectory stands; a trajectory is read and encoded when a batch needs it. The policy can be evaluated on a task during
+training, and once as it was before training (`final.start`).
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class OfflineMethod(Method):
             self.source.bind(policy.tokenizer)
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
-        """The rows that batches are drawn from, and how many trajectories could not be used, by reason. An episode is
-        read from disk when it is asked for; the columns of `Trajectories` are in memory."""
+        """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
+        read from disk when they are asked for; what `Trajectories` says about them costs nothing."""
         raise NotImplementedError(
             f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a "
             "batch is drawn from and how many trajectories it left out, by reason"
@@ -149,9 +149,9 @@ class OfflineMethod(Method):
 
 
 class Trajectories(OnDemand[Episode]):
-    """The episodes that can be learnt from, in the order of the files. What decides how an episode is used is kept in
-    columns: whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if it
-    is a side of a pair, the number of the pair and the side (`pair` and `side`, otherwise -1)."""
+    """The episodes that can be learnt from, in the order of the files, and what decides how they are used: for each
+    of them whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if
+    it is a side of a pair, the number of the pair and the side (`pair` and `side`, else -1)."""
 
     def __init__(self) -> None:
         super().__init__(0, self._read, _weight)

@@ -1,14 +1,14 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, hinge, KTO, and rejection sampling.
 
     rejection         imitate the successes
-    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, of
-                      episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name two episodes
-                      of the data (`pair_file`). Tokens are kept as they were written
+    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format
+                      `pairs`, of episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name
+                      two episodes of the data (`pair_file`). Tokens are kept as they were written
     kto               successes and failures without pairs
 
 A line of `pair_file` is {"chosen": ID, "rejected": ID}. With "chosen_prefix": N the first N tokens of that answer are
-given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one state are compared
-this way.
+given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one
+state are compared this way.
 
 The reference of DPO, IPO, hinge and KTO is the policy before training, or `ref`.
 """
@@ -84,9 +84,7 @@ class PreferenceMethod(OfflineMethod):
         if c.objective == "rejection":
             return Sft()
         if c.objective == "kto":
-            return Kto(
-                beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len
-            )
+            return Kto(beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len)
         return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
@@ -96,9 +94,9 @@ class PreferenceMethod(OfflineMethod):
         yield Update(samples, self.objective)
 
     def drawn(self, step: int) -> list[Sample]:
+        c = self.config
         make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
-        pairs = partial(pair_samples, per=self.config.per)
-        return make.get(self.config.objective, pairs)(self.batches.take(step), self.config.seat)
+        return make.get(c.objective, partial(pair_samples, per=c.per))(self.batches.take(step), c.seat)
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

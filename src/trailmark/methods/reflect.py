@@ -126,9 +126,8 @@ class ReflectMethod(Players):
         none = config.sft.model_copy(update={"reflector": 0, "policy": 0})
         found: list[tuple[str, type[Method], Any]] = []
         for seat, steps in imitated_steps(config).items():
-            only = {name: n if name == seat else 0 for name, n in imitated_steps(config).items()}
-            alone = config.sft.model_copy(update=only)
-            inner = imitation(config.model_copy(update={"sft": alone}), Path(config.out), seat, steps)
+            alone = config.model_copy(update={"sft": none.model_copy(update={seat: steps})})
+            inner = imitation(alone, Path(config.out), seat, steps)
             found.append((seat, ImitationMethod, inner))
         return [*found, *([("play", cls, config.model_copy(update={"sft": none}))] if config.steps else [])]
 

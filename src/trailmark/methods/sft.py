@@ -64,8 +64,8 @@ class SftMethod(Method):
 
 def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> Sequence[list[Sample]]:
     """One list of samples per row of the file (a chat template that rewrites history needs several), made when it is
-    asked for. Every row is checked here. An error if a row does not fit the model's context; a row that surely fits is
-    not encoded for this check."""
+    asked for. Every row is checked here. An error if a row does not fit the model's context; one that surely fits is
+    not encoded to know that."""
     rows = RowFile(path)
     laid = _Laid(tokenizer, path, use_chat)
     if len(rows) and holds_texts(rows[0]):

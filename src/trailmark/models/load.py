@@ -351,7 +351,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def shape_of(config: ModelConfig) -> Any:
-    """The transformers config of a model, without network and weights."""
+    """The transformers config of a model, without network and without weights."""
     from transformers import AutoConfig
 
     from trailmark.models.tiny import tiny_config, tiny_tokenizer
@@ -370,6 +370,6 @@ def shape_of(config: ModelConfig) -> Any:
         shaped.tie_word_embeddings = True
         return shaped
     raise ModelError(
-        f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to "
-        "check this recipe without it"
+        f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
+        f"this recipe without it"
     )
