@@ -71,9 +71,7 @@ def states(lm: LM, count: int) -> list[Point]:
 def completions(size: str, count: int, k: int, repeats: int) -> None:
     tokenizer = tiny_tokenizer()
     lm = LM(build(tiny_config("llama", vocab=len(tokenizer), context=256, **SHAPES[size]), 0), tokenizer, size)
-    ours, again = (
-        kind(lm, slots=min(64, count * k), max_len=256, fixed=False) for kind in (LocalEngine, Again)
-    )
+    ours, again = (kind(lm, slots=min(64, count * k), max_len=256, fixed=False) for kind in (LocalEngine, Again))
     law = SamplingLaw(min_tokens=10_000, stop_ids=(0,))
     starts = branch_starts(states(lm, count), k, seed=1)
 

@@ -34,16 +34,20 @@ def config(tmp_path, **more):
 
 @pytest.fixture
 def solutions(tmp_path):
-    """Answers of two steps: a right one goes over 'good', a wrong one over 'bad'. The label after the first step is 2 or 1."""
+    """Answers of two steps: a right one goes over 'good', a wrong one over 'bad'. The first step's label is 2 or 1."""
     rows = []
     for k in range(8):
         for word, reward in (("good", 1), ("bad", 0)):
             rows.append({"prompt": f"{k}?\n", "response": f"{word}\nso {k}", "reward": reward})
     path = tmp_path / "scored.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    found = [without_end(mark_steps(e, "policy", WORDS, "newline"), "policy", WORDS)
-             for e in formats.read("trajectories", path, WORDS).episodes]  # fmt: skip
-    notes = [Annotation(e.id, "label", "step", (2.0, 3.0) if "good" in e.turns[0].text else (1.0, -1.0), 0) for e in found]
+    found = [
+        without_end(mark_steps(e, "policy", WORDS, "newline"), "policy", WORDS)
+        for e in formats.read("trajectories", path, WORDS).episodes
+    ]
+    notes = [
+        Annotation(e.id, "label", "step", (2.0, 3.0) if "good" in e.turns[0].text else (1.0, -1.0), 0) for e in found
+    ]
     formats.write("episodes", tmp_path / "labelled.jsonl", found, None, annotations=notes)
     return tmp_path
 
@@ -58,9 +62,17 @@ def test_no_step_holds_the_token_that_ends_a_turn(solutions):
 
 
 def test_classes_learn_every_label_in_one_pass(solutions):
-    """The first loss is ln 4. It is learnt until every label is right, and reading every step at once is reading prefixes."""
-    c = config(solutions, data=str(solutions / "labelled.jsonl"), eval_data=str(solutions / "labelled.jsonl"),
-               eval={"every": 40}, steps=40, batch=16, learner={"optim": {"lr": 1e-2}}, read={"classes": [2, 3], "over": "min"})  # fmt: skip
+    """The first loss is ln 4. Every label is learnt, and reading every step at once is reading prefixes."""
+    c = config(
+        solutions,
+        data=str(solutions / "labelled.jsonl"),
+        eval_data=str(solutions / "labelled.jsonl"),
+        eval={"every": 40},
+        steps=40,
+        batch=16,
+        learner={"optim": {"lr": 1e-2}},
+        read={"classes": [2, 3], "over": "min"},
+    )
     launch(RewardModelMethod, c)
     rows = read_metrics(solutions / "run")
     assert rows[0]["cross_entropy"] == pytest.approx(math.log(4), abs=1e-12) and rows[0]["rows"] == 16
@@ -82,14 +94,26 @@ def test_classes_learn_every_label_in_one_pass(solutions):
 
 
 def test_outcome_pairwise_and_scalar_by_their_first_losses(solutions):
-    """Heads begin at 0: ln 2 for two classes and for a pair, and the mean square of the targets 2/3, 1 and 1/3 for a scalar."""
+    """Heads begin at 0: ln 2 for two classes and for a pair, the mean square of 2/3, 1 and 1/3 for a scalar."""
     first = {"outcome": math.log(2), "pairwise": math.log(2), "scalar": (4 / 9 + 1 + 1 / 9) / 3}
     name = {"outcome": "cross_entropy", "pairwise": "ranking", "scalar": "value"}
     for kind, start in first.items():
-        given = {"data": str(solutions / "labelled.jsonl")} if kind == "scalar" else {
-            "data": str(solutions / "scored.jsonl"), "format": "trajectories"}  # fmt: skip
-        c = config(solutions, kind=kind, out=str(solutions / kind), steps=30, batch=16, eval={"every": 30},
-                   eval_data=given["data"], learner={"optim": {"lr": 1e-2}}, **given)  # fmt: skip
+        given = (
+            {"data": str(solutions / "labelled.jsonl")}
+            if kind == "scalar"
+            else {"data": str(solutions / "scored.jsonl"), "format": "trajectories"}
+        )
+        c = config(
+            solutions,
+            kind=kind,
+            out=str(solutions / kind),
+            steps=30,
+            batch=16,
+            eval={"every": 30},
+            eval_data=given["data"],
+            learner={"optim": {"lr": 1e-2}},
+            **given,
+        )
         launch(RewardModelMethod, c)
         rows = read_metrics(solutions / kind)
         assert rows[0][name[kind]] == pytest.approx(start, abs=1e-12)

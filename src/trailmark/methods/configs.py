@@ -368,9 +368,9 @@ PAIRED = ("dpo", "ipo", "hinge")  # objectives of pairs
 class PreferenceRecipe(OfflineRecipe):
     objective: Preference = Field("dpo", description="what is learnt")
     beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, hinge, kto); none: 0.1")
-    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round (dpo)")
+    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that may be the wrong way round (dpo)")
     per: Literal["answer", "token"] = Field(
-        "answer", description="log-ratios are summed over an answer, or their mean is taken over its tokens (dpo, ipo, hinge)"
+        "answer", description="log-ratios: their sum over an answer, or their mean over its tokens (dpo, ipo, hinge)"
     )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
     pair_file: Annotated[str | None, NamesFile()] = Field(
@@ -421,7 +421,7 @@ class RewardModelRecipe(RunConfig):
     pair_file: Annotated[str | None, NamesFile()] = Field(
         None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data"
     )
-    label: str = Field("label", description="the annotation that holds the class of each step; below 0: this step has none")
+    label: str = Field("label", description="the annotation with the class of each step; below 0: it has none")
     outputs: int = Field(4, ge=2, description="classes of kind classes; a scalar's target is label / (outputs - 1)")
     seat: str = Field("policy", description="whose turns are judged")
     max_len: PositiveInt | None = Field(None, description="longer answers are left out; none: the model's context")
@@ -529,7 +529,7 @@ class OreoRecipe(OfflineRecipe):
     @model_validator(mode="after")
     def _fits(self) -> OreoRecipe:
         if self.format == "pairs":
-            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo, ipo or hinge")
+            raise ValueError("a file of pairs has no rewards: it is for method preference (dpo, ipo or hinge)")
         if self.level == "step" and self.states == "token":
             raise ValueError("level step needs states: step")
         if self.hinge and self.level != "response":
@@ -556,7 +556,7 @@ class StepRewards(Config):
     raw: bool = Field(False, description="the head's number for the last of these classes, in place of a probability")
     running: Running = Field("none", description="each step its own score, or the sum, min or product up to it")
     alpha: float = Field(1.0, ge=0, description="weight of what the reward model says")
-    right: float | None = Field(None, description="what a right answer earns in the place of its last step; none: nothing")
+    right: float | None = Field(None, description="what a right answer earns at its last step; none: nothing")
     wrong: float = Field(0.0, description="what a wrong answer earns there")
     at_end: bool = Field(False, description="the last step is paid at the token that ends the turn")
     clip: float | None = Field(5.0, gt=0, description="largest reward of a step, up or down; none: no limit")
@@ -566,7 +566,7 @@ class StepRewards(Config):
     @model_validator(mode="after")
     def _some(self) -> StepRewards:
         if self.model is None and self.right is None:
-            raise ValueError("nothing is paid: set rewards.model (a reward model), rewards.right (the outcome), or both")
+            raise ValueError("nothing is paid: set rewards.model (the process), rewards.right (the outcome), or both")
         return self
 
 
@@ -583,11 +583,11 @@ class StepRlRecipe(RunConfig):
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
     rewards: StepRewards = Field(StepRewards(right=1.0), description="what steps earn")
-    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward (ppo, remax), or in the loss (grpo)")
+    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward, or (grpo) in the loss")
     gamma: float = Field(1.0, ge=0, le=1, description="discount over tokens (ppo, remax)")
     lam: float = Field(0.95, ge=0, le=1, description="of generalised advantages (ppo)")
     clip: float = Field(0.2, gt=0, lt=1, description="how far a ratio may leave 1 (ppo, grpo)")
-    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move in one step (ppo); none: no limit")
+    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move at once (ppo); none: no limit")
     critic: OreoCritic = Field(
         OreoCritic(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
     )
@@ -599,6 +599,11 @@ class StepRlRecipe(RunConfig):
         if self.algorithm == "grpo" and self.n < 2:
             raise ValueError("n is 1, and algorithm grpo compares the steps of several answers: set n to 2 or more")
         return self
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the next batch is played while the learner works: not here."""
+        return False
 
 
 # --- oreo_rounds ------------------------------------------------------------------------------------------------
@@ -769,13 +774,15 @@ class LprPairs(Config):
     up_sampling: PositiveInt = Field(1, description="how often pairs of two right answers are repeated")
     all_right: bool = Field(False, description="any right answer may be above another, not the chosen ones alone")
     among_wrong: bool = Field(False, description="wrong answers are ranked among each other, too")
-    drop_losers: bool = Field(False, description="a right answer that loses against another is not set against wrong ones")
+    drop_losers: bool = Field(False, description="a right answer that loses to another is not set against wrong ones")
     reject_surplus: bool = Field(False, description="right answers that were not chosen are rejected like wrong ones")
     hard_only: bool = Field(False, description="right answers are compared only where some answer is wrong")
     accept: LprAccept | None = Field(None, description="accept right answers by chance, in place of the margin")
     min_right_steps: NonNegativeInt = Field(0, description="shorter right answers take no part")
     min_wrong_steps: NonNegativeInt = Field(0, description="shorter wrong answers take no part")
-    exclude: str | None = Field(None, description="JSON list of the questions of which no two right answers are compared")
+    exclude: Annotated[str | None, NamesFile()] = Field(
+        None, description="JSON list of the questions of which no two right answers are compared"
+    )
     states: LprStatePairs | None = Field(None, description="also pairs of states")
     steps: LprStepPairs | None = Field(None, description="pairs of steps behind one state, in the place of all others")
     aliased: bool = Field(
@@ -785,7 +792,7 @@ class LprPairs(Config):
 
 
 class LprRecipe(RunConfig):
-    """The whole road: solutions, states, completions, values, reward model, scores, pairs, preference, reinforcement."""
+    """The road: solutions, states, completions, values, reward model, scores, pairs, and what is trained on them."""
 
     steps: PositiveInt = Field(1, description="rounds")
     task: TaskConfig = Field(TaskConfig(name="arith"), description="the questions")

@@ -1,6 +1,6 @@
 """LPR: process rewards from nothing but outcomes, a model of them, and what it teaches.
 
-    lessons, sft     the seat `teacher` writes solutions, and the policy imitates the right ones (where there is a teacher)
+    lessons, sft     the seat `teacher`, if there is one, writes solutions, and the policy imitates the right ones
     solutions-1      the policy writes n solutions of each question
     cleaned-1        those that can be used, cut into steps
     states-1         beginnings of them, drawn at random, in shards
@@ -14,8 +14,9 @@
     rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
     solutions-2      the next round, from the policy of the last one
 
-Each is a stage: done once, made again when what it depends on changes, and it goes on after a kill. Stages that nothing needs
-are left out: pairs by outcome need no reward model. `given` puts a file from elsewhere in the place of a stage.
+Each is a stage: done once, made again when what it depends on changes, and it goes on after a kill. Stages that
+nothing needs are left out: pairs by outcome need no reward model. `given` puts a file from elsewhere in the place of a
+stage.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class LprMethod(Method):
 
     @classmethod
     def seats_of(cls, config: LprRecipe) -> dict[str, AnyKind]:
-        """A seat of a server or a script may write the solutions: what is trained is the recipe's model all the same."""
+        """A server or a script may write the solutions: what is trained is the recipe's model all the same."""
         given = {SEAT: LocalSeat(trained=True), **config.seats}
         check_seats({n: s for n, s in given.items() if n != SEAT} | {SEAT: LocalSeat(trained=True)})
         return filled(given, config.sampling, config.engine)
@@ -354,7 +355,7 @@ class Road:
         return {"solutions": len(episodes), "questions": len({e.group for e in episodes})}, {}
 
     def _join(self, episodes: list[Episode], file: str) -> None:
-        """Give questions of a file the task's own start of the same id, where there is one: its world judges completions."""
+        """Give questions of a file the task's own start of the same id, if any: its world judges completions."""
         source = get_task(self.config.task.name, **self.config.task.options)
         known: dict[str, Task] = {}
         for task in self.questions(source):
@@ -364,7 +365,7 @@ class Road:
                 episodes[i] = dataclasses.replace(e, task=dataclasses.replace(task, meta={**e.task.meta, **task.meta}))
 
     def questions(self, source: Any) -> list[Task]:
-        """The questions that a file from elsewhere may be about: all that the task lists, and those of the first round."""
+        """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
         c = self.config
         drawn = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + 1)
         return [*source.tasks(c.sample.split), *drawn]
@@ -644,7 +645,8 @@ class Road:
                 made += self.state_pairs(episodes, outputs)
             if not made:
                 raise DataError(
-                    f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which {sum(map(won, episodes))} are right."
+                    f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
+                    f"{sum(map(won, episodes))} are right."
                 )
             _write_lines(folder / "pairs.jsonl", [p.line() for p in made])
             known = {e.id: e for e in episodes}
@@ -815,8 +817,8 @@ def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
         now = source.make().reset(points[0].episode.task).text
         if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
             raise DataError(
-                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows now: states of solutions "
-                "from elsewhere can be completed only if their prompts are those of the task."
+                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
+                "solutions from elsewhere can be completed only if their prompts are those of the task."
             )
 
 

@@ -4,8 +4,8 @@ Answers of one question come in the order in which they were written. `reward` i
 the whole (a product over steps, say), None where nobody scored them.
 
     outcome   every right answer with every wrong one
-    process   the `best_of` best right ones (in their old order) with the `max_wrong` best wrong ones (the hardest first),
-              and a right one above each right one that is worth less by more than `margin`
+    process   the `best_of` best right ones (in their old order) with the `max_wrong` best wrong ones, the hardest
+              first; and a right one above each right one that is worth less by more than `margin`
     state     beginnings of answers, ranked by the product up to there
     step      two continuations of one state: what stands before is given and not trained
 

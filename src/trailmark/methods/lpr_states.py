@@ -1,5 +1,5 @@
-"""LPR's states: solutions that are cleaned and cut into steps, the states that are completed, what they are worth, and what a
-process reward model learns from them.
+"""LPR's states: solutions that are cleaned and cut into steps, the states that are completed, what they are worth, and
+what a process reward model learns from them.
 
 A state is the beginning of a solution up to the end of a step. k completions of it are drawn; its value is how many of
 them are right, from 0 to k. The label of a whole solution is k if it is right, else 0.
@@ -84,7 +84,7 @@ def _cleaned(
 
 
 def cut_turn(turn: Turn, text: str, tokenizer: Any) -> Turn | None:
-    """The turn cut so that it says `text` and ends there, with the tokens that were written; None: they do not say it."""
+    """The turn cut so that it says `text` and ends there, in the tokens that were written; None: they do not say it."""
     if not turn.prompt or not turn.text.startswith(text):
         return None
     cut = token_border(tokenizer, turn.tokens, turn.text, len(text))
@@ -241,7 +241,7 @@ def examples(
 
 
 def one_of_each(found: Sequence[Example], out: Counter[str]) -> list[Example]:
-    """Equal texts of one question as one example. Where their labels differ, it has their mean, rounded (halves go up)."""
+    """Equal texts of one question as one example. Where labels differ, it has their mean, rounded (halves go up)."""
     same: dict[tuple[str, str], list[Example]] = {}
     for x in found:
         same.setdefault(x.text, []).append(x)

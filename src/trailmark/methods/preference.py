@@ -1,14 +1,14 @@
 """Preferences and filters over a file of scored trajectories: DPO, IPO, hinge, KTO, and rejection sampling.
 
     rejection         imitate the successes
-    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format `pairs`, of
-                      episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name two episodes
-                      of the data (`pair_file`). Tokens are kept as they were written
+    dpo, ipo, hinge   pairs of a success and a failure of one prompt, built here, or read: from a file of format
+                      `pairs`, of episodes that are sides of pairs (`formats.scored.pair_sides`), or of lines that name
+                      two episodes of the data (`pair_file`). Tokens are kept as they were written
     kto               successes and failures without pairs
 
 A line of `pair_file` is {"chosen": ID, "rejected": ID}. With "chosen_prefix": N the first N tokens of that answer are
-given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one state are compared
-this way.
+given and not trained, and with "chosen_end": M it is trained up to its token M (so for "rejected"). Steps behind one
+state are compared this way.
 
 The reference of DPO, IPO, hinge and KTO is the policy before training, or `ref`.
 """
@@ -84,9 +84,7 @@ class PreferenceMethod(OfflineMethod):
         if c.objective == "rejection":
             return Sft()
         if c.objective == "kto":
-            return Kto(
-                beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len
-            )
+            return Kto(beta=beta, desirable=c.desirable, undesirable=c.undesirable, ref=self.ref, max_len=self.max_len)
         return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
@@ -170,7 +168,9 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
             return None
         try:
             chosen, rejected = (
-                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end")) for side, e in zip(SIDES, sides) if e
+                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end"))
+                for side, e in zip(SIDES, sides)
+                if e
             )
         except DataError as problem:
             raise row.bad(str(problem)) from None
@@ -179,7 +179,9 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
     found = each(path, read)[0]
     made = [p for p in found if p is not None]
     if not made:
-        raise DataError(f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path)
+        raise DataError(
+            f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path
+        )
     lost = len(found) - len(made)
     return made, {"pairs_without_episode": lost} if lost else {}
 
@@ -196,8 +198,8 @@ def trained_part(e: Episode, seat: str, start: int = 0, end: int | None = None) 
         raise DataError(f"episode '{e.id}' has {len(t.tokens)} tokens: there is nothing between {start} and {end}.")
     stop = t.stop if end == len(t.tokens) else ""
     part = replace(
-        t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end], logq=t.logq[start:end],
-        steps=(), stop=stop,
+        t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end],
+        logq=t.logq[start:end], steps=(), stop=stop,
     )  # fmt: skip
     return replace(e, turns=(*e.turns[:at], part))
 

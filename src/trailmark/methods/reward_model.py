@@ -1,14 +1,14 @@
 """Reward models: a head on a language model that says how good an answer is, or how good each of its steps is.
 
-    classes    a class after each labelled step, by cross-entropy: a process reward model. Labels are annotations of steps;
-               a step with a label below 0 has none. All labels of an answer are learnt in one pass over it
+    classes    a class after each labelled step, by cross-entropy: a process reward model. Labels are annotations of
+               steps; a step with a label below 0 has none. All labels of an answer are learnt in one pass over it
     outcome    two classes after the whole answer, by whether it was right: an outcome reward model
     pairwise   a number after the whole answer, -log sigma(r_chosen - r_rejected)
     scalar     a number after each labelled step, by its squared error: label / (outputs - 1)
 
-"After an answer" is behind the last token of its text, before the token that ends the turn: there a search reads it, too.
-The model is called `value` in checkpoints, so `serve --value RUN` and `eval --search … --value RUN` find it, and read it
-as `read` says.
+"After an answer" is behind the last token of its text, before the token that ends the turn: a search reads it there.
+The model is called `value` in checkpoints, so `serve --value RUN` and `eval --search … --value RUN` find it, and read
+it as `read` says.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def load_head(config: RewardModelRecipe) -> LM:
     if HEAD not in lm.heads:
         lm.add_head(HEAD, outputs)
     elif (has := int(lm.heads[HEAD].weight.shape[0])) != outputs:  # type: ignore[union-attr,index,arg-type]
-        raise ModelError(f"begin: the head of {config.begin or config.model.name} has {has} outputs, and kind {config.kind} needs "
-                         f"{outputs}.")  # fmt: skip
+        raise ModelError(
+            f"begin: the head of {config.begin or config.model.name} has {has} outputs, and kind {config.kind} needs "
+            f"{outputs}."
+        )
     return lm
 
 
@@ -215,8 +217,8 @@ def tied(rows: Sequence[Row]) -> list[Sample]:
 
 
 def judged(learner: Learner, samples: Sequence[Sample], kind: str) -> dict[str, float]:
-    """How right the model is on answers that it was not trained on: `accuracy` over labels or pairs (of a scalar: how often
-    it is on the right side of one half), and the loss."""
+    """How right the model is on answers that it was not trained on: `accuracy` over labels or pairs (of a scalar: how
+    often it is on the right side of one half), and the loss."""
     where = {"pairwise": "weight", "scalar": "value_weight"}.get(kind, "class_weight")
     read = learner.fill(samples, head=Readout("", "head", model="value", head=HEAD, at="after", where=where))
     outs = [np.asarray(s.streams["head"], float) for s in read]

@@ -3,10 +3,10 @@
 A step earns what a reward model says of it (process), the last one what the whole answer is worth (outcome), or both
 (`rewards`, `credit/steps.py`). Every other token earns nothing but the price of leaving the reference.
 
-    ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser of
-            its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
-    grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or behind
-            it; clipped surrogate, and beta times the k3 estimate of the KL in the loss, which pulls towards the reference
+    ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser
+            of its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
+    grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or
+            behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference
     remax   the whole reward against that of the greedy answer; no clipping, no critic
 """
 
@@ -188,8 +188,8 @@ def open_rewards(settings: StepRewards, model: ModelConfig, tokenizer: Any) -> S
 def turn_rewards(
     e: Episode, seat: str, scores: Mapping[tuple[str, int], np.ndarray], settings: StepRewards, tokenizer: Any = None
 ) -> list[np.ndarray]:
-    """What each step of each turn of the seat earns. A turn that has no steps counts as one, which the reward model says
-    nothing of."""
+    """What each step of each turn of the seat earns. A turn that has no steps counts as one, which the reward model
+    says nothing of."""
     s, mine = settings, [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
     out = []
     for i in mine:
