@@ -1,6 +1,8 @@
 """`docs/benchmarks.md` from the results of the benchmarks: the newest measurement of every name.
 
 python bench/table.py > docs/benchmarks.md
+
+It also draws `docs/plots/gpu_growth.png`, how cost grows on a GPU.
 """
 
 from __future__ import annotations
@@ -14,14 +16,30 @@ ALONE = {"name", "ours", "unit", "device", "versions", "commit"}
 FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
 TITLES = {
     "answers": "Answer checking",
+    "data": "Files of many rows",
     "decisions": "Label decisions",
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
+    "gpu_growth": "How cost grows on a GPU",
     "gpu_sampling": "Sampling on a GPU",
+    "gpu_sft": "Fine-tuning on a GPU",
+    "gpu_step": "A whole online step on a GPU",
+    "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
+    "plan": "What a plan foretells",
     "sampling": "Sampling",
     "training": "Training",
     "worlds": "ALFWorld",
+}
+PICTURE = Path("docs/plots/gpu_growth.png")
+GROWS = {
+    "group size": "gradient: answers of one prompt of 2,048",
+    "prompt length": "gradient: prompt tokens of 16 answers",
+    "turns": "gradient: turns of 16 conversations that part ways",
+    "model size": "gradient: size of the model, 16 answers",
+    "likelihoods": "likelihoods: texts after one context of 2,048",
+    "completions": "sampling: completions of each of 16 states",
+    "labels": "decisions: labels to choose from",
 }
 HEAD = """# Benchmarks
 
@@ -60,6 +78,9 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
         f"`python bench/{name}.py`{', against ' if peers else ''}{', '.join(sorted(peers))}.",
         "",
     ]
+    if name == "gpu_growth":
+        draw(found)
+        lines += [f"![Seconds of a pass over what grows, with and without sharing]({PICTURE.relative_to('docs')})", ""]
     lines += ["| what | ours | peer | unit | ratio | from – to | of |", "|---|---:|---:|---|---:|---|---|"]
     for r in found:
         if "ratio" not in r:
@@ -83,6 +104,35 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
         which = "" if len(told) == 1 else f" ({', '.join(n.partition('/')[2] for n in names)})"
         lines.append(f"Measured on {about}{which}.\n")
     return "\n".join(lines)
+
+
+def draw(found: list[dict[str, Any]]) -> None:
+    """A panel for each curve: seconds with sharing and without, over what grows; for labels, decisions a second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(15, 6.5), layout="constrained")
+    for axis, row in zip(axes.flat, found):
+        name, points = row["name"].partition("/")[2], row["points"]
+        places, ticks = range(len(points)), [str(p["x"]) for p in points]
+        if "tree" in points[0]:
+            axis.plot(places, [p["flat"] for p in points], "s--", color="#b0553a", label="without sharing")
+            axis.plot(places, [p["tree"] for p in points], "o-", color="#2b6a99", label="with sharing")
+            axis.set_ylabel("seconds")
+            axis.legend(frameon=False)
+        else:
+            axis.plot(places, [p["decisions_per_second"] for p in points], "o-", color="#2b6a99")
+            axis.set_ylabel("decisions a second")
+        axis.set_ylim(bottom=0)
+        axis.set_xticks(places, ticks)
+        axis.set_title(GROWS.get(name, name), fontsize=10)
+    for axis in list(axes.flat)[len(found) :]:
+        axis.set_visible(False)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+    plt.close(figure)
 
 
 def number(x: float) -> str:

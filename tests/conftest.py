@@ -28,3 +28,14 @@ def make_lm():
         return LM(build(config, seed, dtype), tokenizer, f"tiny-{family}")
 
     return make
+
+
+@pytest.fixture
+def real_tokenizer():
+    """Published tokenizers by name, from the folder TRAILMARK_DATA."""
+    from transformers import AutoTokenizer
+
+    folder = os.environ.get("TRAILMARK_DATA")
+    if not folder:
+        pytest.skip("TRAILMARK_DATA is not set")
+    return lambda name: AutoTokenizer.from_pretrained(f"{folder}/tokenizers/{name}")

@@ -47,16 +47,15 @@ def test_seeds_that_no_generator_takes(refused):
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "a b", ".", "a..b", "os.system(1)", "x:y:z", ""])
 def test_a_method_that_is_no_name(refused, name):
-    refused(f"method='{name}'", says=[f"unknown method '{name}'", "A method of your own is named package.module"])
+    refused(f"method='{name}'", says=[f"unknown method '{name}'", "To use your own method, write package.module"])
 
 
 def test_what_others_call_a_method_is_told_what_it_is_here(refused):
-    refused(
-        "method=grpo", says=["'grpo': here it is method: policy_gradient", "credit: group", "recipes/arith-grpo.yaml"]
-    )
-    refused("method=GRPO", says=["here it is method: policy_gradient"])
-    refused("method=dr-grpo", says=["here it is method: policy_gradient"])
-    refused("method=dpo", says=["'dpo': here it is method: preference with objective: dpo"])
+    here = "'grpo': in Trailmark it is method: policy_gradient"
+    refused("method=grpo", says=[here, "credit: group", "recipes/arith-grpo.yaml"])
+    refused("method=GRPO", says=["in Trailmark it is method: policy_gradient"])
+    refused("method=dr-grpo", says=["in Trailmark it is method: policy_gradient"])
+    refused("method=dpo", says=["'dpo': in Trailmark it is method: preference with objective: dpo"])
     refused("method=policy-gradiant", says=["Did you mean 'policy_gradient'?"])
 
 

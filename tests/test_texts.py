@@ -2,7 +2,6 @@
 tokenizers."""
 
 import itertools
-import os
 from pathlib import Path
 
 import pytest
@@ -397,13 +396,8 @@ def test_random_contents_never_act(contents, chat):
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["gpt2", "smollm2"])
-def test_real_tokenizers(name):
-    from transformers import AutoTokenizer
-
-    folder = os.environ.get("TRAILMARK_DATA")
-    if not folder:
-        pytest.skip("TRAILMARK_DATA is not set")
-    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "tokenizers" / name)
+def test_real_tokenizers(name, real_tokenizer):
+    tokenizer = real_tokenizer(name)
     for text in hostile(tokenizer):
         assert encode(tokenizer, text) == tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
     code = Path(texts.__file__).read_text()

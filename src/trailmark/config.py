@@ -13,8 +13,8 @@ from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
 
 __all__ = [
     "CheckpointConfig", "Config", "EngineConfig", "EvalConfig", "GroupConfig", "LearnerConfig", "Loaded", "LoraConfig",
-    "ModelConfig", "ModelShape", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig", "ServerConfig", "dump",
-    "load_recipe", "resolve",
+    "ModelConfig", "ModelShape", "NamesFile", "NamesModel", "OptimConfig", "RunConfig", "SamplingConfig",
+    "ServerConfig", "dump", "load_recipe", "resolve",
 ]  # fmt: skip
 
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
@@ -23,15 +23,25 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 @dataclass(frozen=True)
 class NamesModel:
-    """Marks a key whose text names a model: on the hub, in a folder, a run or a checkpoint. `seat` is the model of a checkpoint that
-    is meant; `stored`: it must lie in a folder. `seats/names.py` finds these keys, in the recipe of any method."""
+    """Marks a recipe key whose text names a model: a name on the hub, a folder, a run or a checkpoint. A checkpoint may
+    hold several models; `seat` says which one is meant. With `stored`, the model must be in a local folder.
+    `seats/names.py` finds these keys in the recipe of any method."""
 
     seat: str = "policy"
     stored: bool = False
 
 
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a recipe key whose text names a file or a folder that a run reads. The value may also be a list or a
+    mapping of such texts. With `function`, the text is `my_file.py:name`. `runs/data_files.py` finds these keys in the
+    recipe of any method, and notices if a file has changed."""
+
+    function: bool = False
+
+
 class ModelShape(Config):
-    """The shape of a model that is not here, or of a tiny one that is made."""
+    """The shape of a tiny model to create, or of a model that is not downloaded yet (for `--dry-run`)."""
 
     family: Literal["gpt2", "llama", "qwen2", "mistral", "gemma"] = Field("llama", description="architecture")
     layers: PositiveInt = Field(2, description="transformer blocks")
@@ -61,20 +71,20 @@ class LoraConfig(Config):
 
 
 class ModelConfig(Config):
-    """Which model, and how it is loaded."""
+    """Which model to use, and how to load it."""
 
     name: Annotated[str, NamesModel()] = Field(
         "tiny", min_length=1, description="'tiny', 'smollm2', a folder, a run, a checkpoint or a name on the hub"
     )
     revision: str | None = Field(None, description="commit or tag on the hub")
-    shape: ModelShape | None = Field(None, description="shape of a tiny model, or of one that is not here")
-    tokenizer: str | None = Field(None, description="another tokenizer than the model's own")
+    shape: ModelShape | None = Field(None, description="shape of a tiny model, or of a model that is not downloaded")
+    tokenizer: str | None = Field(None, description="tokenizer to use in place of the model's own")
     dtype: Dtype = Field("float32", description="dtype of the weights")
     quant: Literal["none", "int8", "int4"] = Field("none", description="quantisation of frozen weights")
-    lora: LoraConfig | None = Field(None, description="train adapters only")
+    lora: LoraConfig | None = Field(None, description="train low-rank adapters only, not all weights")
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
     device: str = Field("auto", description="auto, cpu, cuda, mps or npu; with a number, such as cuda:1")
-    seed: Seed = Field(0, description="of weights that are made here: tiny models, heads, adapters")
+    seed: Seed = Field(0, description="random seed for new weights: tiny models, heads, adapters")
 
     @field_validator("device")
     @classmethod
@@ -85,13 +95,13 @@ class ModelConfig(Config):
 
 
 class SamplingConfig(Config):
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
     temperature: float = Field(1.0, ge=0, description="0: always the most likely token")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of tokens with this mass")
     top_k: NonNegativeInt = Field(0, description="keep this many tokens; 0: all")
     max_tokens: PositiveInt = Field(64, description="most tokens written in one turn")
-    min_tokens: NonNegativeInt = Field(0, description="no end before this many")
+    min_tokens: NonNegativeInt = Field(0, description="fewest tokens before a turn may end")
     stop: list[str] = Field([], description="texts that end a turn")
 
     @model_validator(mode="after")
@@ -102,52 +112,58 @@ class SamplingConfig(Config):
 
 
 class EngineConfig(Config):
-    """The engine in this process."""
+    """The engine that generates text in this process."""
 
     kind: Literal["local"] = Field("local", description="torch, in process")
-    slots: PositiveInt = Field(16, description="sequences written at once")
+    slots: PositiveInt = Field(16, description="sequences generated at the same time")
     max_len: PositiveInt | None = Field(
         None, description="longest sequence; none: 1024, or the model's context if that is less"
     )
-    fixed: bool = Field(True, description="fixed shapes, so that what else is written cannot change a number")
-    dtype: Dtype | None = Field(None, description="of the engine's copy of the weights; none: the model's")
+    fixed: bool = Field(
+        True, description="compute with fixed shapes, so that a result does not depend on the rest of the batch"
+    )
+    dtype: Dtype | None = Field(None, description="dtype of the engine's copy of the weights; none: the model's dtype")
 
 
 class ServerConfig(Config):
-    """A model behind a server that speaks OpenAI's protocol: ours, vLLM, SGLang, llama.cpp, a hosted API."""
+    """A model behind a server that speaks OpenAI's protocol: Trailmark's own, vLLM, SGLang, llama.cpp or a hosted
+    API."""
 
     address: str = Field(
-        pattern="^https?://", description="its address, without /v1, or the whole address of its chat endpoint"
+        pattern="^https?://", description="the server's address without /v1, or the full address of its chat endpoint"
     )
-    model: str = Field(min_length=1, description="the model's name there")
-    headers: dict[str, str] = Field({}, description="sent along with every request; env:VARIABLE for a secret")
-    query: dict[str, str] = Field({}, description="parameters behind every address")
+    model: str = Field(min_length=1, description="the model's name on the server")
+    headers: dict[str, str] = Field({}, description="HTTP headers of every request; env:VARIABLE reads a secret")
+    query: dict[str, str] = Field({}, description="query parameters of every request")
     api_key_env: str | None = Field(None, description="environment variable that holds the bearer key")
     concurrency: PositiveInt = Field(32, description="requests in flight at once")
-    deadline: PositiveFloat = Field(120.0, description="seconds for one request, its repetitions included")
-    retries: NonNegativeInt = Field(5, description="repetitions after a refused connection, 429 or 5xx")
-    backoff: PositiveFloat = Field(0.5, description="seconds before the first repetition; doubles each time")
+    deadline: PositiveFloat = Field(120.0, description="seconds for one request, retries included")
+    retries: NonNegativeInt = Field(5, description="retries after a refused connection, 429 or 5xx")
+    backoff: PositiveFloat = Field(0.5, description="seconds before the first retry; doubles each time")
 
 
 class GroupConfig(Config):
-    """What differs for a group of parameters."""
+    """Settings of one group of parameters, where they differ from the others."""
 
-    lr: float | None = Field(None, ge=0, description="none: as for all")
-    weight_decay: float | None = Field(None, ge=0, description="none: as for all")
+    lr: float | None = Field(None, ge=0, description="learning rate; none: optim.lr")
+    weight_decay: float | None = Field(None, ge=0, description="weight decay; none: optim.weight_decay")
 
 
 class OptimConfig(Config):
-    """AdamW and its schedule."""
+    """The AdamW optimiser and its learning-rate schedule."""
 
     lr: float = Field(1e-4, ge=0, description="peak learning rate")
     betas: tuple[float, float] = Field((0.9, 0.95), description="decay of the two moments")
-    eps: float = Field(1e-8, gt=0, description="added to the root of the second moment")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled decay")
+    eps: float = Field(1e-8, gt=0, description="added to the square root of the second moment")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     clip: float | None = Field(1.0, gt=0, description="largest norm of the gradient; none: no limit")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warmup")
-    warmup: float = Field(0.0, ge=0, description="below 1: a fraction of the steps; else a number of steps")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate after the warmup")
+    warmup: float = Field(0.0, ge=0, description="steps of warmup; below 1: a fraction of all steps")
     final: float = Field(0.0, ge=0, le=1, description="fraction of lr at the end of a schedule")
-    groups: dict[str, GroupConfig] = Field({}, description="by a pattern of parameter names, such as 'value_head.*'")
+    bits: Literal[32, 8] = Field(32, description="bits of the optimiser's moments; 8 needs bitsandbytes and a GPU")
+    groups: dict[str, GroupConfig] = Field(
+        {}, description="settings by a pattern of parameter names, such as 'value_head.*'"
+    )
 
     @field_validator("betas")
     @classmethod
@@ -165,44 +181,53 @@ class OptimConfig(Config):
 
 
 class LearnerConfig(Config):
-    """How a batch becomes a step."""
+    """How the learner turns a batch into an optimiser step."""
 
     optim: OptimConfig = Field(OptimConfig(), description="optimiser and schedule")
-    micro_tokens: PositiveInt = Field(8192, description="most tokens of one micro-batch")
-    layout: Literal["auto", "tree", "flat", "rows"] = Field("auto", description="shared prefixes, packed, or padded")
-    ema: float | None = Field(None, gt=0, lt=1, description="decay of a moving average of the weights")
-    amp: Literal["none", "bf16"] = Field("none", description="autocast of the forward pass")
+    micro_tokens: PositiveInt | None = Field(
+        None, description="most tokens of one micro-batch; none: as many as a GPU holds, 8192 elsewhere"
+    )
+    offload: list[Literal["optimiser", "frozen"]] = Field(
+        [], description="what to keep in CPU memory while the GPU does not need it"
+    )
+    layout: Literal["auto", "tree", "flat", "rows"] = Field(
+        "auto", description="tree: shared prefixes; flat: packed; rows: padded"
+    )
+    ema: float | None = Field(None, gt=0, lt=1, description="decay of an exponential moving average of the weights")
+    amp: Literal["none", "bf16"] = Field("none", description="precision of the forward pass (autocast)")
 
 
 class CheckpointConfig(Config):
-    """What is kept of the way."""
+    """When checkpoints are written, and which ones are kept."""
 
     every: NonNegativeInt = Field(0, description="steps between checkpoints; 0: only at the end")
     keep_last: PositiveInt = Field(2, description="newest checkpoints kept")
     keep_best: NonNegativeInt = Field(1, description="best checkpoints kept")
-    metric: str = Field("eval/reward", description="what best means")
-    mode: Literal["max", "min"] = Field("max", description="whether more or less of it is better")
+    metric: str = Field("eval/reward", description="the metric that decides which checkpoint is best")
+    mode: Literal["max", "min"] = Field("max", description="whether a higher or a lower metric is better")
 
 
 class EvalConfig(Config):
-    """Evaluation on the way."""
+    """Evaluation during training."""
 
     every: NonNegativeInt = Field(0, description="steps between evaluations; 0: none")
-    split: str = Field("test", description="of the task")
-    n: PositiveInt = Field(64, description="starts")
-    patience: PositiveInt | None = Field(None, description="stop after this many evaluations without a better one")
+    split: str = Field("test", description="split of the task")
+    n: PositiveInt = Field(64, description="number of starts to play")
+    patience: PositiveInt | None = Field(
+        None, description="stop training after this many evaluations without a better one"
+    )
 
 
 class RunConfig(Config):
-    """What every method's recipe holds."""
+    """The keys of every method's recipe."""
 
     method: str = Field(description="name of the method")
-    name: str = Field("run", description="for people")
+    name: str = Field("run", description="a title for reports and trackers")
     out: str = Field("runs/run", min_length=1, description="run directory")
-    seed: Seed = Field(0, description="of everything that is drawn")
-    steps: PositiveInt = Field(100, description="optimiser steps or iterations, as the method counts")
+    seed: Seed = Field(0, description="random seed of the run")
+    steps: PositiveInt = Field(100, description="number of steps; the method says what one step is")
     model: ModelConfig = Field(ModelConfig(), description="the model that is trained")
-    learner: LearnerConfig = Field(LearnerConfig(), description="how it is trained")
-    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="what is kept")
-    eval: EvalConfig = Field(EvalConfig(), description="evaluation on the way")
-    trackers: list[str] = Field([], description="where metrics go besides the run: tensorboard, trackio, wandb")
+    learner: LearnerConfig = Field(LearnerConfig(), description="how the model is trained")
+    checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="which checkpoints are kept")
+    eval: EvalConfig = Field(EvalConfig(), description="evaluation during training")
+    trackers: list[str] = Field([], description="further places to send metrics to: tensorboard, trackio, wandb")

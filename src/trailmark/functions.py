@@ -1,4 +1,4 @@
-"""Functions of a person's own, by their name: `my_file.py:score` or `package.module:score`."""
+"""A user's functions, found by name: `my_file.py:score` or `package.module:score`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trailmark.errors import RecipeError, nearest
 
 
 def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], Path]:
-    """The function at `my_file.py:score` or `package.module:score`, and its file. Only what an import of that file
-    runs is run. `key` is the recipe's key that names the function, for the message."""
+    """The function at `my_file.py:score` or `package.module:score`, and its file. The file is imported, and nothing
+    else is run. Errors name `key`, the recipe key with the function's name."""
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise RecipeError(f"{key}: '{path}' must be my_file.py:function or package.module:function.")
@@ -31,9 +31,22 @@ def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], P
     return found, Path(getattr(module, "__file__", None) or where)
 
 
+def function_file(path: str) -> Path | None:
+    """The file that defines the function `path`, found without running it. None: there is no file, or it is not
+    Python."""
+    where = path.rpartition(":")[0]
+    if where.endswith(".py"):
+        return Path(where)
+    try:
+        spec = importlib.util.find_spec(where) if where else None
+    except Exception:  # the package above it is imported, and may raise anything
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
 class _FromSource(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now. Python knows stored bytecode by time and length. If a file was edited within a
-    second and kept its length, that would be the old code."""
+    """Compiles the file as it is now. Python identifies stored bytecode by time and length, so a file that was edited
+    within a second and kept its length would give the old code."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError("no stored bytecode")
@@ -47,7 +60,7 @@ def _from_file(file: Path, key: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(file.resolve().parent))  # what lies beside the file can be imported, as if it were run
+    sys.path.insert(0, str(file.resolve().parent))  # the function may import files next to its own, as a script may
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as problem:
@@ -70,7 +83,7 @@ def _from_package(name: str, key: str) -> Any:
 
 
 def where_it_failed(problem: BaseException, file: Path) -> str:
-    """The file, the line and the problem. The line is the last one in the person's own file."""
+    """The file, the line and the problem. The line is the last one in the user's own file."""
     if isinstance(problem, SyntaxError):
         return f"{problem.filename}:{problem.lineno} failed with SyntaxError: {problem.msg}"
     lines = [f.lineno for f in traceback.extract_tb(problem.__traceback__) if Path(f.filename).name == file.name]
@@ -79,7 +92,7 @@ def where_it_failed(problem: BaseException, file: Path) -> str:
 
 
 def _text(problem: BaseException) -> str:
-    """What an exception says. A class of somebody's own may fail to say it."""
+    """The message of an exception. A user's exception class may fail to give one."""
     try:
         return str(problem)
     except Exception:

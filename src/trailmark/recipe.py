@@ -2,7 +2,8 @@
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
-`kind` changes is replaced too, because its other keys belonged to the old kind.
+`kind` changes is replaced too, because its other keys belonged to the old kind. `extends` names one file, or a list of
+which each wins over those before it; the file's own keys win over them all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Config(BaseModel):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        """The recipe with short keys replaced by the keys that they stand for, before anything is checked."""
+        """Replace short keys by the keys that they stand for. This runs before any check."""
         return raw
 
 
@@ -42,7 +43,7 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A merged recipe, not yet checked against a schema."""
+    """A merged recipe that is not yet checked against a schema."""
 
     file: str
     raw: dict[str, Any]
@@ -91,26 +92,43 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
 
 
 def _parent(path: Path, name: str) -> Path:
-    """The file that `extends` names: relative to the file that says it, or a packaged recipe by its name alone. So a
-    folder of recipes can be copied anywhere."""
+    """The file that `extends` names. It is relative to the file that names it, or a packaged recipe's name. So a folder
+    of recipes can be copied anywhere."""
     packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
     bare = name == Path(name).stem and not (path.parent / name).exists()
     return packaged if bare and packaged.is_file() else path.parent / name
 
 
-def _load(path: Path, below: tuple[Path, ...] = (), wanted_by: str = "") -> Loaded:
+def _load(
+    path: Path, below: tuple[Path, ...] = (), wanted_by: str = "", read: dict[Path, Loaded] | None = None
+) -> Loaded:
+    """A file with all it extends. `below` are the files that lead to it; `read` are those that were read already."""
+    read = {} if read is None else read
     if path.resolve() in [p.resolve() for p in below]:
         raise RecipeError(f"{wanted_by}'extends' goes in a circle: {' -> '.join(map(str, (*below, path)))}.")
+    if path.resolve() not in read:  # two files of a list may extend a third one
+        read[path.resolve()] = _load_new(path, below, wanted_by, read)
+    return read[path.resolve()]
+
+
+def _load_new(path: Path, below: tuple[Path, ...], wanted_by: str, read: dict[Path, Loaded]) -> Loaded:
     value, marks = parse(_read(path, wanted_by), str(path))
     if not isinstance(value, dict):
         found = "it is empty" if value is None else f"found {_found(value)}"
         raise RecipeError(f"{path}:1: a recipe is a mapping of keys to values; {found}.")
     if "extends" not in value:
         return Loaded(str(path), value, marks)
-    parent, where = value.pop("extends"), marks.pop(("extends",)).where
-    if not isinstance(parent, str):
-        raise RecipeError(f"{where}: key 'extends': expected a file name, found {_found(parent)}.")
-    above = _load(_parent(path, parent), (*below, path), f"{where}: key 'extends': ")
+    given, where = value.pop("extends"), marks.pop(("extends",)).where
+    lines = {p: marks.pop(p).where for p in list(marks) if p[0] == "extends"}
+    parents = given if isinstance(given, list) and given else [given]
+    above: Loaded | None = None
+    for k, parent in enumerate(parents):  # a later file wins over an earlier one, and the file itself over all of them
+        says = f"{lines.get(('extends', k), where)}: key 'extends': "
+        if not isinstance(parent, str):
+            raise RecipeError(f"{says}expected a file name or a list of them, found {_found(parent)}.")
+        found = _load(_parent(path, parent), (*below, path), says, read)
+        above = found if above is None else _merge(above, found)
+    assert above is not None
     return _merge(above, Loaded(str(path), value, marks))
 
 
@@ -129,7 +147,7 @@ def _override(text: str) -> Loaded:
 
 
 def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    """A copy in which the mapping at `keys` is gone (anything else is overwritten anyway)."""
+    """A copy without the mapping at `keys`. (An override replaces any other value anyway.)"""
     inner = raw.get(keys[0])
     if not isinstance(inner, dict):
         return raw
@@ -138,7 +156,7 @@ def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """What `load_recipe` does, for a file that need not name a method."""
+    """As `load_recipe`, for a file that need not name a method."""
     loaded, changes = _load(Path(path)), Loaded(str(path), {})
     for text in overrides:
         change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
@@ -148,8 +166,8 @@ def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
-    """Read a recipe with all it extends, then set each `dotted.key=value` (a YAML value). Files merge; an override
-    replaces: `task={name: mine}` keeps nothing of the recipe's task."""
+    """Read a recipe and all files that it extends, then apply each override `dotted.key=value` (a YAML value). Files
+    are merged. An override replaces: `task={name: mine}` keeps nothing of the recipe's task."""
     loaded = load_yaml(path, overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
@@ -165,7 +183,7 @@ _EXPECTED = {
     "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping",
     "model_type": "a mapping", "model_attributes_type": "a mapping", "none_required": "nothing",
-    "finite_number": "a finite number",
+    "finite_number": "a finite number", "string_too_short": "a text that is not empty",
 }  # fmt: skip
 
 
@@ -179,7 +197,7 @@ def _found(value: Any, mark: Mark | None = None) -> str:
 
 
 def _configs(annotation: Any) -> list[type[Config]]:
-    """The Config classes an annotation may hold, through unions, lists and mappings."""
+    """The Config classes that an annotation may hold, also inside unions, lists and mappings."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return [annotation] if issubclass(annotation, Config) else []
     return [c for a in typing.get_args(annotation) for c in _configs(a)]
@@ -190,11 +208,16 @@ def _is_kind(cls: type[Config], tag: Any) -> bool:
     return any(tag in typing.get_args(o) for o in options)
 
 
-def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[type[Config]]]:
-    """The keys in the data that an error location means (it also names union members), the value there, and the
-    Config classes that hold its last key."""
+def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[type[Config]], list[type[Config]]]:
+    """For an error location: its keys in the data, the value there, the Config classes that hold the last key, and the
+    Config classes that may stand there. (An error location also names members of unions; these are no keys of the
+    data.)"""
     path, value, holders, inside = (), raw, [schema], [schema]
     for i, part in enumerate(loc):
+        # A kind may have the name of a key: `kind: model` next to a key `model`.
+        if len(inside) > 1 and isinstance(value, dict) and value.get("kind") == part:
+            inside = [c for c in inside if _is_kind(c, part)] or inside
+            continue
         there = (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)
         )
@@ -205,11 +228,37 @@ def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[
             inside = [c for f in fields for c in _configs(f.annotation)] if fields else inside
         else:
             inside = [c for c in inside if _is_kind(c, part)] or inside
-    return path, value, holders
+    return path, value, holders, inside
 
 
-def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) -> tuple[str, str]:
-    """What was expected, as a phrase or "", and a further hint."""
+def _of_another_kind(schema: type[Config], raw: Any, loc: Keys) -> bool:
+    """Whether an error is of a member of a union that the section does not want to be: its `kind` is another member's.
+    Pydantic tries all members where a union names no discriminator."""
+    value, inside = raw, [schema]
+    for part in loc:
+        mine = [c for c in inside if c.__name__ == part]
+        if mine and len(inside) > 1 and isinstance(value, dict):
+            kind = value.get("kind")
+            if kind in _kinds(inside) and not _is_kind(mine[0], kind):
+                return True
+            inside = mine
+        elif isinstance(value, dict) and part in value:
+            fields = [c.model_fields[part] for c in inside if isinstance(part, str) and part in c.model_fields]
+            value, inside = value[part], [c for f in fields for c in _configs(f.annotation)] if fields else inside
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+    return False
+
+
+def _kinds(classes: Iterable[type[Config]]) -> list[str]:
+    found = [typing.get_args(c.model_fields["kind"].annotation) for c in classes if "kind" in c.model_fields]
+    return sorted({str(name) for names in found for name in names})
+
+
+def _explain(
+    error: Any, value: Any, path: Keys, holders: list[type[Config]], inside: list[type[Config]]
+) -> tuple[str, str]:
+    """What was expected (a phrase, or ""), and a further hint."""
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
     if kind == "extra_forbidden":
@@ -217,7 +266,8 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
     if kind == "missing":
         return "", "is missing."
     if kind == "union_tag_not_found":
-        return "", f"needs a key {ctx['discriminator']} that says which kind it is."
+        name, kinds = str(ctx["discriminator"]).strip("'"), _kinds(inside)
+        return "", f"needs a key '{name}' that says what it is{': ' + ', '.join(kinds) if kinds else ''}."
     if kind == "union_tag_invalid":
         close = nearest(str(ctx["tag"]), quoted(ctx["expected_tags"]))
         return "", f"has the unknown {ctx['discriminator']} '{ctx['tag']}'.{close}"
@@ -226,27 +276,33 @@ def _explain(error: Any, value: Any, path: Keys, holders: list[type[Config]]) ->
         return "", said if said.endswith((".", "?", "!")) else f"{said}."
     if kind == "literal_error":
         hint = nearest(value, quoted(ctx["expected"])) if isinstance(value, str) else ""
+        if isinstance(value, dict) and value.get("kind") in quoted(ctx["expected"]):
+            return f"{ctx['expected']}", f" Write {path[-1]}: {value['kind']}."
         return f"{ctx['expected']}", hint if "Did" in hint else ""
+    if kind == "string_pattern_mismatch" and "https?" in ctx["pattern"]:
+        return "an address that begins with http:// or https://", ""
     hint = " Put it in quotes." if kind == "string_type" and isinstance(value, bool | int | float) else ""
     return _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be "), hint
 
 
 def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
-    """Check a recipe against the config class of its method. One error lists all problems, one line each."""
+    """Check a recipe against the config class of its method. One error lists all problems, one per line."""
     loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
     try:
         loaded = replace(loaded, raw=schema.spelled_out(loaded.raw))
     except RecipeError as e:
-        raise RecipeError(f"{loaded.file}: {str(e).removeprefix('recipe: ')}") from None
+        said = (f"{loaded.file}: {line.removeprefix('recipe: ')}" for line in str(e).splitlines())
+        raise RecipeError("\n".join(said)) from None
     try:
-        # Through JSON, because strict JSON is what a recipe may say: no text for numbers, but lists for tuples.
+        # Checked as strict JSON: a text is not accepted as a number, but a list is accepted as a tuple.
         return schema.model_validate_json(json.dumps(loaded.raw), strict=True)
     except ValidationError as e:
         errors = e.errors(include_url=False)
     found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}
-    for error in errors:  # a union gives one error for each of its members
-        path, value, holders = _locate(schema, loaded.raw, tuple(error["loc"]))
-        found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders))
+    mine = [e for e in errors if not _of_another_kind(schema, loaded.raw, tuple(e["loc"]))]
+    for error in mine or errors:  # a union reports one error per member
+        path, value, holders, inside = _locate(schema, loaded.raw, tuple(error["loc"]))
+        found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders, inside))
     lines = []
     for path, (value, said) in found.items():
         marks = (loaded.marks.get(path[:i]) for i in range(len(path), 0, -1))
@@ -259,5 +315,5 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
 
 
 def dump(config: Config) -> str:
-    """The resolved recipe as YAML, keys in the order of the classes; loads back to an equal config."""
+    """The resolved recipe as YAML, with keys in the order of the classes. It loads back to an equal config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

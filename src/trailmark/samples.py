@@ -157,8 +157,8 @@ def _sample(
 def annotate_turns(
     samples: Sequence[Sample], episodes: Sequence[Episode], seat: str, stream: str, source: str
 ) -> list[Annotation]:
-    """A stream of samples as annotations of the turns that they were built from: one number where it is the same on
-    every token of a turn, else one for each token. So what was trained with is kept, and nobody has to compute it
+    """A stream of samples as annotations of the turns that they were built from: one number if it is the same on every
+    token of a turn, else one for each token. So the numbers that training used are stored and need not be computed
     again."""
     mine = {e.id: [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens] for e in episodes}
     out = []
@@ -176,7 +176,7 @@ def turn_values(
     annotations: Iterable[Annotation], episodes: Sequence[Episode], seat: str, name: str
 ) -> dict[str, list[float | Sequence[float]]]:
     """Annotations called `name` as `values` of `build_samples`: one number per turn of the seat that wrote something,
-    or one for each of its tokens. The way back from `annotate_turns`."""
+    or one for each of its tokens. The inverse of `annotate_turns`."""
     known = {(a.episode, a.turn): a for a in annotations if a.name == name and a.level in ("turn", "token")}
     out: dict[str, list[float | Sequence[float]]] = {}
     for e in episodes:

@@ -1,8 +1,9 @@
-r"""Reasoning steps: where a text is cut into steps, and which tokens belong to which step. All steps are cut here.
+r"""Reasoning steps: where a text is split into steps, and which tokens belong to which step. All steps are made here.
 
-A step ends behind a delimiter: a newline (LINES), and in solutions of paragraphs also ". " and ".$ " (SENTENCES). "3.5"
-has no blank behind its point and stays whole. Blank pieces belong to the step before them, or at the very top to the
-first. ReAct texts name their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in which it ends.
+A step ends after a delimiter: a newline (LINES), and in solutions of paragraphs also ". " and ".$ " (SENTENCES). "3.5"
+has no blank after its point, so it stays whole. Blank pieces belong to the step before them, or to the first step if
+they are at the top. ReAct texts name their steps instead ("Thought 1:", "Action 1:"). A token belongs to the step in
+which it ends.
 
     split_steps, step_spans    by delimiters; the steps cover the text
     named_steps                where the steps of a stored ReAct response begin (format `react`); they cover it too
@@ -33,7 +34,7 @@ Split = Literal["turn", "newline", "sentence", "auto", "react"]
 
 
 def step_spans(text: str, ends: Sequence[str] = LINES) -> list[tuple[int, int]]:
-    """The steps as [start, end) spans of characters that cover `text`; each keeps the delimiter that ends it."""
+    """The steps as [start, end) spans of characters that cover `text`. Each includes the delimiter that ends it."""
     cut = re.compile("|".join(re.escape(d) for d in sorted(ends, key=len, reverse=True)))
     spans: list[tuple[int, int]] = []
     at = 0
@@ -50,7 +51,7 @@ def step_spans(text: str, ends: Sequence[str] = LINES) -> list[tuple[int, int]]:
 
 
 def split_steps(text: str, ends: Sequence[str] = LINES) -> list[str]:
-    """The steps of a text; together they are the text."""
+    """The steps of a text. Joined, they give the text."""
     return [text[a:b] for a, b in step_spans(text, ends)]
 
 
@@ -106,15 +107,16 @@ def react_steps(response: str, prompt: str = "") -> list[ReactStep]:
 
 
 def token_borders(ends: Sequence[int], cuts: Sequence[int]) -> list[int]:
-    """For each place in a text where a step begins, the first token that ends behind it. Token i ends at `ends[i]`."""
+    """For each position in a text at which a step begins, the first token that ends after it. Token i ends at
+    `ends[i]`."""
     return [bisect_right(ends, at) for at in cuts]
 
 
 def token_steps(
     tokenizer: Any, tokens: Tokens, text: str, ends: Sequence[str] = LINES
 ) -> tuple[tuple[int, int], ...]:
-    """The steps as spans that cover `tokens`. The text is never encoded in their place: its offsets are used only if it
-    encodes to these very tokens."""
+    """The steps as spans that cover `tokens`. The offsets of the encoded text are used only if it encodes to exactly
+    these tokens; else the tokens are decoded."""
     places: Sequence[int] | None = None
     if tokenizer.is_fast:
         ids, offsets = encode_with_places(tokenizer, text)
@@ -171,7 +173,7 @@ def react_token_steps(
 
 
 class _Lengths(Sequence[int]):
-    """Where each token ends in the decoded text, decoded only where it is asked for."""
+    """The position in the decoded text at which each token ends. It is decoded only when it is needed."""
 
     def __init__(self, tokenizer: Any, tokens: Tokens):
         self.tokenizer, self.tokens = tokenizer, tokens
@@ -198,3 +200,39 @@ def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
             sentences = split == "sentence" or (split == "auto" and "\\boxed" in tokenizer.decode(e.context(i)))
             turns[i] = replace(t, steps=token_steps(tokenizer, t.tokens, t.text, SENTENCES if sentences else LINES))
     return replace(e, turns=tuple(turns))
+
+
+def step_types(e: Episode, turn: int, tokenizer: Any) -> list[str]:
+    """What each step of a turn is: Thought, Action, Observation, or nothing. A file may have said so (`info["steps"]`);
+    else the step's first word does, or for the first step the end of the prompt."""
+    t = e.turns[turn]
+    spans = t.steps or ((0, len(t.tokens)),)
+    if len(told := e.info.get("steps", ())) == len(spans):
+        return list(told)
+    found = [NAMED.match(tokenizer.decode(t.tokens[a:b]).lstrip()) for a, b in spans]
+    types = [m[1] if m else "" for m in found]
+    if not types[0]:
+        shown = tokenizer.decode(e.context(turn))
+        opened = [m for m in NAMED.finditer(shown) if not shown[m.end() :].strip()]
+        types[0] = opened[-1][1] if opened else ""
+    return types
+
+
+def without_end(e: Episode, seat: str, tokenizer: Any) -> Episode:
+    """The episode in which no step holds the token that ends a turn: a value of a step is read where something is
+    still to be written, behind the last token of the text."""
+    ends, turns = {*tokenizer.all_special_ids}, list(e.turns)
+    for i, t in enumerate(turns):
+        if t.seat == seat and t.steps and t.stop == "stop" and t.tokens[-1] in ends:
+            steps = [(a, min(b, len(t.tokens) - 1)) for a, b in t.steps]
+            turns[i] = replace(t, steps=tuple((a, b) for a, b in steps if a < b))
+    return replace(e, turns=tuple(turns))
+
+
+def token_border(tokenizer: Any, tokens: Tokens, text: str, chars: int) -> int:
+    """How many of `tokens`, which say `text`, end within its first `chars` characters."""
+    if tokenizer.is_fast:
+        ids, offsets = encode_with_places(tokenizer, text)
+        if tuple(ids) == tokens[: len(ids)]:
+            return bisect_right([b for _, b in offsets], chars)
+    return bisect_right(_Lengths(tokenizer, tokens), chars)

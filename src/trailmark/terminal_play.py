@@ -123,7 +123,7 @@ def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     if judge is None or not last.over or last.outcome is not None:
         return episode
     judged = {0: episode}
-    asyncio.run(give_verdicts(judged, {0: person_play.first}, judge))
+    asyncio.run(give_verdicts(judged, {0: person_play.first}, judge, declared(person_play.source).judge_notes))
     return judged[0]
 
 

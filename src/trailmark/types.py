@@ -1,12 +1,12 @@
-"""The types everything else is a function over. No torch here.
+"""The basic types. All other code is functions over them. They import without torch.
 
     Task      one start of a world
-    Turn      one decision by one seat: exact tokens in, exact tokens out, and the law they were drawn under
+    Turn      one decision by one seat: exact tokens in, exact tokens out, and the law they were sampled under
     Episode   one play of one task
-    Annotation  a named number on a token, step, turn or episode, kept beside the episode
-    Sample    one token sequence ready to train on, with per-token streams and its denominators
+    Annotation  a named number on a token, step, turn or episode, stored next to the episode
+    Sample    one token sequence to train on, with per-token streams and its denominators
 
-Conventions. A stream entry at index t belongs to token t: `logp[t]` is the log-probability of token t given tokens
+Conventions. A stream entry at index t belongs to token t: `logp[t]` is the log-probability of token t given the tokens
 before it, `value[t]` is V of the state in which token t was chosen. Token 0 has no state before it.
 """
 
@@ -23,7 +23,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One start: `data` is what the world needs to begin (JSON), `meta` what travels along (gold text, baseline)."""
+    """One start. `data` is what the world needs to begin (JSON); `meta` is further data (gold text, baseline)."""
 
     id: str
     seed: int = 0
@@ -65,25 +65,25 @@ class Turn:
     """One decision by one seat.
 
     The context it saw is the whole sequence of turn `continues` (its context, forced and written tokens) followed by
-    `prompt`; with `continues=None` the sequence starts here and `prompt` is all of it. `forced` tokens were put in its
-    mouth and are never trained on; `tokens` are what it wrote.
+    `prompt`. With `continues=None` the sequence starts here and `prompt` is all of it. `forced` tokens are the given
+    beginning of the answer and are never trained on. `tokens` are what the seat wrote.
     """
 
     seat: str
     prompt: Tokens
     tokens: Tokens
     logp: tuple[float, ...] = ()  # under the model itself
-    logq: tuple[float, ...] = ()  # under `law`: what the token was drawn from
+    logq: tuple[float, ...] = ()  # under `law`, which the token was sampled from
     law: SamplingLaw = SamplingLaw()
     forced: Tokens = ()
     continues: int | None = None
     steps: tuple[tuple[int, int], ...] = ()  # reasoning steps as [start, end) spans of `tokens`
     stop: Literal["stop", "length", ""] = ""
     text: str = ""  # what it wrote, for people and for other seats
-    action: str | None = None  # what the world was told after this turn; None: the world was not asked
-    reward: float = 0.0  # what the world paid the side of this seat for it
-    version: int = 0  # of the weights that wrote it
-    rewards: Mapping[str, float] = field(default_factory=dict)  # what it paid other sides for the same action
+    action: str | None = None  # the action passed to the world after this turn; None: no action
+    reward: float = 0.0  # the reward of the action for the side of this seat
+    version: int = 0  # version of the weights that wrote it
+    rewards: Mapping[str, float] = field(default_factory=dict)  # the rewards of the action for other sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """The play ended, but its result must not be believed (no parsable answer where one is demanded, leaked gold)."""
+    """The play ended, but its result must not be trusted (no parsable answer if one is required, leaked gold text)."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A crash of a world, an engine or a judge. Never a zero; never in an average."""
+    """A world, an engine or a judge crashed. The episode has no reward: it is never a zero, and is in no average."""
 
     error: str
 
@@ -111,18 +111,18 @@ Outcome = Scored | Invalid | Failed
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Who sat in a seat."""
+    """Who played in a seat."""
 
     kind: Literal["trained", "frozen", "remote", "scripted", "person"]
     model: str = ""
     revision: str = ""
     version: int = 0
-    side: str = ""  # whose rewards and outcome are this seat's; empty: the only side
+    side: str = ""  # the side that this seat plays for; empty: the only side
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Where a branch left its origin: before token `token` of turn `turn`."""
+    """The point at which a branch left its origin: before token `token` of turn `turn`."""
 
     episode: str
     turn: int
@@ -137,7 +137,7 @@ class Episode:
     turns: tuple[Turn, ...]
     outcomes: Mapping[str, Outcome]  # one per side
     terminated: bool = False  # the world ended
-    truncated: bool = False  # we stopped looking
+    truncated: bool = False  # the play was cut off
     players: Mapping[str, Player] = field(default_factory=dict)
     parent: Parent | None = None
     seed: int = 0

@@ -141,7 +141,7 @@ def test_nothing_written():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="values has 1 entries, but rewards has 2"):
         gae([1, 2], [1], 1.0, 1.0)
-    with pytest.raises(ValueError, match="the reward 3 at token 1 is on a token that nobody wrote"):
+    with pytest.raises(ValueError, match="the reward 3 at token 1 is on a token that was not written"):
         gae_on_clock([0, 3], [0, 0], [0, -1], 1.0, 1.0)
     for clock in ([1, 0], [0, -2]):
         with pytest.raises(ValueError, match="clock_id must be"):

@@ -1,4 +1,5 @@
-"""What the tests of the pages in docs/from share: the commands and the tables of a page, and what is checked alike on all of them."""
+"""What the tests of the pages in docs/from share: the commands and the tables of a page, and what is checked alike on
+all of them."""
 
 import re
 import socket
@@ -29,8 +30,8 @@ def first_cell(line):
 
 
 def keys_of(line):
-    """The keys that a row (theirs, ours, note) names in the cell of ours, and those in its note. A row names one, or says that
-    there is none."""
+    """The keys that a row (theirs, ours, note) names in the cell of ours, and those in its note. A row names one, or
+    says that there is none."""
     flag, ours, note = (cell.strip() for cell in line.strip("|").split("|"))
     keys = re.findall(r"`([\w.]+=[^`]+)`", f"{ours} {note}")
     assert keys or ours == "—", flag

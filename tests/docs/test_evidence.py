@@ -35,4 +35,6 @@ def test_every_method_page_cites_its_paper():
     for page, number in papers.items():
         assert all(f"arxiv.org/abs/{number}" in text for text in ((ROOT / page).read_text(), cited))
     assert cited.count("type: conference-paper") == 5
-    assert all(f"arxiv.org/abs/{n}" in (ROOT / "README.md").read_text() for n in re.findall(r"abs/(\d{4}\.\d{5})", cited))
+    assert all(
+        f"arxiv.org/abs/{n}" in (ROOT / "README.md").read_text() for n in re.findall(r"abs/(\d{4}\.\d{5})", cited)
+    )

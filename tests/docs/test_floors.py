@@ -1,6 +1,8 @@
-"""Roads of README.md and of docs/from, gone at full length on one core: they reach the success that the page calls a floor.
+"""Roads of README.md and of docs/from, gone at full length on one core: they reach the success that the page calls a
+floor.
 
-A command is run as it stands on its page; a page that changes its command changes this test. About a quarter of an hour in all.
+A command is run as it stands on its page; a page that changes its command changes this test. About a quarter of an hour
+in all.
 """
 
 import json
@@ -41,7 +43,9 @@ def follow(page, *beginnings):
 
 def named(said):
     """Success by row of an evaluation, from its line of JSON."""
-    return {row["name"]: row["metrics"]["success"]["value"] for row in json.loads(said.strip().splitlines()[-1])["rows"]}
+    return {
+        row["name"]: row["metrics"]["success"]["value"] for row in json.loads(said.strip().splitlines()[-1])["rows"]
+    }
 
 
 def successes(said):
@@ -59,7 +63,9 @@ def floor(page, pattern):
 
 def test_the_taxi_from_lessons_on_record(here):
     follow(REFLECT, "data taxi", "train recipes/reflect-taxi-full.yaml teacher.name=file")
-    assert won("runs/taxi-file/evaluation/reflect-rl.jsonl") >= floor(REFLECT, r"three minutes of one core; the floor is (\d+)")
+    assert won("runs/taxi-file/evaluation/reflect-rl.jsonl") >= floor(
+        REFLECT, r"three minutes of one core; the floor is (\d+)"
+    )
 
 
 def test_repositories_from_questions_to_play(here):
@@ -96,4 +102,8 @@ def test_the_readme_s_own_task(here):
 def test_the_quickstart(here):
     result = json.loads(shell("quickstart", "--json").strip().splitlines()[-1])
     rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
-    assert rows["Reflect-RL"] >= floor(README, r"the floor of its last row \(`make test-slow`\) is (0\.\d+)") > rows["SFT only"]
+    assert (
+        rows["Reflect-RL"]
+        >= floor(README, r"the floor of its last row \(`make test-slow`\) is (0\.\d+)")
+        > rows["SFT only"]
+    )

@@ -29,8 +29,11 @@ sys.path.insert(0, str(ROOT / "tests/tasks/alfworld"))
 def made_run(name, task):
     """A run of both models after one step, as the page's commands find it."""
     Path("row.jsonl").write_text('{"prompt": "1+1=?\\n", "response": "#### 2", "reward": 1}\n' * 2)
-    words = ["model.name=tiny", f"model.shape={json.dumps(SHAPE)}", "data=row.jsonl", "format=trajectories", "steps=1", "batch=1",
-             "eval.every=0", "sampling.max_tokens=4", f"out={name}", f"task={json.dumps(task)}", "engine.max_len=4096"]  # fmt: skip
+    words = [
+        "model.name=tiny", f"model.shape={json.dumps(SHAPE)}", "data=row.jsonl", "format=trajectories", "steps=1",
+        "batch=1", "eval.every=0", "sampling.max_tokens=4", f"out={name}", f"task={json.dumps(task)}",
+        "engine.max_len=4096",
+    ]
     done = CliRunner().invoke(app, ["train", str(ROOT / "recipes/oreo-arith.yaml"), *words])
     assert done.exit_code == 0, done.output
 
@@ -149,10 +152,10 @@ def test_every_key_is_a_key_of_a_recipe(line):
 
 
 def test_the_page_knows_every_flag_of_the_paper_runs():
-    for flag in ("dro_actor_loss", "traj_actor_loss", "single_step_actor_loss", "step_level", "token_level_agent", "period_as_delimiter",
-                 "padding_side", "max_len", "clip_log", "kl_reg", "unbiased_kl", "forward_kl", "kl_targ", "kl_coeff_lr",
-                 "init_log_kl_coeff", "critic_only", "actor_freeze_ratio", "enable_ema", "ema_beta", "importance_sampling",
-                 "importance_sampling_2", "hinge_coeff", "plot_weights", "rew_mul", "rew_add", "load_actor", "load_critic",
-                 "load_critic_adapter", "only_critic_lora", "load_in_4bit", "fix_max_steps", "no_bos", "add_eos",
-                 "n_generate_actions"):  # fmt: skip
+    for flag in ("dro_actor_loss", "traj_actor_loss", "single_step_actor_loss", "step_level", "token_level_agent",
+                 "period_as_delimiter", "padding_side", "max_len", "clip_log", "kl_reg", "unbiased_kl", "forward_kl",
+                 "kl_targ", "kl_coeff_lr", "init_log_kl_coeff", "critic_only", "actor_freeze_ratio", "enable_ema",
+                 "ema_beta", "importance_sampling", "importance_sampling_2", "hinge_coeff", "plot_weights", "rew_mul",
+                 "rew_add", "load_actor", "load_critic", "load_critic_adapter", "only_critic_lora", "load_in_4bit",
+                 "fix_max_steps", "no_bos", "add_eos", "n_generate_actions"):  # fmt: skip
         assert re.search(rf"--{flag}\b", PAGE), flag

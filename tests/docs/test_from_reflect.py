@@ -1,4 +1,5 @@
-"""Every command of docs/from/reflect-rl.md and docs/reflect.md is run, small; every key of their tables is one of ours."""
+"""Every command of docs/from/reflect-rl.md and docs/reflect.md is run, small; every key of their tables is one of
+ours."""
 
 import contextlib
 import inspect
@@ -26,9 +27,9 @@ PAGE, LESSONS = ((ROOT / name).read_text() for name in ("docs/from/reflect-rl.md
 COMMANDS = list(dict.fromkeys(commands(PAGE + LESSONS)))
 SERVERS = ("http://localhost:1234", "https://NAME.openai.azure.com", "https://api.openai.com")
 SHAPE = {"family": "llama", "layers": 1, "width": 16, "heads": 2, "context": 2048}
-TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "sft.policy": "1", "sft.batch": "2", "rl.starts": "2",
-        "rl.replay_batch": "1", "final.n": "1", "engine.slots": "4", "teacher.starts": "2", "checkpoint.every": "1",
-        "task.options.horizon": "4", "eval.n": "2"}  # fmt: skip
+TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "sft.policy": "1", "sft.batch": "2",
+        "rl.starts": "2", "rl.replay_batch": "1", "final.n": "1", "engine.slots": "4", "teacher.starts": "2",
+        "checkpoint.every": "1", "task.options.horizon": "4", "eval.n": "2"}  # fmt: skip
 SFT = {"model.shape": json.dumps(SHAPE), "steps": "1", "batch": "2"}
 FEW = {"--n": "2", "--samples": "1", "--max-tokens": "4", "--starts": "2"}
 
@@ -58,7 +59,10 @@ def place(tmp_path_factory):
         packages(here / "repos")
         write_download(here / "data/alfworld", ["train", "valid_seen"])
         shell("data", "auto-explore", "repos/kettle", "repos/garden", "--split", "exact", "--out", "data/auto-explore")
-        shell("data", "taxi", "mode=full", "history=none", "menu=false", "walls=false", "--starts", "2", "--out", "data/taxi")
+        shell(
+            "data", "taxi", "mode=full", "history=none", "menu=false", "walls=false", "--starts", "2", "--out",
+            "data/taxi",
+        )
         explore = [
             "train",
             "recipes/reflect-explore.yaml",
@@ -66,10 +70,12 @@ def place(tmp_path_factory):
             "teacher.path=data/auto-explore",
         ]
         train(explore, "runs/explore-sft")
-        train([*explore, "load.policy=runs/explore-sft", "load.reflector=runs/explore-sft", "sft.reflector=0", "sft.policy=0"],
-              "runs/explore-rl")  # fmt: skip
+        train([*explore, "load.policy=runs/explore-sft", "load.reflector=runs/explore-sft", "sft.reflector=0",
+               "sft.policy=0"], "runs/explore-rl")  # fmt: skip
         shutil.copytree("runs/explore-sft", "runs/reflect-explore")
-        train(["train", "recipes/reflect-taxi-full.yaml", "teacher.name=file", "teacher.path=data/taxi"], "runs/taxi-file")
+        train(
+            ["train", "recipes/reflect-taxi-full.yaml", "teacher.name=file", "teacher.path=data/taxi"], "runs/taxi-file"
+        )
         train(["train", "recipes/reflect-taxi-full.yaml"], "runs/reflect-taxi-full")
         yield here
 
@@ -181,8 +187,9 @@ def test_alfworld_is_trained_and_verified(place, monkeypatch, tmp_path):
     lessons = str(tmp_path / "lessons")
     shell("data", "alfworld", "games=data/alfworld", "--tokenizer", "tiny", "--starts", "2", "--out", lessons)
     # fmt: off
-    train(["train", "recipes/reflect-alfworld-gpu.yaml", "model.name=tiny", "model.lora=null", "learner.amp=none", "engine.dtype=float32",
-           f"teacher.path={lessons}", "engine.max_len=2048", "checkpoint.keep_last=9", "task.options.step_cost=0.01"], tmp_path / "run")
+    train(["train", "recipes/reflect-alfworld-gpu.yaml", "model.name=tiny", "model.lora=null", "learner.amp=none",
+           "engine.dtype=float32", f"teacher.path={lessons}", "engine.max_len=2048", "checkpoint.keep_last=9",
+           "task.options.step_cost=0.01"], tmp_path / "run")
     # fmt: on
     from trailmark.verify import verify
 
@@ -208,12 +215,15 @@ def test_every_key_is_a_key_of_a_recipe(line):
 
 
 def test_the_page_knows_every_entry_point_and_flag():
-    for name in ("filter_repo", "gen_task", "filter_task", "reflection_negative", "split_data", "gen_sft", "data_gen.taxi.reflection",
-                 "data_gen.alfworld.reflection", "supervised_pretrain.py", "rl_finetune.py", "visualization.plot", "evaluation.evaluate ",
-                 "auto_explore_gpt", "evaluate_gpt", "clean_checkpoints", "ensemble_logs", "--env", "--load_dir", "--reflect",
-                 "--reflect_load_dir", "--shuffle_action", "--shrink_head", "--depth_curriculum", "--merge_first_two", "--save_steps",
-                 "--task_file", "--max_steps", "--per_device_eval_batch_size", "--eval_reps", "--scenario", "--extra", "--runs",
-                 "--horizon", "--react", "--random", "--repo_dir", "--few_data", "--curriculum_index", "--first_step", "--easy",
-                 "--with_prompt", "--with_history", "--disable_dropout", "--sandbox_dir", "--cache_dir", "--leaveout_prob",
-                 "--entropy_coef", "--use_critic", "--shared_critic", "--reflect_prob", "--taxi_curriculum", "--disable_alfworld"):  # fmt: skip
+    for name in (
+        "filter_repo", "gen_task", "filter_task", "reflection_negative", "split_data", "gen_sft",
+        "data_gen.taxi.reflection", "data_gen.alfworld.reflection", "supervised_pretrain.py", "rl_finetune.py",
+        "visualization.plot", "evaluation.evaluate ", "auto_explore_gpt", "evaluate_gpt", "clean_checkpoints",
+        "ensemble_logs", "--env", "--load_dir", "--reflect", "--reflect_load_dir", "--shuffle_action", "--shrink_head",
+        "--depth_curriculum", "--merge_first_two", "--save_steps", "--task_file", "--max_steps",
+        "--per_device_eval_batch_size", "--eval_reps", "--scenario", "--extra", "--runs", "--horizon", "--react",
+        "--random", "--repo_dir", "--few_data", "--curriculum_index", "--first_step", "--easy", "--with_prompt",
+        "--with_history", "--disable_dropout", "--sandbox_dir", "--cache_dir", "--leaveout_prob", "--entropy_coef",
+        "--use_critic", "--shared_critic", "--reflect_prob", "--taxi_curriculum", "--disable_alfworld",
+    ):
         assert name in PAGE, name

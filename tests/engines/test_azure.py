@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ServerConfig
 from trailmark.engines.http import EngineStatus, HttpEngine, http_engine
-from trailmark.engines.wire import address
+from trailmark.engines.http_client import address
 from trailmark.score.values import HttpValues, Line
 
 PATH, VERSION = "/openai/deployments/gpt-4/chat/completions", "2024-10-21"

@@ -25,8 +25,8 @@ from trailmark.engines.http import (
     HttpEngine,
     http_engine,
 )
+from trailmark.engines.http_client import address
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.wire import address
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play, solo
 from trailmark.tasks.taxi import Taxi

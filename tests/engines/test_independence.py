@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trailmark.engines import local
+from trailmark.engines import prefill
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.types import SamplingLaw
@@ -143,10 +143,10 @@ def test_requests_that_cannot_be_served(make_lm):
         run(engine, [Request(())])
     with pytest.raises(EngineError, match="token 100000"):
         run(engine, [Request((100_000,))])
-    broken, engine._prefill_part = engine._prefill_part, lambda *a: 1 / 0
+    broken, engine.prefiller.compute = engine.prefiller.compute, lambda *a, **_: 1 / 0
     with pytest.raises(EngineError, match="ZeroDivisionError"):
         run(engine, [Request((1, 2)), Request((3,))])
-    engine._prefill_part = broken
+    engine.prefiller.compute = broken
     assert run(engine, [Request((1, 2), max_tokens=2)])[0][0].stop == "length"  # the engine still works
 
 
@@ -209,20 +209,20 @@ def test_free_shapes_on_a_gpu_fill_it_whatever_the_lengths(make_lm):
     """Which rows are computed together if a launch costs more than padding. The rule needs no GPU."""
     engine = LocalEngine(make_lm(), slots=2, max_len=128, fixed=False, prefill_rows=3)
     prompts = [tuple(range(1, n + 1)) for n in (5, 70, 33, 6, 40, 31, 2)]
-    by_width = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    by_width = [(w, [len(p) for p in part]) for w, part in engine.prefiller.parts(prompts)]
     assert by_width == [(32, [5, 6, 31]), (32, [2]), (96, [70]), (64, [33, 40])]
-    engine.free = True
-    together = [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    engine.prefiller.free = True
+    together = [(w, [len(p) for p in part]) for w, part in engine.prefiller.parts(prompts)]
     assert together == [(96, [70, 40, 33]), (32, [31, 6, 5]), (32, [2])]
 
 
 def test_much_shorter_prompts_have_a_pass_of_their_own_once_one_is_worth_it(make_lm, monkeypatch):
     engine = LocalEngine(make_lm(), slots=2, max_len=128, fixed=False, prefill_rows=9)
-    engine.free = True
+    engine.prefiller.free = True
     prompts = [tuple(range(1, n + 1)) for n in (120, 100, 97, 96, 64, 60, 30, 20)]
-    lengths = lambda: [(w, [len(p) for p in part]) for w, part in engine.prefill_parts(prompts)]
+    lengths = lambda: [(w, [len(p) for p in part]) for w, part in engine.prefiller.parts(prompts)]
     assert lengths() == [(128, [120, 100, 97, 96, 64, 60, 30, 20])]  # little work: one launch
-    monkeypatch.setattr(local, "WORTH", 2 * 128)
+    monkeypatch.setattr(prefill, "WORTH", 2 * 128)
     assert lengths() == [(128, [120, 100, 97]), (96, [96, 64, 60]), (32, [30, 20])]
 
 
@@ -230,7 +230,7 @@ def test_a_prefill_waits_for_more_prompts_and_changes_no_token(make_lm):
     lm = make_lm()
     asked = [Request(tuple(range(1, 2 + k)), max_tokens=2 + k % 5, key=str(k)) for k in range(23)]
     plain, free = LocalEngine(lm, slots=16, max_len=64), LocalEngine(lm, slots=16, max_len=64, fixed=False)
-    free.free = True
+    free.prefiller.free = True
     passes = []
     prefill = free._prefill
     free._prefill = lambda: (passes.append(len(free._waiting)), prefill())

@@ -8,7 +8,8 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.engines.base import EngineError, Request, run
-from trailmark.engines.local import LocalEngine, engine_copy, mergeable
+from trailmark.engines.local import LocalEngine
+from trailmark.engines.weights import engine_copy, mergeable
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 

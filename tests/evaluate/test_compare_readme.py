@@ -41,7 +41,7 @@ def test_the_two_runs_of_the_readme_are_compared(folder, monkeypatch):
     monkeypatch.chdir(folder)
     before = sorted(Path("runs").rglob("*"))
     done = shell("compare", "runs/arith-sft", "runs/arith-grpo", "--json")
-    assert done.exit_code == 0 and "runs/arith-sft holds no evaluation: it plays the 12 starts" in done.stderr
+    assert done.exit_code == 0 and "runs/arith-sft has no evaluation: it plays the 12 starts" in done.stderr
     result = json.loads(done.stdout)
     assert [r["name"] for r in result["rows"]] == ["arith-sft", "arith-grpo"]
     assert [r["episodes"] for r in result["rows"]] == [12, 12] and result["rows"][0]["failed"] == 0
@@ -61,7 +61,7 @@ def test_the_two_runs_of_the_readme_are_compared(folder, monkeypatch):
 def test_where_nothing_was_evaluated_the_commands_to_type_are_printed(folder, monkeypatch):
     monkeypatch.chdir(folder)
     done = shell("compare", "runs/arith-sft", "runs/arith-sft/../arith-sft")
-    assert done.exit_code == 2 and "runs/arith-sft holds no evaluation" in done.stderr
+    assert done.exit_code == 2 and "runs/arith-sft has no evaluation" in done.stderr
     lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("  trailmark")]
     assert [shlex.split(line)[1] for line in lines] == ["eval", "eval", "compare"]
     typed = [shlex.split(line)[1:] for line in lines]

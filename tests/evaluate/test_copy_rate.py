@@ -56,7 +56,7 @@ def test_eval_prints_it_where_words_reach_an_actor(tmp_path):
     file = tmp_path / "e.jsonl"
     file.write_text(to_json(play("a", ("Next: look", "Next: look", "7"))) + "\n")
     plain = CliRunner().invoke(app, ["eval", "--episodes", str(file)])
-    assert "--tokenizer NAME says how often it does what they name" in plain.stdout
+    assert "--tokenizer NAME adds how often the advice is followed" in plain.stdout
     done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
     assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 1.0
     assert CliRunner().invoke(app, ["eval", "tiny", "--task", "taxi", "--tokenizer", "tiny"]).exit_code == 2

@@ -1,4 +1,5 @@
-"""Models behind an API: what a reply means, what they are sent, and that a server and this process play the same game."""
+"""Models behind an API: what a reply means, what they are sent, and that a server and this process play the same
+game."""
 
 import json
 import random
@@ -98,8 +99,8 @@ def test_an_oracle_behind_an_api_wins_and_azure_headers_are_sent(monkeypatch):
     server, url, heard = stub(oracle)
     try:
         done = shell(
-            "eval", url, "mode=pickup", "history=none", "--task", "taxi", "--n", "8", "--served", "gpt", "--react", "--json",
-            "--header", "api-key=env:AZURE_KEY", "--query", "api-version=2024-10-21", "--max-tokens", "20",
+            "eval", url, "mode=pickup", "history=none", "--task", "taxi", "--n", "8", "--served", "gpt", "--react",
+            "--json", "--header", "api-key=env:AZURE_KEY", "--query", "api-version=2024-10-21", "--max-tokens", "20",
         )  # fmt: skip
     finally:
         server.shutdown()
@@ -158,11 +159,15 @@ def test_a_served_policy_scores_labels_as_it_does_here():
 def test_the_model_of_a_server():
     """The only one is taken where none is named; another one is refused."""
     with serving(engine(), "small") as url:
-        words = ["eval", url, "mode=pickup", "history=none", "--task", "taxi", "--n", "2", "--max-tokens", "4", "--json"]
+        words = [
+            "eval", url, "mode=pickup", "history=none", "--task", "taxi", "--n", "2", "--max-tokens", "4", "--json",
+        ]
         row = json.loads(shell(*words).stdout)["rows"][0]
         assert row["scored"] == 2
         done = shell(*words, "--served", "large")
-    assert done.exit_code == 2 and "serves 'small', but no model 'large'. Name one of them with --served." in done.output
+    assert (
+        done.exit_code == 2 and "serves 'small', but no model 'large'. Name one of them with --served." in done.output
+    )
 
 
 def test_rows_that_need_no_model():
@@ -176,8 +181,9 @@ def test_a_whole_address_of_azure(monkeypatch):
     monkeypatch.setenv("AZURE_KEY", "secret")
     server, url, heard = stub(oracle)
     try:
-        done = shell("eval", f"{url}/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "mode=pickup", "history=none",
-                     "--task", "taxi", "--n", "4", "--header", "api-key=env:AZURE_KEY", "--json")  # fmt: skip
+        done = shell("eval", f"{url}/openai/deployments/gpt/chat/completions?api-version=2024-10-21", "mode=pickup",
+                     "history=none", "--task", "taxi", "--n", "4", "--header", "api-key=env:AZURE_KEY",
+                     "--json")  # fmt: skip
     finally:
         server.shutdown()
     assert json.loads(done.stdout)["rows"][0]["metrics"]["success"]["value"] == 1.0

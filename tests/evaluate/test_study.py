@@ -47,8 +47,9 @@ class Counting(Method):
             if config.stop_at and step > config.stop_at:
                 break
             write_segment(run.episodes_dir, step, played(f"{step}", config.skill, config.cost, config.seed)[:5])
-            write_segment(run.path / "evaluation", step, played("e", config.skill * step / config.steps, 1, config.seed))
-            run.log(step, {"success": config.skill * step / config.steps + 0.01 * (config.seed % 3)}, {"seconds": 1.0})
+            skill = config.skill * step / config.steps
+            write_segment(run.path / "evaluation", step, played("e", skill, 1, config.seed))
+            run.log(step, {"success": skill + 0.01 * (config.seed % 3)}, {"seconds": 1.0})
             with open(run.path / "ran.txt", "a") as f:
                 f.write(f"{step}\\n")
         for name, skill in (("low", 0.2), ("high", 0.8)):
@@ -283,14 +284,14 @@ def test_bad_studies_are_a_sentence(study, tmp_path):
     for changes, said in [
         ({"budget": {}}, "a budget is one of steps, updates, tokens or seconds"),
         ({"budget": {"steps": 1, "tokens": 1}}, "a budget is one of"),
-        ({"seeds": [1, 1]}, "a seed stands twice"),
+        ({"seeds": [1, 1]}, "a seed is listed twice"),
         ({"claims": ["high > lwo"]}, "there is no arm 'lwo'. Did you mean 'low'"),
         ({"claims": ["high > low on sucess"]}, "there is no measure 'sucess'. Did you mean 'success'"),
         ({"claims": ["high"]}, "expected 'arm > arm on measure'"),
         ({"arms": {"a": {"skil": 1}}}, "key 'arms.a.skil': is not known"),
         ({"arms": {"a": {"of": "b"}}}, "there is no arm 'b' with runs of its own"),
         ({"arms": {"a b": {}, "a_b": {"set": {"cost": 3}}}}, "would share the folder"),
-        ({"recipe": None}, "names no recipe"),
+        ({"recipe": None}, "has no recipe, and neither has the study"),
         ({"recipe": "no.yaml"}, "there is no such recipe"),
         ({"arms": {"a": {"set": {"skil": 1}}}, "claims": []}, "Did you mean 'skill'"),
         ({"sweep": {"skill": []}}, "has no values"),
@@ -312,7 +313,9 @@ def test_intervals_of_arms_and_differences():
     nothing = difference(claim, same, same, [0, 1, 2])
     assert nothing.low < 0 < nothing.high
     own = [RunMeasure(s / 10, {(f"{s}-{i}", 0, 1): s / 10 for i in range(5)}) for s in range(3)]
-    lost = [RunMeasure(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same]
+    lost = [
+        RunMeasure(1.0, {k: v for k, v in s.starts.items() if k[0] != "t3"}, True, frozenset([key(3)])) for s in same
+    ]
     assert difference(claim, same, lost, [0, 1, 2]).n == 29 and arm_interval(lost).n == 29  # a failed start is left out
     assert arm_interval(own).method == "t"  # each seed had starts of its own
     with pytest.raises(DataError, match="seed 0: the two arms were not evaluated on the same starts"):

@@ -99,7 +99,7 @@ def test_each_of_our_own_five_files_is_trained_on_unchanged(tmp_path, monkeypatc
     rows = len(take(Path("taxi/oracle/sft.jsonl")))
     assert (
         done.exit_code == 2
-        and f"So it is with {rows} of {rows} rows" in done.output
+        and f"{rows} of {rows} rows are too long" in done.output
         and "model.shape.context=" in done.output
     )
 

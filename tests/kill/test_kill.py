@@ -1,4 +1,5 @@
-"""SIGKILL at seeded moments and at named points inside writes, then resume: the run is the one that was never interrupted.
+"""SIGKILL at seeded moments and at named points inside writes, then resume: the run is the one that was never
+interrupted.
 
 Run with `make test-kill`. Every comparison is `trailmark diff`: weights, optimiser, random state, episodes, metrics.
 """

@@ -1,4 +1,5 @@
-"""Checkpoints hold everything, transformers loads them as they lie, and the loop keeps, stops and resumes as it says."""
+"""Checkpoints hold everything, transformers loads them as they lie, and the loop keeps, stops and resumes as it
+says."""
 
 import json
 import shutil
@@ -44,8 +45,8 @@ def rows(seed, n=4, head=False):
 
 
 class Toy(Training):
-    """Two models, two optimisers, two kinds of update, a critic every second step, a replay of what was seen before, and
-    a memory of its own: a sixth method that touches no file of the core."""
+    """Two models, two optimisers, two kinds of update, a critic every second step, a replay of what was seen before,
+    and a memory of its own: a sixth method that touches no file of the core."""
 
     def __init__(self, config, evals=None):
         policy, critic = load_model(config.model), load_model(config.model.model_copy(update={"seed": 5, "lora": None}))
@@ -122,7 +123,8 @@ def test_transformers_loads_it_as_it_lies(tmp_path, lora):
 
 
 def test_best_last_and_early_stop(tmp_path):
-    """Evaluations 1 3 2 2 …: the best (step 4) and the newest two are kept, and after two without a better one it stops."""
+    """Evaluations 1 3 2 2 …: the best (step 4) and the newest two are kept, and after two without a better one it
+    stops."""
     more = {
         "steps": 20,
         "checkpoint": CheckpointConfig(every=2, keep_last=2, keep_best=1),

@@ -1,15 +1,17 @@
-"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went on."""
+"""Named evaluations belong to the loop: made when they are due, found again by a resume, made again when the run went
+on."""
 
 import numpy as np
 import pytest
 
 from trailmark.config import CheckpointConfig, EvalConfig, ModelConfig, ModelShape, RunConfig
+from trailmark.errors import RunError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation, Training, train
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
-from trailmark.runs.store import Run, read_segment
-from trailmark.types import Episode, Player, Sample, Scored, Task
+from trailmark.runs.store import Run, read_metrics, read_segment, write_segment
+from trailmark.types import Episode, Failed, Player, Sample, Scored, Task
 
 MODEL = ModelConfig(shape=ModelShape(layers=1, width=16, heads=2, context=32))
 
@@ -81,3 +83,27 @@ def test_a_run_that_stopped_early_is_evaluated_where_it_stands(tmp_path):
     early = {"eval": EvalConfig(every=1, patience=1)}
     assert go(run, 9, **early) == ["half", "end", "random"] and versions(run) == {"half": 2, "end": 2, "random": 2}
     assert go(run, 9, resume=True, **early) == []
+
+
+def test_an_evaluation_in_which_every_episode_failed_ends_the_run_and_says_why(tmp_path):
+    """No number stands for it, and the checkpoint before it is still there."""
+
+    class Fails(Toy):
+        def evaluate(self, step):
+            if step < 2:
+                return {"reward": 1.0}
+            broken = [
+                Episode(f"e{k}", Task("t"), "g", (), {"self": Failed(why)})
+                for k, why in enumerate(["door 3 is stuck", "x"])
+            ]
+            write_segment(self.run.path / "evaluation", step, broken)
+            return {"failed": 2}
+
+    with Run.create(tmp_path / "run", "method: toy\n") as run:
+        method = Fails(3)
+        method.run = run
+        with pytest.raises(RunError) as said:
+            train(method, config(3, eval=EvalConfig(every=1)), run)
+    assert str(said.value) == "step 2: every episode of the evaluation failed; the first: door 3 is stuck"
+    assert [p.name for p in sorted((tmp_path / "run/checkpoints").iterdir())] == ["000001"]
+    assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1]

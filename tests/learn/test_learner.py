@@ -109,7 +109,8 @@ def test_greedy_tokens_have_no_gradient_to_follow():
 
 
 def test_mass_follows_weight():
-    """Two sequences of one episode, 1 and 9 tokens: under a mean over turns each carries half, so any minibatch is a mean."""
+    """Two sequences of one episode, 1 and 9 tokens: under a mean over turns each carries half, so any minibatch is a
+    mean."""
     turns = (Turn("policy", (1,), (2,)), Turn("policy", (1,), tuple(range(3, 12))))
     e = Episode("e", Task("t"), "g", turns, {"self": Scored(1.0)})
     for mean, want in [

@@ -1,5 +1,5 @@
-"""One gradient, whatever the split, the packing, the padding side, the order: GPT-2 to 1e-10, Llama to 1e-6 (float64, before
-clipping), with two components of different counts."""
+"""One gradient, whatever the split, the packing, the padding side, the order: GPT-2 to 1e-10, Llama to 1e-6 (float64,
+before clipping), with two components of different counts."""
 
 import numpy as np
 import pytest
@@ -156,7 +156,8 @@ def test_pieces_that_share_nothing_stand_in_lines(shape):
 
 
 def test_a_header_that_all_share_does_not_make_one_long_line():
-    """Four shared tokens in front of everything: computed again for each group, while the groups' own prompts stay shared."""
+    """Four shared tokens in front of everything: computed again for each group, while the groups' own prompts stay
+    shared."""
     draw = np.random.default_rng(0)
     heads = [np.r_[1, 2, 3, 4, draw.integers(0, 99, 50)] for _ in range(8)]
     samples = [Sample(np.r_[h, draw.integers(0, 99, 20)]) for h in heads for _ in range(8)]

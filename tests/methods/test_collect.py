@@ -36,7 +36,9 @@ class Marks(Judge):
 
 
 def test_killed_half_way_nothing_is_lost(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"p{k}", "id": str(k)}) + "\n" for k in range(9)))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"p{k}", "id": str(k)}) + "\n" for k in range(9))
+    )
     source = Prompts(str(tmp_path / "rows.jsonl"))
 
     async def slowly(prompt, draw):
@@ -57,5 +59,9 @@ def test_killed_half_way_nothing_is_lost(tmp_path):
         row for k, e in enumerate(made) for row in ((e.id, "reward", 1.0), (e.id, "letters", k + 1.0))
     ]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["all.annotations.jsonl", "all.jsonl", "rows.jsonl"]
-    more = collect_starts(tmp_path / "more.jsonl", source, branch_starts([Point(made[3], 0, 2)], 2), seats, judge=Marks(9))
-    assert [(e.parent.episode, e.parent.token, e.turns[0].forced) for e in more] == [(made[3].id, 2, made[3].turns[0].tokens[:2])] * 2
+    more = collect_starts(
+        tmp_path / "more.jsonl", source, branch_starts([Point(made[3], 0, 2)], 2), seats, judge=Marks(9)
+    )
+    assert [(e.parent.episode, e.parent.token, e.turns[0].forced) for e in more] == [
+        (made[3].id, 2, made[3].turns[0].tokens[:2])
+    ] * 2

@@ -1,4 +1,5 @@
-"""What is imitated is what is played, and nothing of it is cut: else a recipe is refused before anything is trained or written."""
+"""What is imitated is what is played, and nothing of it is cut: else a recipe is refused before anything is trained or
+written."""
 
 import json
 import sys
@@ -40,9 +41,10 @@ def lessons(tmp_path_factory):
 
 def recipe(path, out, steps=1, **more):
     return resolve({
-        "method": "reflect", "out": str(out), "steps": steps, "sft": {"reflector": 1, "policy": 1, "batch": 4}, "thought": 24,
-        "task": {"name": "taxi", "options": PLAIN}, "teacher": {"name": "file", "path": str(path)}, "rl": {"starts": 2},
-        "final": {"n": 1}, "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
+        "method": "reflect", "out": str(out), "steps": steps, "sft": {"reflector": 1, "policy": 1, "batch": 4},
+        "thought": 24, "task": {"name": "taxi", "options": PLAIN}, "teacher": {"name": "file", "path": str(path)},
+        "rl": {"starts": 2}, "final": {"n": 1},
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
         "engine": {"slots": 4, "max_len": 512}, **more,
     }, reflect.ReflectRecipe)  # fmt: skip
 
@@ -50,7 +52,8 @@ def recipe(path, out, steps=1, **more):
 def refused(config):
     with pytest.raises(RecipeError) as problem:
         launch(get_method("reflect"), config)
-    assert not [p for p in Path(config.out).rglob("*") if p.is_file() and not p.name.endswith(".lock")]  # nothing is written
+    # nothing is written
+    assert not [p for p in Path(config.out).rglob("*") if p.is_file() and not p.name.endswith(".lock")]
     return str(problem.value)
 
 
@@ -59,7 +62,9 @@ def test_lessons_with_walls_menu_and_history_are_refused_where_play_has_none(tmp
     said = refused(recipe(lessons / "shown", tmp_path / "run"))
     assert f"{len(rows)} of {len(rows)} lessons of {lessons / 'shown'} are not what task 'taxi' shows" in said
     assert "step 0 of 'taxi-full-train-0-0': it has 'Actions so far: none' where the task shows" in said
-    assert "set task.options.history=actions task.options.menu=true task.options.walls=true, or make lessons with " in said
+    assert (
+        "set task.options.history=actions task.options.menu=true task.options.walls=true, or make lessons with " in said
+    )
     assert said.endswith("history=none menu=false walls=false.")
 
 
@@ -139,19 +144,28 @@ def repositories(tmp_path):
 
     packages(tmp_path / "repos")
     for k in range(40):
-        (tmp_path / "repos/kettle" / f"a_rather_long_name_{k:02}.py").write_text("WATER = 'is wet and it is warm'\n" * 3)
-    shell("data", "auto-explore", tmp_path / "repos/kettle", tmp_path / "repos/garden", "--split", "exact", "--out", tmp_path / "data")
+        (tmp_path / "repos/kettle" / f"a_rather_long_name_{k:02}.py").write_text(
+            "WATER = 'is wet and it is warm'\n" * 3
+        )
+    shell(
+        "data", "auto-explore", tmp_path / "repos/kettle", tmp_path / "repos/garden", "--split", "exact", "--out",
+        tmp_path / "data",
+    )
     return tmp_path / "data"
 
 
 def explore(data, out, **more):
-    return recipe(data, out, task={"name": "auto-explore", "options": {"tasks": str(data), "max_tokens": 60, "horizon": 2}}, shuffle="alphabet",
-                  final={"split": "train", "n": 1}, eval={"split": "train", "n": 1}, thought=72, **more)  # fmt: skip
+    task = {"name": "auto-explore", "options": {"tasks": str(data), "max_tokens": 60, "horizon": 2}}
+    few = {"split": "train", "n": 1}
+    return recipe(data, out, task=task, shuffle="alphabet", final=few, eval=few, thought=72, **more)
 
 
 def test_a_list_of_commands_that_leaves_no_room_is_found_before_the_first_step(tmp_path, repositories):
     """Also where nothing is imitated: such a list used to end a run at its first play."""
-    small = {"model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}}, "engine": {"slots": 4}}
+    small = {
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
+        "engine": {"slots": 4},
+    }
     said = refused(explore(repositories, tmp_path / "run", sft={"reflector": 0, "policy": 0}, **small))
     assert "lists of actions of task 'auto-explore' do not fit a prompt (the first: folder '.' of kettle)" in said
     needed = int(said.split("engine.max_len=")[1].split(" ")[0])
@@ -164,8 +178,8 @@ def test_a_list_of_commands_that_leaves_no_room_is_found_before_the_first_step(t
 
 def test_lessons_of_repositories_are_shown_as_they_are_played(tmp_path, repositories):
     """Files are shown by the policy's tokens, 60 here: the lessons were recorded with 500 of another count."""
-    config = explore(repositories, tmp_path / "run", model={"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2,
-                     "context": 4096}}, engine={"slots": 4, "max_len": 4096})  # fmt: skip
+    model = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 4096}}
+    config = explore(repositories, tmp_path / "run", model=model, engine={"slots": 4, "max_len": 4096})
     method = Players(config, None, ["reflector", "policy"])
     recorded = {d.state for d in File(repositories).decisions}
     cut = [x.state for x in method.lessons if "(cut: the first 60 tokens are shown)" in x.state]

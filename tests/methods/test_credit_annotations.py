@@ -1,4 +1,5 @@
-"""What methods trained with is what they stored: advantages and values as annotations, cut back by a resume, compared by diff."""
+"""What methods trained with is what they stored: advantages and values as annotations, cut back by a resume, compared
+by diff."""
 
 import json
 import shutil

@@ -8,7 +8,7 @@ import pytest
 from trailmark import methods
 from trailmark.config import resolve
 from trailmark.errors import RecipeError
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.batches import batch_rows
 from trailmark.runs.store import Run, read_episodes, read_metrics
 from trailmark.types import Scored
 
@@ -125,7 +125,9 @@ def test_methods_are_open(tmp_path, monkeypatch):
         "        run.log(1, {'extra': config.extra})\n        return {}\n"
     )
     (tmp_path / "mine.py").write_text(mine)
-    (tmp_path / "two_methods.py").write_text(mine + "class Other(Mine):\n    pass\nclass Wrong(Method):\n    Config = dict\n")
+    (tmp_path / "two_methods.py").write_text(
+        mine + "class Other(Mine):\n    pass\nclass Wrong(Method):\n    Config = dict\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for k, name in enumerate(("mine", "mine:Mine", "two_methods:Other")):
         run = go(tmp_path, f"own{k}", method=name, extra=5)

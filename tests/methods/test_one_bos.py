@@ -33,7 +33,9 @@ def folder(tmp_path_factory):
     core = tiny_tokenizer().backend_tokenizer
     core.add_special_tokens(["<s>"])
     core.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|pad|>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="<|im_end|>", pad_token="<|pad|>"
+    )
     tokenizer.chat_template = "{{ bos_token }}" + tiny_tokenizer().chat_template
     folder = tmp_path_factory.mktemp("llama")
     tokenizer.save_pretrained(folder)
@@ -64,14 +66,20 @@ def test_text_prompts(lm, tmp_path, given):
     assert one(t, e.turns[0].prompt) and tuple(sample.tokens) == e.turns[0].prompt + e.turns[0].tokens
     body = CompletionBody.model_validate({"prompt": given})
     assert [one(t, p) for p in body.prompts(t)] == [True]
-    assert [one(t, r) for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t, prompt_format)] == [True]
+    assert [
+        one(t, r)
+        for r, _ in score_rows(ScoreBody.model_validate({"prompt": given, "completion": "2"}), t, prompt_format)
+    ] == [True]
     assert [one(t, r) for r in value_rows(ValuesBody.model_validate({"states": [given]}), t, prompt_format)] == [True]
     bare = CompletionBody.model_validate({"prompt": "1+1=?\n", "add_special_tokens": False})
     assert t.bos_token_id not in bare.prompts(t)[0]  # who says so gets none
 
 
 def test_conversations_have_the_template_s(lm, tmp_path):
-    talk = [{"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "And?"}]
+    talk = [
+        {"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "And?"},
+    ]
     assert one(lm.tokenizer, chat.render(lm.tokenizer, talk, True).tokens)
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": talk[:2]}) + "\n")
@@ -90,8 +98,12 @@ def test_files_of_reflect_rl(lm, tmp_path):
 def test_plays_of_worlds_and_of_mathematics(lm, tmp_path):
     (tmp_path / "gsm8k_train.jsonl").write_text(json.dumps({"question": "One and one?", "answer": "#### 2"}) + "\n")
     seat = Seat("policy", LocalEngine(lm, 2, 512), max_tokens=2)
-    for source in (get_task("taxi", horizon=2), get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain"),
-                   get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain", bos="<s>"), get_task("arith", level=1)):  # fmt: skip
+    for source in (
+        get_task("taxi", horizon=2),
+        get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain"),
+        get_task("math", dataset="gsm8k", path=str(tmp_path), style="plain", bos="<s>"),
+        get_task("arith", level=1),
+    ):
         (e,) = play(source, source.tasks("train", 1), [seat])
         assert e.turns and all(one(lm.tokenizer, t.prompt) for t in e.turns if t.continues is None), source.name
 
@@ -117,4 +129,6 @@ def test_a_prompt_with_a_frame_of_its_own_keeps_its_control_tokens(lm, bos):
     t = lm.tokenizer
     text = mark(bos) + mark("<|im_start|>user\n") + "1+1=? <|im_end|>" + mark("<|im_end|>\n")
     ids, start, end = prompt_ids(t, text), *t.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    assert one(t, ids) and ids[1] == start and ids.count(end) == 1 and t.decode(ids[1:]) == str(text).removeprefix("<s>")
+    assert (
+        one(t, ids) and ids[1] == start and ids.count(end) == 1 and t.decode(ids[1:]) == str(text).removeprefix("<s>")
+    )

@@ -1,7 +1,6 @@
 """OREO end to end on files: what they start from, learn, keep, resume and import."""
 
 import json
-import random
 import shutil
 
 import numpy as np
@@ -23,19 +22,6 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
-
-
-@pytest.fixture
-def data(tmp_path):
-    draw, rows = random.Random(0), []
-    for a in range(4):
-        for b in range(3):
-            for k in range(4):
-                c = a + b if k % 2 else draw.randrange(8, 10)
-                rows.append({"prompt": f"{a}+{b}=", "response": f"so\n{c}", "reward": int(c == a + b)})
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
 
 
 def config(tmp_path, data, name="run", **recipe):
@@ -173,8 +159,8 @@ def test_what_does_not_fit_is_refused(tmp_path, data, more, why):
 
 
 def test_it_learns_which_answers_are_right(tmp_path, data):
-    """After some epochs the value of a right answer's last state is near 1 and of a wrong one's near 0, and right answers
-    have become likelier than wrong ones."""
+    """After some epochs the value of a right answer's last state is near 1 and of a wrong one's near 0, and right
+    answers have become likelier than wrong ones."""
     run = go(tmp_path, data, steps=60, batch=48, beta=0.3, kl={"alpha": 0.0}, learner={"optim": {"lr": 3e-3}})
     rows = read_metrics(run.path)
     assert rows[-1]["value"] < 0.1 < rows[0]["value"]
@@ -285,7 +271,7 @@ def test_pickled_weights_are_refused(tmp_path, data):
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="pickles"):
+    with pytest.raises(ModelError, match="pickle files"):
         go(tmp_path, data, critic={"name": str(folder)})
 
 
@@ -298,7 +284,8 @@ def rounds(tmp_path, name, **more):
     method = methods.get_method("oreo_rounds")
     recipe = {
         "method": "oreo_rounds", "out": str(tmp_path / name), "model": TINY, "steps": 3, "training": 12, "batch": 16,
-        "beta": 0.3, "kl": {"alpha": 0.0}, "task": BANDIT, "collect": {"starts": 2, "n": 16, "sampling": {"max_tokens": 4}},
+        "beta": 0.3, "kl": {"alpha": 0.0}, "task": BANDIT,
+        "collect": {"starts": 2, "n": 16, "sampling": {"max_tokens": 4}},
         "learner": {"optim": {"lr": 5e-3}}, "engine": {"slots": 8, "max_len": 64}, **more,
     }  # fmt: skip
     return method, resolve(recipe, method.Config)

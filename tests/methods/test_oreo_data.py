@@ -241,7 +241,8 @@ def test_collect(tmp_path):
 
 
 def test_balanced_collection(tmp_path):
-    """p = 0: four wrong ones, none right. p = 1: one right one (max(wrong, 1)). Between: never more right than wrong."""
+    """p = 0: four wrong ones, none right. p = 1: one right one (max(wrong, 1)). Between: never more right than
+    wrong."""
     played = []
 
     class Counted(Coin):
@@ -249,7 +250,9 @@ def test_balanced_collection(tmp_path):
             played.append(action)
             return super().step(action)
 
-    episodes = read_segment(collect_balanced(tmp_path / "1.jsonl", Counted(), Coin().tasks(), seats(), rounds=16, want=4))
+    episodes = read_segment(
+        collect_balanced(tmp_path / "1.jsonl", Counted(), Coin().tasks(), seats(), rounds=16, want=4)
+    )
     counts = {g: (sum(map(won, plays)), sum(not won(e) for e in plays)) for g, plays in by_group(episodes).items()}
     assert counts["p0.0"] == (0, 4) and counts["p1.0"] == (1, 0)
     assert counts["p0.5"] == (4, 4)
@@ -266,8 +269,8 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("way", [collect, collect_balanced])
 def test_a_collection_that_was_stopped_plays_the_rest_only(tmp_path, way):
-    """Stopped in its fourteenth play, in the middle of writing a line: thirteen plays are kept, and the bytes are those of a
-    collection that was never stopped."""
+    """Stopped in its fourteenth play, in the middle of writing a line: thirteen plays are kept, and the bytes are those
+    of a collection that was never stopped."""
     whole = way(tmp_path / "whole" / "1.jsonl", Coin(), Coin().tasks(), seats())
     played, path = [], tmp_path / "1.jsonl"
 

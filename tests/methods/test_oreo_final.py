@@ -16,7 +16,8 @@ from trailmark.runs.store import read_segment
 RECIPE = {
     "method": "oreo", "data": "scored.jsonl", "out": "run", "steps": 2, "batch": 4, "seed": 3,
     "task": {"name": "arith", "options": {"level": 1}}, "sampling": {"temperature": 0, "max_tokens": 6},
-    "eval": {"every": 2, "n": 5}, "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
+    "eval": {"every": 2, "n": 5},
+    "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
     "engine": {"slots": 8, "max_len": 64}, "final": {"start": True, "search": ["beam:2", "best_of:3"]},
 }  # fmt: skip
 

@@ -1,7 +1,6 @@
 """DPO, IPO, KTO and rejection sampling end to end on files: what they start from, learn and resume."""
 
 import json
-import random
 import warnings
 
 import numpy as np
@@ -12,22 +11,10 @@ from trailmark.errors import DataError, RecipeError
 from trailmark.methods import preference
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
-from trailmark.runs.store import Run, read_episodes, read_metrics
+from trailmark.runs.store import Run, read_episodes, read_metrics, write_segment
+from trailmark.types import Episode, Scored, Task, Turn
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
-
-
-@pytest.fixture
-def data(tmp_path):
-    draw, rows = random.Random(0), []
-    for a in range(4):
-        for b in range(3):
-            for k in range(4):
-                c = a + b if k % 2 else draw.randrange(8, 10)
-                rows.append({"prompt": f"{a}+{b}=", "response": f"so\n{c}", "reward": int(c == a + b)})
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
 
 
 def config(tmp_path, data, name="run", **recipe):
@@ -41,13 +28,13 @@ def go(*args, **recipe):
     return Run.open(c.out)
 
 
-@pytest.mark.parametrize("objective", ["rejection", "dpo", "ipo", "kto"])
+@pytest.mark.parametrize("objective", ["rejection", "dpo", "ipo", "hinge", "kto"])
 def test_baselines_learn_from_the_same_file(tmp_path, data, objective):
     run = go(tmp_path, data, objective=objective, steps=25, batch=12, learner={"optim": {"lr": 3e-3}})
     rows = read_metrics(run.path)
     name = {"rejection": "nll", "kto": "kto"}.get(objective, "pair")
     assert rows[-1][name] < rows[0][name]
-    start = {"rejection": 5.0, "dpo": np.log(2), "ipo": 25.0, "kto": 0.5}[objective]
+    start = {"rejection": 5.0, "dpo": np.log(2), "ipo": 25.0, "hinge": 1.0, "kto": 0.5}[objective]
     assert rows[0][name] == pytest.approx(start, abs=1.0 if objective == "rejection" else 1e-5)
     assert rows[0]["rows"] == {"rejection": 24, "kto": 48}.get(
         objective, 48
@@ -121,3 +108,66 @@ def test_a_resumed_run_is_the_run(tmp_path, data, monkeypatch):
     monkeypatch.undo()
     launch(preference.PreferenceMethod, c, resume=True)
     assert diff_runs(whole.path, tmp_path / "parts") == []
+
+
+def test_hinge_smoothing_and_means_start_from_their_formulas(tmp_path, data):
+    """The policy is the reference, so h is 0: the hinge is 1, a smoothed DPO ln 2, IPO (1 / (2 beta))^2 either way."""
+    first = lambda name, **more: read_metrics(go(tmp_path, data, name, steps=2, **more).path)[0]["pair"]
+    assert first("a", objective="hinge") == pytest.approx(1.0, abs=1e-6)
+    assert first("b", objective="dpo", smooth=0.3) == pytest.approx(np.log(2), abs=1e-6)
+    assert first("c", objective="ipo", per="token", beta=0.5) == pytest.approx(1.0, abs=1e-6)
+    for more in ({"smooth": 0.1, "objective": "ipo"}, {"smooth": 0.5}, {"pair_file": "x", "objective": "kto"}):
+        with pytest.raises(RecipeError):
+            config(tmp_path, data, **more)
+
+
+def test_means_per_token_divide_each_side_by_its_length(tmp_path):
+    sides = [played("a", (5, 6, 7), 1.0), played("b", (5, 8), 0.0)]
+    chosen, rejected = preference.pair_samples([tuple(sides)], per="token")
+    assert chosen.streams["weight"].tolist() == [0, 0, 1 / 3, 1 / 3, 1 / 3]
+    assert rejected.streams["weight"].tolist() == [0, 0, 0.5, 0.5]
+
+
+def played(name, tokens, reward):
+    turn = Turn("policy", (1, 2), tuple(tokens), logp=(-1.0,) * len(tokens), stop="stop", text=name)
+    return Episode(name, Task("t"), "t", (turn,), {"self": Scored(reward)})
+
+
+def test_pairs_by_name_with_prefixes_that_are_not_trained(tmp_path):
+    """Both answers begin with 5, 6. The pair is about what stands behind that, of the second up to its fourth token."""
+    episodes = [played("a", (5, 6, 7, 3), 1.0), played("b", (5, 6, 8, 9, 3), 0.0), played("c", (5, 3), 0.0)]
+    path = tmp_path / "pairs.jsonl"
+    lines = [
+        {"chosen": "a", "rejected": "b", "chosen_prefix": 2, "rejected_prefix": 2, "rejected_end": 4},
+        {"chosen": "a", "rejected": "c", "margin": 0.5},
+        {"chosen": "a", "rejected": "gone"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    pairs, left_out = preference.listed_pairs(episodes, str(path), "policy")
+    assert left_out == {"pairs_without_episode": 1} and [(a.id, b.id) for a, b in pairs] == [("a", "b"), ("a", "c")]
+    rows = preference.pair_samples(pairs)
+    assert [r.tokens.tolist() for r in rows] == [
+        [1, 2, 5, 6, 7, 3],
+        [1, 2, 5, 6, 8, 9],
+        [1, 2, 5, 6, 7, 3],
+        [1, 2, 5, 3],
+    ]
+    assert [r.streams["weight"].tolist() for r in rows] == [
+        [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1],
+    ]  # fmt: skip
+    write_segment(tmp_path, 1, episodes)
+    given = {"format": "episodes", "pair_file": str(path), "steps": 1, "batch": 2}
+    run = go(tmp_path, str(tmp_path / "000001.jsonl"), **given)
+    assert read_metrics(run.path)[0]["rows"] == 2
+    for line, why in (
+        (
+            {"chosen": "a", "rejected": "b", "chosen_prefix": 4},
+            "pairs.jsonl:1: episode 'a' has 4 tokens: there is nothing",
+        ),
+        ({"chosen": "a", "rejected": "b", "chosen_prefix": "2"}, "chosen_prefix.*must be a number of tokens"),
+        ({"chosen": "a", "reject": "b"}, "'reject': is not known. Did you mean 'rejected'"),
+        ({"chosen": "x", "rejected": "y"}, "names no two episodes of the data"),
+    ):
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(DataError, match=why):
+            preference.listed_pairs(episodes, str(path), "policy")

@@ -1,4 +1,5 @@
-"""Prompts of one's own with a reward of one's own: every command works on such a run, and says what is wrong with the function."""
+"""Prompts of one's own with a reward of one's own: every command works on such a run, and says what is wrong with the
+function."""
 
 import dataclasses
 import json
@@ -13,12 +14,13 @@ from judging import name, serving_judge
 
 from trailmark.commands.app import app
 from trailmark.runs.store import read_annotations, read_episodes, read_segment, segments, write_segment
-from trailmark.types import Scored
+from trailmark.types import Annotation, Scored
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/prompts-grpo.yaml")
 SMALL = [
-    "steps=3", "starts=3", "n=3", "sampling.max_tokens=6", "engine.slots=9", "engine.max_len=96", "eval.every=2", "eval.n=2",
-    "checkpoint.every=1", "checkpoint.keep_last=9", "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}",
+    "steps=3", "starts=3", "n=3", "sampling.max_tokens=6", "engine.slots=9", "engine.max_len=96", "eval.every=2",
+    "eval.n=2", "checkpoint.every=1", "checkpoint.keep_last=9",
+    "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}",
 ]  # fmt: skip
 FUNCTION = "def score(prompt, answer, row):\n    return sum(c in row['vowels'] for c in answer) / max(1, len(answer))\n"
 
@@ -26,7 +28,10 @@ FUNCTION = "def score(prompt, answer, row):\n    return sum(c in row['vowels'] f
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": f"Sing of the {w}: ", "vowels": "aeiou", "gold": f"the {w}"} for w in ["sun", "moon", "sea", "hill", "rain"]]
+    rows = [
+        {"prompt": f"Sing of the {w}: ", "vowels": "aeiou", "gold": f"the {w}"}
+        for w in ["sun", "moon", "sea", "hill", "rain"]
+    ]
     Path("rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     Path("my_file.py").write_text(FUNCTION)
 
@@ -80,7 +85,9 @@ def test_a_run_that_stopped_goes_on_as_if_it_had_not(shell):
 
 def test_a_function_that_changed_is_refused(shell):
     train(shell, "run", "steps=2")
-    held = lambda: {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name not in (".lock", "recipe.yaml")}
+    held = lambda: {
+        p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name not in (".lock", "recipe.yaml")
+    }
     before = held()
     Path("my_file.py").write_text(FUNCTION + "# another\n")
     said = train(shell, "run", "--resume", code=2)
@@ -123,12 +130,14 @@ def test_mistakes_in_the_recipe(shell):
         ("reward=other.py:score", "there is no file other.py"),
         ("reward=my_file.py:scor", "Did you mean 'score'?"),
         ("reward={kind: oracle}", "key 'reward': has the unknown 'kind' 'oracle'"),
-        ("task.name=taxi", "key 'data': it is a file of prompts"),
+        ("task.name=taxi", "key 'data' is short for task prompts"),
         ("rewards=my_file.py:score", "key 'rewards': is not known. Did you mean 'reward'?"),
         ("data=other.jsonl", "other.jsonl: cannot be read"),
     ):
         assert said in train(shell, "run", word, code=2) and not Path("run/recipe.yaml").exists()
-    Path("plain.yaml").write_text("method: policy_gradient\nout: run\ntask: {name: prompts, options: {path: rows.jsonl}}\n")
+    Path("plain.yaml").write_text(
+        "method: policy_gradient\nout: run\ntask: {name: prompts, options: {path: rows.jsonl}}\n"
+    )
     assert "name who gives the reward" in shell("train", "plain.yaml", code=2)
     assert "judges its plays itself: leave out 'reward'" in shell(
         "train", "plain.yaml", "task={name: taxi}", "reward=my_file.py:score", code=2
@@ -140,6 +149,8 @@ def test_a_person_is_judged_too(shell):
     assert done.exit_code == 0 and "return 0.75" in done.output, done.output
     (e,) = read_segment("play-prompts-1.jsonl")
     assert e.outcome == Scored(0.75) and e.turns[0].reward == 0.75 and e.info["judge"]["name"] == "my_file.py:score"
+    (note,) = read_segment("play-prompts-1.annotations.jsonl", Annotation)
+    assert (note.episode, note.name, note.values) == (e.id, "reward", (0.75,))
     assert "name who gives the reward" in shell("play", "prompts", "path=rows.jsonl", code=2)
 
 
@@ -162,7 +173,10 @@ def test_a_language_model_gives_the_reward_and_is_asked_nothing_twice(shell):
     answer = lambda messages: json.dumps({"id": name(messages), "score": 1 + len(messages[0]["content"]) % 5})
     with serving_judge(answer) as (url, asked):
         server = f"{{address: '{url}', model: wise}}"
-        words = ["--resume", f"reward={{kind: model, server: {server}, rubric: 'Judge answer <1> to {{prompt}}: {{answer}}'}}"]
+        words = [
+            "--resume",
+            f"reward={{kind: model, server: {server}, rubric: 'Judge answer <1> to {{prompt}}: {{answer}}'}}",
+        ]
         shell("train", RECIPE, "data=rows.jsonl", "out=run", *SMALL, *words[1:])
         first, total = len(read_segment("run/episodes/000001.jsonl")), sum(asked.values())
         rewards = {e.id: e.outcome.reward for e in read_episodes("run/episodes")}

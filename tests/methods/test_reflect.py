@@ -30,7 +30,8 @@ from trailmark.types import Scored
 
 TASK = {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "walls": False}}
 SMALL = {
-    "method": "reflect", "steps": 4, "task": TASK, "teacher": {"starts": 6}, "sft": {"reflector": 5, "policy": 5, "batch": 4},
+    "method": "reflect", "steps": 4, "task": TASK, "teacher": {"starts": 6},
+    "sft": {"reflector": 5, "policy": 5, "batch": 4},
     "rl": {"starts": 4, "replay_batch": 2, "entropy": 0.01, "baseline": "batch"}, "reflect_prob": 0.75, "thought": 12,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
     "engine": {"slots": 32, "max_len": 128}, "checkpoint": {"every": 3, "keep_last": 2, "keep_best": 0},

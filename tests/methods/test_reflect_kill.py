@@ -1,4 +1,5 @@
-"""SIGKILL at named points inside writes, then resume: ppo, critic, replay and curriculum go on as if nothing had happened.
+"""SIGKILL at named points inside writes, then resume: ppo, critic, replay and curriculum go on as if nothing had
+happened.
 
 Run with `make test-kill`. The comparison is `trailmark diff`: weights, optimisers, random state, episodes, metrics.
 """
@@ -21,7 +22,9 @@ steps: 10
 task: {{name: taxi, options: {{mode: full, history: none, menu: false, walls: false}}}}
 teacher: {{starts: 4}}
 sft: {{reflector: 2, policy: 2, batch: 4}}
-rl: {{algorithm: ppo, starts: 12, replay_batch: 3, entropy: 0.01, critic: {{kind: {critic}, head: {head}, every: 2, passes: 2}}}}
+rl:
+  {{algorithm: ppo, starts: 12, replay_batch: 3, entropy: 0.01,
+    critic: {{kind: {critic}, head: {head}, every: 2, passes: 2}}}}
 curriculum: {{kind: modes}}
 final: {{n: 6, references: true}}
 eval: {{every: 5, n: 3}}
@@ -31,9 +34,10 @@ model: {{name: tiny, shape: {{layers: 1, width: 16, heads: 2, context: 128}}}}
 engine: {{slots: 16, max_len: 128}}
 checkpoint: {{every: 3, keep_last: 2, keep_best: 1}}
 """
-POINTS = ["checkpoint.weights#1", "stage.made#1", "stage.half#1", "metrics.after#3", "stage.renamed#2", "evaluation.half#1",
-          "checkpoint.weights#5", "checkpoint.optimiser#8", "checkpoint.state#4", "checkpoint.renamed#3", "checkpoint.pruned",
-          "metrics.after#9", "segment.half#3", "segment.renamed#7", "evaluation.half#2"]  # fmt: skip
+POINTS = ["checkpoint.weights#1", "stage.made#1", "stage.half#1", "metrics.after#3", "stage.renamed#2",
+          "evaluation.half#1", "checkpoint.weights#5", "checkpoint.optimiser#8", "checkpoint.state#4",
+          "checkpoint.renamed#3", "checkpoint.pruned", "metrics.after#9", "segment.half#3",
+          "segment.renamed#7", "evaluation.half#2"]  # fmt: skip
 
 
 def start(folder, name, critic, head, *more, env=None):

@@ -40,13 +40,16 @@ def recipe(tmp_path, monkeypatch):
     model = {"name": "tiny", "tokenizer": str(tmp_path / "letters"),
              "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}}  # fmt: skip
 
+    options = {"repo": str(tmp_path / "repo"), "query": "Where is 13?", "target": "part13/what.txt"}
+
     def made(name="run", lora=None, **more):
         return resolve({
-            "method": "reflect", "out": str(tmp_path / name), "steps": 1, "sft": {"reflector": 1, "policy": 2, "batch": 2},
-            "task": {"name": "auto-explore", "options": {"repo": str(tmp_path / "repo"), "query": "Where is 13?", "leaveout": 0.0,
-                                                         "target": "part13/what.txt", "horizon": 3}},
+            "method": "reflect", "out": str(tmp_path / name), "steps": 1,
+            "sft": {"reflector": 1, "policy": 2, "batch": 2},
+            "task": {"name": "auto-explore", "options": {**options, "leaveout": 0.0, "horizon": 3}},
             "rl": {"starts": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
-            "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all", **more,
+            "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all",
+            **more,
         }, reflect.ReflectRecipe)  # fmt: skip
 
     return made
@@ -59,8 +62,8 @@ def test_new_labels_are_trained_saved_and_loaded(tmp_path, recipe, lora):
     policy = [t for e in read_episodes(tmp_path / "run" / "episodes") for t in e.turns if t.seat == "policy"]
     assert {len(t.tokens) for t in policy} == {1}
     for seat in ("policy", "reflector"):
-        lm = load_model(config.model.model_copy(
-            update={"name": str(listed(tmp_path / "run" / "checkpoints")[-1] / seat), "tokenizer": None, "lora": None}))  # fmt: skip
+        name = str(listed(tmp_path / "run" / "checkpoints")[-1] / seat)
+        lm = load_model(config.model.model_copy(update={"name": name, "tokenizer": None, "lora": None}))
         assert alphabet(lm.tokenizer) == CHOICES and lm.vocab >= len(lm.tokenizer)
         assert lm.adapted is (lora is not None)
         if lora:
@@ -117,7 +120,7 @@ def test_only_labels_that_are_answered_must_be_tokens(recipe, monkeypatch, more)
 
 
 def test_a_quantised_base_takes_no_new_tokens(recipe):
-    with pytest.raises(RecipeError, match="labels all changes the base"):
+    with pytest.raises(RecipeError, match="labels: all changes the model"):
         config = recipe()
         resolve(
             {**config.model_dump(), "model": {**config.model.model_dump(), "name": "gpt2", "quant": "int8"}},

@@ -22,7 +22,9 @@ LESSON = Lesson("map\n", "Choose one action:\n0. south\n1. north\n", "go north",
 @pytest.fixture
 def make(tmp_path):
     def made(**more):
-        config = resolve({**BASE, **more, "out": str(tmp_path / str(len(list(tmp_path.iterdir()))))}, reflect.ReflectRecipe)
+        config = resolve(
+            {**BASE, **more, "out": str(tmp_path / str(len(list(tmp_path.iterdir()))))}, reflect.ReflectRecipe
+        )
         seats = ["reflector", "policy"] if config.reflect else ["policy"]
         return reflect_imitation.Players(config, Run.create(config.out, "method: x\n"), seats)
 

@@ -135,7 +135,8 @@ def engine():
 
 @pytest.mark.parametrize("head", ["listed", "alphabet", "vocabulary"])
 def test_what_a_label_is_drawn_from(engine, head):
-    """The probabilities of the allowed tokens sum to 1: log q of each draw is the model's own, renormalised over them."""
+    """The probabilities of the allowed tokens sum to 1: log q of each draw is the model's own, renormalised over
+    them."""
     import math
 
     world = Menu()
@@ -157,7 +158,8 @@ def test_what_a_label_is_drawn_from(engine, head):
 
 
 def test_one_forward_for_a_decision(engine):
-    """Label scores come from one pass over the prompt: as many prefills as distinct prompts, and nothing is decoded after."""
+    """Label scores come from one pass over the prompt: as many prefills as distinct prompts, and nothing is decoded
+    after."""
     source = get_task("taxi", mode="pickup", history="none", walls=False)
     before = engine.prefills
     episodes = play(source, source.tasks("all")[:12], [Seat("policy", engine)], how.two_players(how.Talk(False)))

@@ -29,10 +29,12 @@ from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 TAXI = {"name": "taxi", "options": {"mode": "full", "history": "none", "menu": False, "walls": False}}
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}}
 SMALL = {
-    "method": "reflect", "steps": 12, "task": TAXI, "teacher": {"starts": 4}, "sft": {"reflector": 4, "policy": 4, "batch": 4},
-    "rl": {"algorithm": "ppo", "starts": 6, "replay_batch": 3, "critic": {"kind": "shared", "every": 2, "passes": 2, "optim": {"lr": 1e-2}}},
-    "learner": {"optim": {"lr": 5e-4}}, "curriculum": {"kind": "modes"}, "final": {"n": 5}, "thought": 12, "model": TINY,
-    "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 5, "keep_last": 2, "keep_best": 0},
+    "method": "reflect", "steps": 12, "task": TAXI, "teacher": {"starts": 4},
+    "sft": {"reflector": 4, "policy": 4, "batch": 4},
+    "rl": {"algorithm": "ppo", "starts": 6, "replay_batch": 3,
+           "critic": {"kind": "shared", "every": 2, "passes": 2, "optim": {"lr": 1e-2}}},
+    "learner": {"optim": {"lr": 5e-4}}, "curriculum": {"kind": "modes"}, "final": {"n": 5}, "thought": 12,
+    "model": TINY, "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 5, "keep_last": 2, "keep_best": 0},
 }  # fmt: skip
 
 
@@ -46,26 +48,29 @@ def made(tmp_path, **more):
 def bandit(tmp_path, name, **rl_more):
     """The whole method on one step with six labels, of which one pays: no teacher, no reflector."""
     config = resolve({
-        "method": "reflect", "out": str(tmp_path / name), "reflect": False, "steps": 70, "sft": {"reflector": 0, "policy": 0},
+        "method": "reflect", "out": str(tmp_path / name), "reflect": False, "steps": 70,
+        "sft": {"reflector": 0, "policy": 0},
         "task": {"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
-        "rl": {"starts": 16, "replay_batch": 4, **rl_more}, "learner": {"optim": {"lr": 3e-3}}, "model": TINY, "engine": {"slots": 16, "max_len": 64},
+        "rl": {"starts": 16, "replay_batch": 4, **rl_more}, "learner": {"optim": {"lr": 3e-3}}, "model": TINY,
+        "engine": {"slots": 16, "max_len": 64},
     }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     return [row["success"] for row in read_metrics(tmp_path / name)]
 
 
 def test_the_policy_gradient_of_a_bandit_is_the_analytic_one():
-    """L = -(1/N) sum (G_n - mean G) log pi(a_n):  dL/dz = -(1/N) sum (G_n - mean G) (1[a_n] - pi), over listed labels."""
+    """L = -(1/N) sum (G_n - mean G) log pi(a_n):  dL/dz = -(1/N) sum (G_n - mean G) (1[a_n] - pi), over listed
+    labels."""
     allowed, draw = (2, 3, 4, 5, 6, 7), np.random.default_rng(5)
     actions, rewards, logits = draw.choice(allowed, 20), draw.normal(size=20), draw.normal(size=8)
     lm: TabularLM = TabularLM([(0, 1)], 8)
     with torch.no_grad():
         lm.model.logits[0] = torch.as_tensor(logits)
+    law = SamplingLaw(allowed=allowed)
     plays = [
-        Episode(f"e{n}", Task("t"), "g", (Turn("policy", (0, 1), (int(a),), law=SamplingLaw(allowed=allowed), reward=r),),
-                {"self": Scored(r)})
+        Episode(f"e{n}", Task("t"), "g", (Turn("policy", (0, 1), (int(a),), law=law, reward=r),), {"self": Scored(r)})
         for n, (a, r) in enumerate(zip(actions, rewards))
-    ]  # fmt: skip
+    ]
     learner = Learner({"policy": lm}, LearnerConfig())
     pi = np.where(np.isin(np.arange(8), allowed), np.exp(logits), 0)
     pi /= pi.sum()
@@ -80,7 +85,9 @@ def test_the_policy_gradient_of_a_bandit_is_the_analytic_one():
 @pytest.mark.parametrize("algorithm", ["pg", "ppo"])
 def test_a_bandit_of_six_is_learned(tmp_path, algorithm):
     """From 1/6 to 0.9 in less than 200 iterations."""
-    critic = {"kind": "shared", "every": 4, "passes": 2, "optim": {"lr": 1e-2}} if algorithm == "ppo" else {"kind": "none"}
+    critic = (
+        {"kind": "shared", "every": 4, "passes": 2, "optim": {"lr": 1e-2}} if algorithm == "ppo" else {"kind": "none"}
+    )
     success = bandit(tmp_path, algorithm, algorithm=algorithm, critic=critic)
     assert np.mean(success[:2]) < 0.5 and np.mean(success[-10:]) > 0.9
 
@@ -174,14 +181,16 @@ def test_depth_stages():
     assert groups(keep=9) == [({0}, 2), ({1}, 6), ({2}, 8), ({3}, 3), ({4}, 1)]
     assert groups() == [({0}, 2), ({1}, 6), ({2, 3, 4}, 12)]
     assert groups(merge_first_two=True) == [({0, 1}, 8), ({2}, 8), ({3, 4}, 4)]
-    assert curriculum.depth_groups([1, 1], CurriculumConfig(merge_first_two=True)) == [({1}, 2)]  # nothing to merge with
+    # nothing to merge with
+    assert curriculum.depth_groups([1, 1], CurriculumConfig(merge_first_two=True)) == [({1}, 2)]
 
 
 def test_a_curriculum_always_advances():
     assert curriculum.level_starts([100, 100, 100], 300) == [0, 100, 200]
     assert curriculum.level_starts([2, 6, 12], 40) == [0, 4, 16]
     assert curriculum.level_starts([100, 100, 100], 9) == [0, 3, 6]  # fewer steps than records
-    assert curriculum.level_starts([1000, 1, 1], 5) == [0, 3, 4] and curriculum.level_starts([1, 1, 1000], 5) == [0, 1, 2]
+    assert curriculum.level_starts([1000, 1, 1], 5) == [0, 3, 4]
+    assert curriculum.level_starts([1, 1, 1000], 5) == [0, 1, 2]
     assert curriculum.level_starts([5, 5, 5], 2) == [0, 1, 2]  # as far as the steps go
 
 
@@ -189,7 +198,7 @@ def test_depths_of_a_start():
     assert curriculum.depths(Task("a", meta={"depth": 2})) == [2]
     assert curriculum.depths(Task("a", data={"target": "src/x/y.py"})) == [2]
     assert curriculum.depths(Task("a", data={"targets": ["README", "src/y.py"]})) == [0, 1]
-    with pytest.raises(TaskError, match="start 'a' says neither depth nor target"):
+    with pytest.raises(TaskError, match="start 'a' has neither depth nor target"):
         curriculum.depths(Task("a"))
 
 
@@ -204,7 +213,8 @@ def test_stages_of_a_finite_world_are_passed_through_in_shuffled_order():
 
 
 def test_the_taxi_s_thirds(tmp_path):
-    """Pickup, dropoff and full, a third of the steps each; the memory is emptied at each switch; one stage alone on demand."""
+    """Pickup, dropoff and full, a third of the steps each; the memory is emptied at each switch; one stage alone on
+    demand."""
     run = made(tmp_path)
     assert [run.level_of(k)[0] for k in range(1, 13)] == [0] * 4 + [1] * 4 + [2] * 4
     run.replay.held = [won(0)]
@@ -269,8 +279,10 @@ def test_every_stage_has_an_optimiser_and_a_schedule_of_its_own(tmp_path):
     """The moments of imitation do not reach play, and every warm-up and schedule counts from its own first step."""
     linear = {"schedule": "linear"}
     config = resolve({
-        **SMALL, "out": str(tmp_path / "run"), "steps": 4, "curriculum": {}, "sft": {"reflector": 2, "policy": 4, "batch": 4, "optim":
-        {"lr": 1e-2, **linear}}, "rl": {"starts": 4, "replay": 0, "baseline": "batch"}, "learner": {"optim": {"lr": 2e-3, **linear}},
+        **SMALL, "out": str(tmp_path / "run"), "steps": 4, "curriculum": {},
+        "sft": {"reflector": 2, "policy": 4, "batch": 4, "optim": {"lr": 1e-2, **linear}},
+        "rl": {"starts": 4, "replay": 0, "baseline": "batch"},
+        "learner": {"optim": {"lr": 2e-3, **linear}},
     }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     lr = lambda run, key: [row[key] for row in read_metrics(tmp_path / "run" / run)]

@@ -1,5 +1,5 @@
-"""Fine-tuning trains on responses, whatever else is in the batch. (The reference masked prompts as if padding stood on the right,
-and put it on the left: shorter rows of a batch were trained on their prompts.)"""
+"""Fine-tuning trains on responses, whatever else is in the batch. (The reference masked prompts as if padding stood on
+the right, and put it on the left: shorter rows of a batch were trained on their prompts.)"""
 
 import json
 

@@ -1,5 +1,5 @@
-"""A method of one's own (sixth_method.py), written with public names alone: every command works on its runs, a killed run goes on, and
-mistakes are told in a sentence."""
+"""A method of one's own (sixth_method.py), written with public names alone: every command works on its runs, a killed
+run goes on, and mistakes are told in a sentence."""
 
 import ast
 import json
@@ -47,7 +47,9 @@ def write_files(folder, url):
         (folder / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
     (folder / "my_file.py").write_text(FUNCTION)
     recipe = yaml.safe_load(blocks("yaml")[0])
-    recipe |= {"out": "run", "steps": 3, "model": TINY, "engine": {"slots": 6, "max_len": 128}, "eval": {"every": 3, "n": 2}}
+    recipe |= {
+        "out": "run", "steps": 3, "model": TINY, "engine": {"slots": 6, "max_len": 128}, "eval": {"every": 3, "n": 2},
+    }
     recipe |= {"checkpoint": {"every": 1, "keep_last": 9}, "imitation": recipe["imitation"] | {"steps": 2, "batch": 2}}
     recipe["seats"]["adviser"]["sampling"] = {"max_tokens": 5}
     recipe["seats"]["actor"] |= {"address": url, "sampling": {"max_tokens": 6}}
@@ -90,7 +92,11 @@ def refused(*words):
 
 def held(folder):
     """The files of a run that count."""
-    files = [p for p in Path(folder).rglob("*") if p.is_file() and p.name not in ("recipe.yaml", "report.html", "verify.json")]
+    files = [
+        p
+        for p in Path(folder).rglob("*")
+        if p.is_file() and p.name not in ("recipe.yaml", "report.html", "verify.json")
+    ]
     return {str(p.relative_to(folder)): p.read_bytes() for p in files if not p.name.endswith(".lock")}
 
 
@@ -101,11 +107,17 @@ def test_it_is_short_and_uses_public_names_alone():
     text = FILE.read_text()
     assert len(text.splitlines()) <= 150 and max(map(len, text.splitlines())) <= 120
     tree = ast.parse(text)
-    names = [n for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for n in (*node.module.split("."), *(a.name for a in node.names))]
+    names = [
+        n
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for n in (*node.module.split("."), *(a.name for a in node.names))
+    ]
     names += [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
     names += [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     assert [n for n in names if n.startswith("_") and n != "__init__"] == []
-    assert "trailmark" in names and not {"setattr", "getattr", "__dict__"} & {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    assert "trailmark" in names and not {"setattr", "getattr", "__dict__"} & used
 
 
 def test_the_page_shows_what_is_run():
@@ -140,11 +152,15 @@ def test_the_adviser_is_taught_and_then_earns_what_its_hints_led_to(whole):
     rewards = {}
     for e in episodes:
         hint, answer = e.turns
-        assert (hint.seat, hint.action, hint.reward, answer.seat, answer.action) == ("adviser", None, 0.0, "actor", answer.text)
+        assert (hint.seat, hint.action, hint.reward) == ("adviser", None, 0.0)
+        assert (answer.seat, answer.action) == ("actor", answer.text)
         rewards[e.id] = len(set(answer.text)) / 20
         assert e.outcome.reward == answer.reward == rewards[e.id] and e.info["judge"]["name"] == "my_file.py:score"
         players = {name: (p.kind, p.model) for name, p in e.players.items()}
-        assert players == {"adviser": ("trained", "stages/policy/checkpoints/000002/policy"), "actor": ("remote", "small")}
+        assert players == {
+            "adviser": ("trained", "stages/policy/checkpoints/000002/policy"),
+            "actor": ("remote", "small"),
+        }
     assert len(set(rewards.values())) > 3
     advantages = {a.episode: (a.turn, a.values) for a in read_annotations("run/annotations/advantage")}
     for e in episodes:
@@ -161,7 +177,9 @@ def test_evaluations_on_the_way_and_at_the_end(whole):
     want = sum(e.outcome.reward for e in on_the_way) / 2
     assert row["scored"] == 2 and row["metrics"]["reward"]["value"] == pytest.approx(want)
     assert read_metrics("run")[-1]["eval/reward"] == pytest.approx(want)
-    told = lambda file: [[(t.prompt, t.tokens, t.logp, t.text, t.action, t.reward) for t in e.turns] for e in read_segment(file)]
+    told = lambda file: [
+        [(t.prompt, t.tokens, t.logp, t.text, t.action, t.reward) for t in e.turns] for e in read_segment(file)
+    ]
     assert told("again.jsonl") == told("run/evaluation/000003.jsonl")
     every = read_segment("run/evaluation/all-prompts.jsonl")
     assert [e.task.id for e in every] == WORDS and {e.players["adviser"].version for e in every} == {3}
@@ -206,7 +224,10 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
     shell("train", "recipe.yaml", "out=killed", "--resume")
     assert shell("diff", "run", "killed") == "identical"
     here, there = (f'"{run}/stages/lessons/lessons.jsonl"' for run in ("run", "killed"))
-    assert shell("diff", "run/stages/policy", "killed/stages/policy", code=1) == f"recipe.yaml: key 'data': {here} and {there}"
+    assert (
+        shell("diff", "run/stages/policy", "killed/stages/policy", code=1)
+        == f"recipe.yaml: key 'data': {here} and {there}"
+    )
     for path in Path("run/evaluation").iterdir():
         assert path.read_bytes() == (Path("killed/evaluation") / path.name).read_bytes()
 
@@ -218,8 +239,14 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
     ("words", "said"),
     [
         (["seats.actor={kind: local}"], "seats.actor: this seat has no model: set seats.actor.model.name"),
-        (["seats.actor={kind: local, trained: true}"], "adviser and actor are trained, and this method trains one model"),
-        (["seats={adviser: {kind: local, trained: true}}"], "seats: this method needs 'adviser', which is trained, and 'actor'"),
+        (
+            ["seats.actor={kind: local, trained: true}"],
+            "adviser and actor are trained, and this method trains one model",
+        ),
+        (
+            ["seats={adviser: {kind: local, trained: true}}"],
+            "seats: this method needs 'adviser', which is trained, and 'actor'",
+        ),
         (["seats.actor.model=large"], "no model 'large'. Set seats.actor.model, or another seats.actor.address"),
         (["hints=gone.jsonl"], "stage 'lessons' needs gone.jsonl as its input 'hints'"),
         (["task.options.reward=my_file.py:scor"], "my_file.py has no function 'scor'. Did you mean 'score'?"),
@@ -235,13 +262,19 @@ def test_what_is_refused_before_anything_is_made(whole, words, said):
     [
         ("def score(prompt, answer, row):\n    return float('nan')\n", "bad.py:score returned nan for row '"),
         ("def score(prompt, answer, row):\n    return None\n", "bad.py:score returned None for row '"),
-        ("def score(prompts, answers, rows):\n    return [1.0]\n", "bad.py:score returned 1 numbers for 6 rows, the first row '"),
+        (
+            "def score(prompts, answers, rows):\n    return [1.0]\n",
+            "bad.py:score returned 1 numbers for 6 rows, the first row '",
+        ),
     ],
 )
 def test_a_function_that_gives_no_number_loses_no_stage(whole, function, said):
     Path("bad.py").write_text(function)
     shutil.rmtree("odd", ignore_errors=True)
-    words = ["train", "recipe.yaml", "out=odd", "task.options.reward=bad.py:score", "steps=1", "imitation.steps=1", "eval.every=0"]
+    words = [
+        "train", "recipe.yaml", "out=odd", "task.options.reward=bad.py:score", "steps=1", "imitation.steps=1",
+        "eval.every=0",
+    ]
     assert said in refused(*words)
     before = held("odd/stages")
     assert "stage.json" in " ".join(before) and not Path("odd/metrics.jsonl").exists()
@@ -257,14 +290,19 @@ def test_a_stage_whose_input_was_edited(whole):
     lessons.write_text(text.replace("say sun", "say SUN"))
     before = held("edited")
     said = refused("train", "recipe.yaml", "out=edited", "--resume")
-    assert "lessons.jsonl of stage 'lessons' was changed after it was made: put it back" in said and held("edited") == before
+    assert "lessons.jsonl of stage 'lessons' was changed after it was made: put it back" in said
+    assert held("edited") == before
     lessons.write_text(text)
     assert "edited is complete" in shell("train", "recipe.yaml", "out=edited", "--resume")
     # A file of the user's may change: its stages are made again, and what was made from it before is kept.
     weights = Path("edited/checkpoints/000003/policy/model.safetensors").read_bytes()
     other = Path("hints.jsonl").read_text().replace("say sun", "say SUN")
     Path("other.jsonl").write_text(other)
-    said = shell("train", "recipe.yaml", "out=edited", "--resume", "hints=other.jsonl", "steps=1", "imitation.steps=1", "eval.every=3")
-    assert "stage 'lessons' is made again: input 'hints' has changed" in said and "the run begins again: its stage" in said
+    said = shell(
+        "train", "recipe.yaml", "out=edited", "--resume", "hints=other.jsonl", "steps=1", "imitation.steps=1",
+        "eval.every=3",
+    )
+    assert "stage 'lessons' is made again: input 'hints' has changed" in said
+    assert "the run begins again: its stage" in said
     assert Path("edited/replaced/run-1/checkpoints/000003/policy/model.safetensors").read_bytes() == weights
     assert "say SUN" in Path("edited/stages/lessons/lessons.jsonl").read_text() and len(read_metrics("edited")) == 1

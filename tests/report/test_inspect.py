@@ -132,3 +132,32 @@ def test_an_unknown_seat_is_refused_and_the_seats_are_named(run):
     for command in (["eval", "--episodes", str(file)], ["compare", str(file), str(file)]):
         done = CliRunner().invoke(app, [*command, "--seat", "zzz"])
         assert done.exit_code == 2 and "no episode has a seat 'zzz'. Known: policy, reflector." in done.stderr
+
+
+def test_annotations_that_do_not_fit_are_named_with_file_and_line(run):
+    file = run.annotations_dir("advantage") / "000040.jsonl"
+    good = Annotation("40:1", "advantage", "turn", (7.5,), turn=3)
+    bad = [
+        Annotation("40:1", "advantage", "token", (1.0, 2.0), turn=1),
+        Annotation("41:1", "advantage", "turn", (1.0,), turn=1),
+    ]
+    write_segment(file.parent, 40, [good, *bad])
+    done = call(run.path, "--episode", "40:1", "--no-color")
+    assert done.exit_code == 0 and "7.500" in done.stdout
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"warning: {file}:2: has 2 numbers where the tokens of turn 1 of episode '40:1' need ")
+    assert lines[1] == f"warning: {file}:3: is about episode '41:1', which 000040.jsonl does not hold."
+    file.write_bytes(file.read_bytes()[:-9])
+    cut = f"warning: {file}:3: the line is cut off: it does not end with a newline."
+    assert cut in call(run.episodes_dir / "000040.jsonl").stderr
+    write_segment(file.parent, 40, [good, *bad, *bad, *bad])
+    assert "warning: 3 more annotations of 000040.jsonl do not fit" in call(run.path).stderr
+
+
+def test_what_a_judge_noted_about_an_evaluation_is_shown(run):
+    add_evaluation(run, "000040", 1, 2)
+    path = run.path / "evaluation/000040.annotations.jsonl"
+    path.write_text(to_json(Annotation("000040:0", "judge_score", "episode", (4.25,), None, "judge wise@1")) + "\n")
+    out = call(run.path / "evaluation/000040.jsonl", "--episode", "000040:0", "--no-color").stdout
+    assert "judge_score" in out and "4.25" in out
+    assert call(run.path / "evaluation").exit_code == 0  # it is no file of episodes

@@ -1,4 +1,5 @@
-"""What plays of free text are tested with: a world that answers with what it heard, a speaker, and an engine that remembers."""
+"""What plays of free text are tested with: a world that answers with what it heard, a speaker, and an engine that
+remembers."""
 
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.models.tiny import tiny_tokenizer

@@ -1,4 +1,5 @@
-"""Re-entering a stored play anywhere: what was stays byte for byte, what follows is new, and another world is refused."""
+"""Re-entering a stored play anywhere: what was stays byte for byte, what follows is new, and another world is
+refused."""
 
 import dataclasses
 import math

@@ -1,8 +1,6 @@
 """A text encoded by its lines has the tokens of the whole text, or is encoded whole."""
 
-import os
 import random
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -11,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout import encode as lines
 
-PIECES = ["a", "Is", " it", "'s", "'re", " 17", "17", "12.", ",", " #", " # Action:\n", "\n", "\n\n", " \n", "\n ", "\r\n", "\t", "  ",
-          "é", "漢字", "\u2028", "\x1c", "<|im_end|>", "...", "-", "🙂", "\n# Head\n", "\n- "]  # fmt: skip
+PIECES = ["a", "Is", " it", "'s", "'re", " 17", "17", "12.", ",", " #", " # Action:\n", "\n", "\n\n", " \n", "\n ",
+          "\r\n", "\t", "  ", "é", "漢字", "\u2028", "\x1c", "<|im_end|>", "...", "-", "🙂",
+          "\n# Head\n", "\n- "]  # fmt: skip
 
 
 def texts(n=400):
@@ -82,13 +81,8 @@ def test_new_tokens_are_noticed_and_memory_is_bounded(monkeypatch):
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["gpt2", "smollm2"])
-def test_real_tokenizers(name):
-    from transformers import AutoTokenizer
-
-    folder = os.environ.get("TRAILMARK_DATA")
-    if not folder:
-        pytest.skip("TRAILMARK_DATA is not set")
-    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "tokenizers" / name)
+def test_real_tokenizers(name, real_tokenizer):
+    tokenizer = real_tokenizer(name)
     assert lines.keeps_lines_apart(tokenizer)
     for text in texts(2000):
         assert lines.encode(tokenizer, text) == whole(tokenizer, text), repr(text)

@@ -35,7 +35,11 @@ class Counting:
 
 ROWS = [
     {"prompt": "first", "gold": 1},
-    {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "second"}], "gold": 2, "id": "two"},
+    {
+        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "second"}],
+        "gold": 2,
+        "id": "two",
+    },
     {"prompt": "third", "gold": 3},
 ]
 
@@ -137,7 +141,8 @@ def test_verdicts_of_every_kind_and_one_question_for_all():
 
 
 def test_episodes_are_handed_on_when_they_are_judged():
-    """A long collection is written as it finishes: nobody sees an episode without its verdict, and none is judged twice."""
+    """A long collection is written as it finishes: nobody sees an episode without its verdict, and none is judged
+    twice."""
 
     class Slow(Marks):
         async def judge(self, plays):
@@ -249,7 +254,8 @@ TWO = [Seat("buyer", Counting(), side="a"), Seat("seller", Counting(), side="b")
 
 
 def test_each_side_has_an_outcome_of_its_own():
-    """A judge of two sides: each side's reward is on the turn of that side that acted last, beside what the world paid."""
+    """A judge of two sides: each side's reward is on the turn of that side that acted last, beside what the world
+    paid."""
     verdicts = iter([{"a": Scored(2.0), "b": Scored(-1.0)}, {"b": Failed("no answer"), "a": Scored(3.0)}])
     judge, notes = Marks(lambda plays: [Verdict(next(verdicts)) for _ in plays]), []
     first, second = play(Bargain(), Bargain().tasks(n=2), TWO, judge=judge, notes=notes)
@@ -263,12 +269,16 @@ def test_each_side_has_an_outcome_of_its_own():
     ((again,),) = branch(Bargain(), [Point(first, 1)], TWO, judge=Marks(lambda plays: [Verdict(Scored(1.0))]))
     assert again.turns[0] == first.turns[0] and set(again.outcomes.values()) == {Scored(1.0)}
     with pytest.raises(JudgeError, match=r"gave outcomes to 'a', 'c' in row '0', where 'a', 'b' played"):
-        play(Bargain(), Bargain().tasks(n=1), TWO, judge=Marks(lambda _: [Verdict({"a": Scored(1.0), "c": Scored(1.0)})]))
+        play(
+            Bargain(), Bargain().tasks(n=1), TWO, judge=Marks(lambda _: [Verdict({"a": Scored(1.0), "c": Scored(1.0)})])
+        )
 
 
 def test_plays_that_are_over_can_be_judged_once_more():
     """Somebody else's opinion of finished plays: it sees what the first judge saw, and changes nothing."""
-    episodes = play(Talk(), Talk().tasks(n=2), [Seat("policy", Counting())], judge=Marks(lambda p: [Verdict(Scored(1.0))] * 2))
+    episodes = play(
+        Talk(), Talk().tasks(n=2), [Seat("policy", Counting())], judge=Marks(lambda p: [Verdict(Scored(1.0))] * 2)
+    )
     seen = []
     found = judge_episodes(Talk(), episodes, Marks(lambda plays: seen.extend(plays) or [Verdict(Scored(7.0))] * 2))
     assert [v.outcome for v in found] == [Scored(7.0)] * 2

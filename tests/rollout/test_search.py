@@ -71,7 +71,8 @@ class Table:
 
 
 def tabled(problem, depth, pi=None):
-    """The problem as a table of next letters (uniform, or `pi`) with a head that knows V* of every prefix, leaves included."""
+    """The problem as a table of next letters (uniform, or `pi`) with a head that knows V* of every prefix, leaves
+    included."""
     actions = problem.next.shape[1]
     best = solve(problem.next, problem.reward)[0]
     rows = {(actions,): (0, 0.0)}
@@ -480,7 +481,8 @@ def critic(lm, tmp_path_factory):
 
 def test_the_value_model_of_a_run(lm, critic, tmp_path):
     found = locate_value(str(critic))
-    assert found == critic / "checkpoints" / "000001" / "critic" == locate_value(str(found.parent)) == locate_value(str(found))
+    assert found == critic / "checkpoints" / "000001" / "critic"
+    assert found == locate_value(str(found.parent)) == locate_value(str(found))
     loaded = load_values(str(critic), lm.tokenizer, "cpu")
     assert asyncio.run(loaded.values([(1, 2, 3)])) == asyncio.run(HeadValues(lm).values([(1, 2, 3)]))
     for name, said in (
@@ -537,7 +539,7 @@ def test_eval_with_search(critic, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--search", "beam:2"), "by what is it chosen"),
+        (("--search", "beam:2"), "needs a value to choose by"),
         (("--search", "beam:2", "--value", "nowhere"), "no such run"),
         (("--search", "beam:2", "--value", "logp", "--temperature", 0), "needs a temperature above 0"),
         (("--search", "best_of:2", "--value", "logp", "--budget", 5), "belong to beam and actions"),

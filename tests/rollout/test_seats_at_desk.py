@@ -231,7 +231,7 @@ def test_a_world_says_whose_turn_it_is_and_pays_both_sides():
     (one,) = play(Haggle(one_outcome=True), Haggle().tasks(), table())
     assert one.outcomes == {"buyer": Scored(1.0), "seller": Scored(1.0)}
     (alone,) = play(Haggle(), Haggle().tasks(), table()[:1])
-    assert alone.outcomes == {"buyer": Failed("TaskError: nobody sits in seat 'bert' (seats: anna)")}
+    assert alone.outcomes == {"buyer": Failed("TaskError: there is no seat 'bert' (seats: anna)")}
 
 
 def test_an_adviser_earns_what_its_words_led_to():

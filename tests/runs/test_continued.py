@@ -25,7 +25,8 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """a stage (1 step) -> first (6 steps) -> second, from its step 4 (5 steps) -> third, from the second's end (3 steps)."""
+    """a stage (1 step) -> first (6 steps) -> second, from its step 4 (5 steps) -> third, from the second's end (3
+    steps)."""
     folder = tmp_path_factory.mktemp("chain")
     for name, steps, start in (
         ("first", 6, None),

@@ -148,7 +148,10 @@ def test_many_files_of_one_run_are_a_few_lines(runs):
     assert len(every) == 181 and len(lines) == 6
     assert lines[0] == "recipe.yaml: key 'learner.optim.lr': 0.1 and 0.2"
     assert lines[1] == "episodes/000003.jsonl: only in the second run"
-    assert lines[4] == "episodes: 177 more files are only in the second run (episodes/000006.jsonl to episodes/000182.jsonl)"
+    assert (
+        lines[4]
+        == "episodes: 177 more files are only in the second run (episodes/000006.jsonl to episodes/000182.jsonl)"
+    )
     assert lines[5] == "181 differences in all; --all prints every one"
     assert few(every[:5]) == [str(d) for d in every[:5]]  # few stay as they are
     shell = lambda *words: CliRunner().invoke(app, ["diff", str(a), str(b), *words])

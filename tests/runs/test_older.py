@@ -68,9 +68,15 @@ def test_translation():
     ("recipe", "says"),
     [
         ("method: online\n", "old.yaml:1: key 'method': method online is now called policy_gradient: write"),
-        ("method: oreo\nobjective: dpo\n", "old.yaml:2: key 'objective': dpo is now an objective of method preference: write"),
+        (
+            "method: oreo\nobjective: dpo\n",
+            "old.yaml:2: key 'objective': dpo is now an objective of method preference: write",
+        ),
         ("method: oreo\nobjective: rejection\n", "write 'method: preference' and 'objective: rejection'"),
-        ("method: oreo\nobjective: oreo\n", "old.yaml:2: key 'objective': method oreo has one objective, so leave this key out"),
+        (
+            "method: oreo\nobjective: oreo\n",
+            "old.yaml:2: key 'objective': method oreo has one objective, so leave this key out",
+        ),
     ],
 )
 def test_train_says_the_new_words(tmp_path, monkeypatch, recipe, says):

@@ -454,10 +454,10 @@ def test_a_mistake_before_the_first_step_leaves_nothing_that_the_run_made(tmp_pa
 
     for _ in range(2):
         with pytest.raises(RecipeError, match="no such task"):
-            launch(SimpleNamespace(train=imports_then_fails), config)
+            launch(SimpleNamespace(train=imports_then_fails, staged=()), config)
         assert there(tmp_path / "r") == [".lock"]
     assert there(other) == ["big.bin"]
-    assert launch(SimpleNamespace(train=lambda config, run, resume: there(run.path)), config) == [
+    assert launch(SimpleNamespace(train=lambda config, run, resume: there(run.path), staged=()), config) == [
         ".lock", "checkpoints", "episodes", "recipe.yaml", "versions.json",
     ]  # fmt: skip
 

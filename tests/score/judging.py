@@ -37,8 +37,8 @@ def name(messages):
 
 @contextlib.contextmanager
 def serving_judge(answer):
-    """`answer(messages)` gives the reply: a text, or a number that is the status of a refusal. Yields the address and a Counter
-    of (play, time asked)."""
+    """`answer(messages)` gives the reply: a text, or a number that is the status of a refusal. Yields the address and a
+    Counter of (play, time asked)."""
     asked, lock = Counter(), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):

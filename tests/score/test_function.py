@@ -35,7 +35,11 @@ def rewards(text, tmp_path, name="score", plays=PLAYS, **more):
         ("def score(answer): return answer == 'xx'", [0, 0, 1, 0]),
         ("def score(prompts, answers, rows): return [len(a) for a in answers]", [0, 1, 2, 3]),
         ("def score(answers, rows): import numpy; return numpy.array([len(a) for a in answers]) / 2", [0, 0.5, 1, 1.5]),
-        ("import asyncio\nasync def score(prompt, answer, row):\n    await asyncio.sleep(0.01)\n    return len(answer)", [0, 1, 2, 3]),
+        (
+            "import asyncio\nasync def score(prompt, answer, row):\n    await asyncio.sleep(0.01)\n"
+            "    return len(answer)",
+            [0, 1, 2, 3],
+        ),
         ("async def score(rows): return [r['gold'] for r in rows]", [0, 10, 20, 30]),
         ("def score(prompt, answer, row, weight=2): return weight * len(answer)", [0, 2, 4, 6]),
         ("def score(**all): return len(all['answer'])", [0, 1, 2, 3]),
@@ -108,7 +112,8 @@ def test_a_fingerprint_is_the_file(tmp_path):
     file.write_text("def score(answer): return 2\n")
     changed = open_judge(f"{file}:score")
     assert changed.fingerprint != first.fingerprint
-    assert [v.outcome.reward for v in asyncio.run(changed.judge(PLAYS))] == [2.0] * 4  # the file of now, not of the first import
+    # the file of now, not of the first import
+    assert [v.outcome.reward for v in asyncio.run(changed.judge(PLAYS))] == [2.0] * 4
 
 
 def test_success_from_a_reward_on(tmp_path):

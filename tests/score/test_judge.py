@@ -1,5 +1,5 @@
-"""A language model as judge, over real connections: slow, dying, talkative, killed half-way. Nothing is asked twice, and no
-failure becomes a number."""
+"""A language model as judge, over real connections: slow, dying, talkative, killed half-way. Nothing is asked twice,
+and no failure becomes a number."""
 
 import asyncio
 import json
@@ -36,7 +36,9 @@ def mark(messages):
 
 def test_marks_become_rewards_from_0_to_1(tmp_path):
     with serving_judge(mark) as (url, asked):
-        judge = judge_at(url, tmp_path / "answers.jsonl", low=-5, high=15, success=0.5, rubric="Compare with {gold}: {answer}")
+        judge = judge_at(
+            url, tmp_path / "answers.jsonl", low=-5, high=15, success=0.5, rubric="Compare with {gold}: {answer}"
+        )
         verdicts = asyncio.run(judge.judge(plays(8)))
         assert [v.outcome for v in verdicts] == [Scored((k + 5) / 20, (k + 5) / 20 >= 0.5) for k in range(8)]
         note = verdicts[3].notes[0]
@@ -44,8 +46,11 @@ def test_marks_become_rewards_from_0_to_1(tmp_path):
         assert set(asked.values()) == {1} and judge.asked == 8
         question = json.loads((tmp_path / "answers.jsonl").read_text().splitlines()[0])["question"]
         k = int(question[len("Compare with ") :].partition(":")[0])
-        assert question.startswith(f"Compare with {k}: answer <{k}> {{answer}}\n")  # braces of an answer stay as they are
-        again = judge_at(url, tmp_path / "answers.jsonl", low=-5, high=15, success=0.5, rubric="Compare with {gold}: {answer}")
+        # braces of an answer stay as they are
+        assert question.startswith(f"Compare with {k}: answer <{k}> {{answer}}\n")
+        again = judge_at(
+            url, tmp_path / "answers.jsonl", low=-5, high=15, success=0.5, rubric="Compare with {gold}: {answer}"
+        )
         assert asyncio.run(again.judge(plays(8))) == verdicts and again.asked == 0 and set(asked.values()) == {1}
         assert again.fingerprint == judge.fingerprint != judge_at(url, rubric="Another").fingerprint
 
@@ -76,7 +81,8 @@ def test_prose_is_asked_again_and_then_fails():
     with serving_judge(answer) as (url, asked):
         found = ask(judge_at(url), 6)
     assert found[0] == Scored(0.0) and found[1] == Scored(0.1) and found[4] == Scored(0.4) and found[5] == Scored(0.5)
-    assert isinstance(found[2], Failed) and "gave no mark when asked 3 times: Your answer holds no JSON" in found[2].error
+    assert isinstance(found[2], Failed)
+    assert "gave no mark when asked 3 times: Your answer holds no JSON" in found[2].error
     assert isinstance(found[3], Failed) and "is for 'another-episode', not for '" in found[3].error
     assert sorted(k for k in asked if k[0] in (1, 2)) == [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
     assert set(asked.values()) == {1}
@@ -193,7 +199,10 @@ def test_our_own_server_and_a_local_model_say_the_same(make_lm):
 
 
 def test_a_local_judge_is_opened_from_its_section(tmp_path):
-    section = {"kind": "model", "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 1024}}}
+    section = {
+        "kind": "model",
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 1024}},
+    }
     judge = open_judge({**section, "max_tokens": 4, "again": 0})
     judge.keep(tmp_path / "judge")
     assert judge.name == "tiny"

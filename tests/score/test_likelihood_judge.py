@@ -22,7 +22,9 @@ def lm(make_lm):
 
 def plays():
     made = []
-    for k, answer in enumerate(["", "a plan. ", "Reasons. In summary: a plan. ", "In summary: x. In summary: go home. "]):
+    for k, answer in enumerate(
+        ["", "a plan. ", "Reasons. In summary: a plan. ", "In summary: x. In summary: go home. "]
+    ):
         e = Episode(f"e{k}", Task(f"t{k // 2}"), "g", (), {"self": Invalid("")})
         made.append(Play(e, f"Story {k // 2}. ", answer, {"gold": "They went home.", "title": "T"}))
     return made
@@ -54,7 +56,8 @@ def test_the_numbers_of_the_definition(lm, tmp_path):
         assert {n.episode for n in verdict.notes} == {play.episode.id} and verdict.notes[0].source == judge.stamp
     assert judge.scorer.baselines.computed == 2  # two stories, four plays
     lines = (tmp_path / "likelihoods.jsonl").read_text().splitlines()
-    assert len(lines) == 2 and {json.loads(x)["tokens"] for x in lines} == {len(lm.tokenizer.encode("They went home.")) + 1}
+    count = len(lm.tokenizer.encode("They went home.")) + 1
+    assert len(lines) == 2 and {json.loads(x)["tokens"] for x in lines} == {count}
     again = LikelihoodJudge(settings, lm, tmp_path / "likelihoods.jsonl")
     assert asyncio.run(again.judge(plays())) == verdicts and again.scorer.baselines.computed == 0
 
@@ -101,5 +104,6 @@ def test_a_likelihood_that_is_no_number_is_no_reward(lm):
     with torch.no_grad():
         lm.base.get_output_embeddings().weight[lm.tokenizer.encode("h")[0]] = torch.nan
     verdicts = asyncio.run(LikelihoodJudge(LikelihoodJudgeConfig(reward="linear"), lm).judge(plays()[:1]))
-    assert isinstance(verdicts[0].outcome, Invalid) and "likelihood of 'gold' is no number" in verdicts[0].outcome.reason
+    assert isinstance(verdicts[0].outcome, Invalid)
+    assert "likelihood of 'gold' is no number" in verdicts[0].outcome.reason
     assert improvement(Likelihood(-1.0, 1), Likelihood(-900.0, 1)) == -math.inf

@@ -14,6 +14,7 @@ from trailmark.models import forward
 from trailmark.models.attention import Layout
 from trailmark.models.layout import FIXED_ROWS, lay_out, micro_batches
 from trailmark.models.readout import Readout
+from trailmark.objectives import Classify
 from trailmark.score.classes import class_numbers, episode_scores, over_steps, step_scores
 from trailmark.score.likelihood import Baselines, Gold, gain_reward, gold_row, improvement, likelihoods
 from trailmark.score.tokens import token_scores
@@ -48,7 +49,9 @@ def alone(lm, row):
 def play(k, prompt, parts, law):
     turns, before = [], None
     for i, (given, written, steps) in enumerate(parts):
-        turns.append(Turn("policy", prompt + given if i == 0 else given, written, law=law, continues=before, steps=steps))
+        turns.append(
+            Turn("policy", prompt + given if i == 0 else given, written, law=law, continues=before, steps=steps)
+        )
         before = i
     return Episode(f"e{k}", Task("t"), "g", tuple(turns), {"self": Scored(1.0)})
 
@@ -70,7 +73,12 @@ def episodes():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tokens(lm, episodes, shape):
-    kinds = [Readout("logp"), Readout("own", law=False), Readout("entropy", "entropy", law=False), Readout("value", "head")]
+    kinds = [
+        Readout("logp"),
+        Readout("own", law=False),
+        Readout("entropy", "entropy", law=False),
+        Readout("value", "head"),
+    ]
     notes = {(a.episode, a.turn, a.name): a for a in token_scores(lm, episodes, kinds, shape=shape)}
     assert len(notes) == 4 * sum(len(e.turns) for e in episodes)
     for e in episodes:
@@ -127,7 +135,8 @@ def test_steps(lm, episodes, shape, classes):
 
 def test_reductions_by_hand():
     v = [0.5, 0.9, 0.2]
-    assert over_steps(v, "product") == pytest.approx(0.09) and over_steps(v, "last") == 0.2 and over_steps(v, "min") == 0.2
+    assert over_steps(v, "product") == pytest.approx(0.09)
+    assert over_steps(v, "last") == 0.2 and over_steps(v, "min") == 0.2
     assert over_steps(v, "geomean") == pytest.approx(0.09 ** (1 / 3)) and over_steps([0.0, 1.0], "geomean") == 0.0
     assert over_steps(v, "mean") == pytest.approx(1.6 / 3) and over_steps(v, "sum") == pytest.approx(1.6)
     with pytest.raises(ModelError, match="no step"):
@@ -136,6 +145,20 @@ def test_reductions_by_hand():
         over_steps([-1.0, 2.0], "geomean")
     logits = np.log([[0.1, 0.2, 0.3, 0.4]])
     assert class_numbers(logits, (2, 3)) == pytest.approx(0.7) and class_numbers(logits) == pytest.approx(0.4)
+
+
+def test_the_head_that_classify_trains_is_the_one_that_is_read(make_lm, episodes):
+    """If no head is named, it is the head of the objective. Older models have only `step`; then that is read."""
+    lm = make_lm(dtype=torch.float64)
+    lm.add_head("step", 4)
+    torch.nn.init.normal_(lm.heads["step"].weight)
+    assert step_scores(lm, episodes) == step_scores(lm, episodes, "step")
+    assert HeadValues(lm, classes=(2, 3)).head == "step"
+    lm.add_head(Classify().head, 4)
+    torch.nn.init.normal_(lm.heads["classes"].weight)
+    assert step_scores(lm, episodes) == step_scores(lm, episodes, "classes") != step_scores(lm, episodes, "step")
+    lm.add_head("value", 1)
+    assert HeadValues(lm, classes=(2, 3)).head == "classes" and HeadValues(lm).head == "value"
 
 
 def test_classes_that_are_not_there(lm, episodes):
@@ -196,11 +219,13 @@ def test_the_improvement_of_vr_cli(lm, tmp_path):
     from trailmark.score.likelihood import Likelihood
 
     nats = lambda ppl: Likelihood(-math.log(ppl) * 4, 4)
-    assert improvement(nats(20.0), nats(19.0)) == pytest.approx(5.0) and improvement(nats(10.0), nats(11.0)) == pytest.approx(-10.0)
+    assert improvement(nats(20.0), nats(19.0)) == pytest.approx(5.0)
+    assert improvement(nats(10.0), nats(11.0)) == pytest.approx(-10.0)
     got = [gain_reward(i) for i in (-3.0, 0.0499, 0.05, 0.999, 1.0, 1.99, 2.0, 50.0)]
     assert got == [0.0, 0.0, 0.5, 0.5, 0.9, 0.9, 1.0, 1.0]
     assert [gain_reward(i, "clipped") for i in (-3.0, 4.0)] == [0.0, 4.0]
-    assert [gain_reward(i, "binary") for i in (-0.1, 0.0, 0.1)] == [0.0, 0.0, 1.0] and gain_reward(-7.0, "linear") == -0.07
+    assert [gain_reward(i, "binary") for i in (-0.1, 0.0, 0.1)] == [0.0, 0.0, 1.0]
+    assert gain_reward(-7.0, "linear") == -0.07
     assert gain_reward(improvement(nats(20.0), nats(19.0)), "nll") == pytest.approx(math.log(20 / 19))
     assert gain_reward(6.0, "stepped", ((5.0, 0.5), (10.0, 1.0))) == 0.5
 
@@ -261,7 +286,8 @@ def test_constant_shapes_say_nothing_about_neighbours(make_lm):
     assert together == [asyncio.run(values.values([row]))[0] for row in rows]
     assert together[::-1] == asyncio.run(values.values(rows[::-1]))
     packs = micro_batches([Sample(np.array(row)) for row in rows], 1, "fixed")
-    assert {p.ids.shape[0] for p in packs} == {FIXED_ROWS} and all(p.constant and p.ids.shape[1] % 32 == 0 for p in packs)
+    assert {p.ids.shape[0] for p in packs} == {FIXED_ROWS}
+    assert all(p.constant and p.ids.shape[1] % 32 == 0 for p in packs)
     assert sorted(tuple(s.tokens) for p in packs for s in p.samples) == sorted(rows)
     assert not lay_out([Sample(np.array([1, 2]))], "rows").constant
 

@@ -28,7 +28,8 @@ def test_both_orders_are_averaged():
         name, a, b = shown(messages)
         longer = "A" if len(a) > len(b) else "B"
         shorter = "B" if longer == "A" else "A"
-        return "I think.\n" + say(name, all=longer, concise=shorter, consistent="A", overall="Tie" if longer == "A" else longer)
+        overall = "Tie" if longer == "A" else longer
+        return "I think.\n" + say(name, all=longer, concise=shorter, consistent="A", overall=overall)
 
     with serving_judge(answer) as (url, asked):
         found = wait(compare_pairs(judge_at(url), PAIRS))

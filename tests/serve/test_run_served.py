@@ -84,6 +84,18 @@ def test_a_run_knows_how_it_was_prompted(runs, name, kind, ending):
     assert (prompt_format.kind, prompt_format.ending) == (kind, ending) and "as its run was" in prompt_format.why
 
 
+def test_a_method_of_ones_own_that_imitates_is_asked_as_it_was_taught(runs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    text = "from trailmark.methods.sft import SftMethod\n\n\nclass Copies(SftMethod):\n    pass\n"
+    (tmp_path / "copies.py").write_text(text)
+    home = locate(str(runs / "lessons"))
+    mine = replace(home, recipe={**home.recipe, "method": "copies:Copies"})
+    taught = PromptFormat("plain", "\n\n", why="as its run was trained")
+    assert format_of_run(mine, TOKENIZER) == format_of_run(home, TOKENIZER) == taught
+    gone = replace(home, recipe={**home.recipe, "method": "copied:Gone"})
+    assert format_of_run(gone, TOKENIZER).kind == "template"  # it is served all the same
+
+
 def test_without_stored_prompts_the_task_says_it(runs, tmp_path):
     home = locate(str(runs / "text"))
     bare = replace(home, run=tmp_path)

@@ -10,8 +10,8 @@ import pytest
 
 from trailmark.commands.serve import serving
 from trailmark.engines.base import Request
+from trailmark.engines.http_client import EngineGarbage, EngineStatus
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.wire import EngineGarbage, EngineStatus
 from trailmark.rollout.play import stop_ids
 from trailmark.rollout.search import Plan, search
 from trailmark.score.values import HeadValues, HttpValues, Line, LogProb

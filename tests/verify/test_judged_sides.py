@@ -87,7 +87,27 @@ def test_outcomes_by_side_are_replayed_and_an_edit_is_found(run):
         mine = sum(sum(t.tokens) for t in e.turns if t.seat == "buyer") / 100
         assert e.outcomes == {"a": Scored(mine), "b": Scored(-2.0)}
         assert [t.reward for t in e.turns] == [0.25, 0.25, 0.25 + mine, -1.75]
-    assert "run: verified" in verify(0)
+    said = verify(0)
+    assert "run: verified" in said and "the same rewards, ends and prompts" in said and "not compared" not in said
     first = dataclasses.replace(episodes[0], outcomes={**episodes[0].outcomes, "b": Scored(-3.0)})
     write_segment(run / "episodes", 1, [first, *episodes[1:]])
     assert "the judge now gives another reward than is stored" in verify(1)
+
+
+def test_prompts_are_compared_where_the_world_says_who_speaks(run):
+    """The method has no protocol, and two seats played: the world itself says whose turn it is."""
+    first, *rest = read_segment(run / "episodes/000001.jsonl")
+    turns = list(first.turns)
+    turns[2] = dataclasses.replace(turns[2], prompt=(*turns[2].prompt[:-1], turns[2].prompt[-1] + 1))
+    write_segment(run / "episodes", 1, [dataclasses.replace(first, turns=tuple(turns)), *rest])
+    assert "a stored play cannot be repeated: another prompt or reward" in verify(1)
+
+
+def test_what_was_not_compared_is_said(run):
+    """A turn that did not act: neither the world nor the method says when it speaks."""
+    episodes = read_segment(run / "episodes/000001.jsonl")
+    word = lambda e: dataclasses.replace(e.turns[1], action=None, reward=0.0)
+    write_segment(run / "episodes", 1, [dataclasses.replace(e, turns=(word(e), *e.turns)) for e in episodes])
+    done = CliRunner().invoke(app, ["verify", "run"])
+    said = " ".join(done.output.split())
+    assert "prompts of 4 plays with several seats were not compared: the method names no protocol" in said

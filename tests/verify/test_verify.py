@@ -243,6 +243,7 @@ def test_stale_weights_by_hand(copy):
     assert {t.version for e in old for t in e.turns} == {1}
     newer = on_turns(lambda t: dataclasses.replace(t, version=3))
     write_segment(run / "episodes", 4, [dataclasses.replace(newer(e), id="x" + e.id, group="x" + e.group) for e in old])
+    (run / "annotations/advantage/000004.jsonl").unlink()  # of the episodes that were there
     report = verify(run)
     assert failed(report) == {"sampler"}
     assert "stale" in report["sampler"].what and "version 1, which is older, explains" in report["sampler"].what
@@ -424,6 +425,36 @@ def test_records_with_gaps(copy):
     report = verify(run)
     assert failed(report) == {"records"}
     assert "line 2 is of step 3" in report["records"].what and "000002.jsonl" in report["records"].what
+
+
+def test_annotations_that_are_damaged_or_of_something_else(copy):
+    run = copy("taxi")
+    file = run / "annotations/advantage/000002.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    turns = len(next(e for e in read_segment(run / "episodes/000002.jsonl") if e.id == first["episode"]).turns)
+
+    def said(*new, tail=""):
+        file.write_text("".join([*new, *lines[len(new) :]]) + tail)
+        report = verify(run)
+        assert failed(report) == {"records"}
+        return report["records"].what
+
+    wrong = lambda **more: json.dumps({**first, **more}) + "\n"
+    many = said(wrong(values=[1.0, 2.0, 3.0]))
+    assert f"{file}:1: has 3 numbers where turn {first['turn']} of episode '{first['episode']}' needs 1" in many
+    assert f"{file}:1: is about episode 'other', which 000002.jsonl does not hold" in said(wrong(episode="other"))
+    assert f"{file}:1: is about turn 99 of episode '{first['episode']}', which has {turns}" in said(wrong(turn=99))
+    assert f"{file}:1: is called 'value' in a folder of 'advantage'" in said(wrong(name="value"))
+    assert f"{file}:2: says again what line 1 says" in said(lines[0], lines[0])
+    assert f"{file}:1: the line is not valid JSON" in said("{\n")
+    assert f"{file}:{len(lines) + 1}: the line is cut off" in said(tail='{"episode"')
+    file.write_text("".join(x for x in lines if json.loads(x)["episode"] != first["episode"]))
+    report = verify(run)
+    (note,) = report["records"].notes
+    assert failed(report) == set() and note.startswith(f"{file}: 1 of ") and "have no advantage" in note
+    file.write_text("".join(lines))
+    assert verify(run).ok and not verify(run)["records"].notes
 
 
 def test_a_recipe_that_no_longer_resolves(copy):

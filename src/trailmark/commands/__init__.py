@@ -1,1 +1,1 @@
-"""The command line: everything that typer sees."""
+"""The commands of the command line."""

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""The command line: the main app, and small commands. Heavy modules are imported when a command needs them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from trailmark import __version__
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.lpr import lpr
+from trailmark.commands.models import models
+from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
 from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
+from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
 from trailmark.errors import RunError, TrailmarkError
 
 
 class _Group(TyperGroup):
-    """Turns what goes wrong in a command into a sentence and an exit code."""
+    """Turns an error of a command into one sentence and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,7 +42,7 @@ class _Group(TyperGroup):
             _say_error("stopped by the keyboard; a run that has checkpoints goes on with --resume.")
             raise typer.Exit(130) from None
         except Exception as e:
-            # Usage errors and exits are typer's own business, and so is a reader that went away.
+            # typer handles usage errors, exits and a closed pipe itself.
             if hasattr(e, "exit_code") or isinstance(e, typer.Abort | BrokenPipeError):
                 raise
             traceback.print_exception(e)
@@ -80,8 +84,8 @@ def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe in YAML.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe, check it, and stop.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in `out` stopped.")] = False,
-    insist: Annotated[bool, typer.Option("--insist", help="Try even what seems not to fit the memory.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in `out`.")] = False,
+    insist: Annotated[bool, typer.Option("--insist", help="Run even if the memory seems too small.")] = False,
 ) -> None:
     """Run the method of a recipe."""
     from trailmark import methods
@@ -107,9 +111,11 @@ def train(
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run directory.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    every: Annotated[bool, typer.Option("--all", help="Every difference, where there are many of one kind.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Print every difference, also if there are many of one kind.")
+    ] = False,
 ) -> None:
-    """Say whether two runs are the same, bit for bit, and where they part. Exit code 0: they are; 1: they are not."""
+    """Compare two runs bit by bit, and show where they differ. Exit code 0: they are equal; 1: they are not."""
     from trailmark.methods import complete
     from trailmark.runs.diff import diff_runs, few
 
@@ -122,7 +128,7 @@ def diff(
 def tasks(
     words: Annotated[list[str] | None, typer.Argument(metavar="[check] NAME KEY=VALUE")] = None,
 ) -> None:
-    """List the tasks, show one with a first start, or check that one keeps the protocol (`tasks check NAME`)."""
+    """List the tasks, show one with its first start, or check that one follows the protocol (`tasks check NAME`)."""
     from trailmark.tasks import get_task, task_names, task_options
 
     check, words = (words or [])[:1] == ["check"], list(words or [])
@@ -146,6 +152,8 @@ def tasks(
 
 app.command()(convert)
 app.add_typer(data)
+app.add_typer(lpr)
+app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
 app.command()(serve)
@@ -157,9 +165,11 @@ app.command()(study)
 app.command()(curves)
 app.command()(prune)
 app.command()(verify)
+app.command()(models)
+app.command()(votes)
 app.add_typer(worlds, name="worlds")
 
 
 def main() -> None:
-    sys.path.append(os.getcwd())  # a task or method of one's own beside the recipe is found
+    sys.path.append(os.getcwd())  # finds a user's task or method in the working directory
     app()

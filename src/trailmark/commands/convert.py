@@ -18,11 +18,11 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="The file to read.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write.")],
     from_: Annotated[str, typer.Option("--from", metavar="FORMAT", help="What IN is.")],
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="What OUT is to be.")],
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="The format of OUT.")],
     tokenizer: Annotated[str, typer.Option(metavar="NAME", help="A folder, a name on the hub, smollm2, or tiny.")],
-    seat: Annotated[str | None, typer.Option(help="Who speaks in IN; whose view OUT is.")] = None,
+    seat: Annotated[str | None, typer.Option(help="The seat that speaks in IN, and whose view OUT has.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it exists.")] = False,
 ) -> None:
     """Turn a file of episodes or conversations into another format."""
     from trailmark import formats
@@ -51,7 +51,7 @@ def convert(
 
 
 def _extras(episodes: Iterable[Any]) -> Counter[str]:
-    """What rows and messages said beside their text, which only the format that it came from can hold."""
+    """Fields of rows and messages besides their text. Only the format that they came from can store them."""
     found: Counter[str] = Counter()
     for e in episodes:
         talk = [*e.task.data.get("messages", ()), *e.info.get("messages", ())]

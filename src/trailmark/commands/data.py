@@ -26,44 +26,57 @@ if TYPE_CHECKING:
 
 data = typer.Typer(name="data", help="Make data sets to imitate.", no_args_is_help=True)
 
-MANY = 1_000_000  # more plays, files or questions than anybody makes at once; more would only fill the memory
+MANY = 1_000_000  # the upper limit of counts, so that a wrong number does not fill the memory
 
 
 def _finite(value: float) -> float:
-    """Limits alone let nan through, which is neither above nor below anything."""
+    """Refuse nan, which passes limits because no comparison with it is true."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
 
 
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Where to; the same command goes on with what is there.")
+    Path, typer.Option("--out", metavar="DIR", help="Folder to write; the same command resumes an unfinished one.")
 ]
 Name = Annotated[
-    str, typer.Option("--teacher", metavar="offline|URL", help="Rules, or a server that speaks OpenAI's API.")
+    str, typer.Option("--teacher", metavar="offline|URL", help="offline: rules; or a server that speaks OpenAI's API.")
 ]
-Model = Annotated[str | None, typer.Option("--model", help="The model's name at the server.")]
+Model = Annotated[str | None, typer.Option("--model", help="The model's name on the server.")]
 Key = Annotated[
-    str | None, typer.Option("--api-key", envvar="TRAILMARK_TEACHER_KEY", help="Sent as bearer or api-key.")
+    str | None,
+    typer.Option("--api-key", envvar="TRAILMARK_TEACHER_KEY", help="The API key, sent as bearer token or api-key."),
 ]
-Version = Annotated[str | None, typer.Option("--api-version", help="Azure's: the key is then sent as api-key.")]
+Version = Annotated[
+    str | None, typer.Option("--api-version", help="Azure's API version; the key is then sent as api-key.")
+]
 Temperature = Annotated[float, typer.Option("--temperature", min=0, max=100, callback=_finite, help="Of the teacher.")]
-TopP = Annotated[float, typer.Option("--top-p", min=1e-6, max=1, callback=_finite, help="Of the teacher.")]
-AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions under way at once.")]
+TopP = Annotated[
+    float, typer.Option("--top-p", min=1e-6, max=1, callback=_finite, help="Nucleus of the teacher's sampling.")
+]
+AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions at the same time.")]
 Deadline = Annotated[
     float,
-    typer.Option("--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, repetitions included."),
+    typer.Option(
+        "--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, retries included."
+    ),
 ]
-Retries = Annotated[int, typer.Option("--retries", min=0, max=1000, help="Repetitions after a refused connection, 429 or 5xx.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Of all that is drawn.")]
+Shuffle = Annotated[
+    bool, typer.Option("--shuffle-labels", help="Draw labels from the whole alphabet, not the first ones.")
+]
+Retries = Annotated[
+    int, typer.Option("--retries", min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
 Perturb = Annotated[
-    float, typer.Option(min=0, max=1, callback=_finite, help="Share of steps that chance chooses.")
+    float, typer.Option(min=0, max=1, callback=_finite, help="Share of random steps.")
 ]
 Horizon = Annotated[int, typer.Option(min=1, max=MANY, help="Most steps of a walk.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")]
 Tokenizer = Annotated[
-    str, typer.Option("--tokenizer", metavar="NAME", help="Whose labels and token counts: a folder, smollm2, tiny.")
+    str,
+    typer.Option("--tokenizer", metavar="NAME", help="Tokenizer for labels and token counts: a folder, smollm2, tiny."),
 ]
 
 
@@ -71,7 +84,7 @@ def _teacher(
     name: str, model: str | None, key: str | None, version: str | None, temperature: float, top_p: float, at_once: int,
     deadline: float, retries: int,
 ) -> tuple[dict[str, Any], Callable[[Path], Teacher]]:  # fmt: skip
-    """What of a teacher belongs to the settings of a data set, and how it is opened with the file of its answers."""
+    """The teacher's part of a data set's settings, and a function that opens the teacher with its file of answers."""
     from trailmark.data.answers import Answers
     from trailmark.data.teacher import Offline, Server
     from trailmark.errors import TrailmarkError
@@ -81,7 +94,7 @@ def _teacher(
     if not name.startswith(("http://", "https://")):
         raise TrailmarkError(f"--teacher '{name}' is neither 'offline' nor an address that begins with http.")
     if model is None:
-        raise TrailmarkError(f"--teacher {name} needs --model, the model's name there.")
+        raise TrailmarkError(f"--teacher {name} needs --model, the model's name on that server.")
     settings = {"teacher": model, "temperature": temperature, "top_p": top_p}
     options: dict[str, Any] = {"api_key": key, "api_version": version, "temperature": temperature, "top_p": top_p,
                                "at_once": at_once, "deadline": deadline, "retries": retries}  # fmt: skip
@@ -90,12 +103,12 @@ def _teacher(
 
 @data.command()
 def gold(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts carry a gold answer.")],
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task whose starts have a gold answer.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
     words: Words = None,
     n: Annotated[int, typer.Option(min=1, max=10 * MANY, help="How many rows.")] = 1000,
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which draw of it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
 ) -> None:
     """Write a task's own worked answers as prompt and response, to imitate (`method: sft`)."""
     from trailmark.data import gold as answers
@@ -109,21 +122,23 @@ def gold(
 def auto_explore(
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages such as click==8.1.7[#sha256=…]."),
+        typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages: click==8.1.7\\[#sha256=…]."),
     ] = None,
     out: Out = Path("auto-explore"),
     teacher: Name = "offline",
     model: Model = None,
-    stage: Annotated[list[str] | None, typer.Option("--stage", help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
-    tasks: Annotated[Path | None, typer.Option(help="Questions from this file instead of the teacher's.")] = None,
-    rules: Annotated[bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")] = True,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Take questions from this file, not from the teacher.")] = None,
+    rules: Annotated[
+        bool, typer.Option("--filter/--no-filter", help="Leave out tests, licences, private names, …")
+    ] = True,
     files: Annotated[int, typer.Option(min=1, max=MANY, help="Most files of a repository to ask about.")] = 100,
     per_file: Annotated[int, typer.Option(min=1, max=MANY, help="Most questions about one file.")] = 3,
-    negatives: Annotated[int, typer.Option(min=0, max=MANY, help="Mistakes with their repair, for each question.")] = 2,
-    markov: Annotated[bool, typer.Option("--markov", help="The teacher sees the present state only.")] = False,
+    negatives: Annotated[int, typer.Option(min=0, max=MANY, help="Mistakes with a recovery, for each question.")] = 2,
+    markov: Annotated[bool, typer.Option("--markov", help="Show the teacher only the current state.")] = False,
     horizon: Horizon = 15,
     split: Annotated[str, typer.Option(help="hash, exact (shares), or given (as the tasks say).")] = "hash",
-    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
     key: Key = None,
@@ -134,7 +149,7 @@ def auto_explore(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:  # fmt: skip
-    """Make a data set of the repository world: filtered repositories, questions, walks, a split, files for fine-tuning."""
+    """Make a data set of the repository world: repositories, questions, walks, a split, files for fine-tuning."""
     from dataclasses import asdict
 
     from trailmark.data.auto_explore.make import STAGES, Plan, make
@@ -156,14 +171,16 @@ def auto_explore(
 
 @data.command()
 def sft(
-    records: Annotated[Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")],
+    records: Annotated[
+        Path, typer.Argument(metavar="RECORDS", help="Records with walks: train.jsonl, or the reference's JSON.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     repos: Annotated[Path, typer.Option(help="The folder that holds their repositories.")],
     horizon: Horizon = 15,
-    shuffle: Annotated[bool, typer.Option("--shuffle-labels", help="Labels drawn from all, not the first ones.")] = False,
+    shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
 ) -> None:  # fmt: skip
-    """Make the files for fine-tuning from records of repositories: every walk is played again."""
+    """Make the files for fine-tuning from records of repositories. Every walk is played again."""
     from trailmark.data.auto_explore.explorer import Explorer, read_tokenizer
     from trailmark.data.auto_explore.make import make_sft
     from trailmark.data.output_paths import writable
@@ -182,7 +199,7 @@ def records(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Records: our lines, or the reference's JSON.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="NAME.jsonl: our lines; NAME.json: the reference's.")],
 ) -> None:
-    """Turn records of repositories into the reference's JSON, or back."""
+    """Convert records of repositories to the reference's JSON, or back."""
     from trailmark.data.auto_explore.records import read_records, write_records
     from trailmark.data.output_paths import new_file
 
@@ -200,7 +217,7 @@ def taxi(
     model: Model = None,
     starts: Starts = 100,
     perturb: Perturb = 0.5,
-    fatal: Annotated[bool, typer.Option("--fatal", help="Chance may choose what ends the game.")] = False,
+    fatal: Annotated[bool, typer.Option("--fatal", help="Random steps may end the game.")] = False,
     seed: Seed = 0,
     key: Key = None,
     version: Version = None,
@@ -210,7 +227,8 @@ def taxi(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:
-    """Plays of the taxi with a teacher's reflections, the action taken and the best one. Horizon 20 unless said otherwise."""
+    """Write plays of the taxi with a teacher's reflections, the action taken and the best one. The default horizon is
+    20."""
     from trailmark.data.taxi import TaxiGuide
     from trailmark.tasks import task_options
     from trailmark.tasks.taxi import Taxi
@@ -243,8 +261,8 @@ def alfworld(
     deadline: Deadline = 120.0,
     retries: Retries = 5,
 ) -> None:
-    """Plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH says where the
-    games are."""
+    """Write plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH is
+    the folder of the games."""
     from trailmark.data.alfworld import AlfworldGuide
     from trailmark.data.auto_explore.explorer import read_tokenizer
     from trailmark.errors import TrailmarkError
@@ -274,10 +292,10 @@ def experts(
     source: Annotated[Path, typer.Argument(metavar="PLAYS", help="Published plays: JSON or lines, plain or .xz.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The JSONL to write.")],
     words: Words = None,
-    n: Annotated[int | None, typer.Option(min=1, max=10 * MANY, help="At most so many.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, max=10 * MANY, help="Most plays.")] = None,
 ) -> None:
-    """Write expert plays of ALFWorld as conversations (format agent, reward 1), each played again in its game. games=PATH says
-    where the games are; opening=apart puts the instruction in a message of its own, as OREO has it."""
+    """Write expert plays of ALFWorld as conversations (format agent, reward 1). Each is played again in its game.
+    games=PATH is the folder of the games; opening=apart puts the instruction in its own message, as OREO does."""
     from trailmark.data import experts as plays
     from trailmark.data.output_paths import new_file
     from trailmark.tasks import task_options
@@ -296,7 +314,8 @@ def rollouts(
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="The JSONL to write.")],
     failures: Annotated[bool, typer.Option("--failures", help="Keep lost plays only.")] = False,
 ) -> None:
-    """Merge folders of agent rollouts, as OREO's scripts leave them, into one file of format agent; count what was won."""
+    """Merge folders of agent rollouts, as OREO's scripts write them, into one file of format agent, and count the
+    successes."""
     from trailmark.data import rollouts as plays
 
     won, total = plays.merge(folders, out, failures)

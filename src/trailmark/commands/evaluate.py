@@ -1,33 +1,39 @@
-"""`trailmark eval`, `trailmark compare`, `trailmark study` and their relatives. What they print: see `output`."""
+"""`trailmark eval`, `compare`, `study`, `curves` and `prune`. `evaluate/output.py` says what they print."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trailmark import MOST_SEED
 
+if TYPE_CHECKING:
+    from trailmark.evaluate.players import Wish
+
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
 
 class Failures(StrEnum):
-    """What an episode that failed is."""
+    """How failed episodes count."""
 
     apart = "apart"
     lost = "lost"
 
 
 FailedAs = Annotated[
-    Failures, typer.Option("--failed", help="What an episode that failed is: in no average (apart), or no success (lost).")
+    Failures,
+    typer.Option(
+        "--failed", help="Failed episodes: leave them out of averages (apart), or count them as no success (lost)."
+    ),
 ]
 
 
 def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table without numbers is no result: exit code 1, and the reason."""
+    """A table without numbers is no result: print the reason, and exit with code 1."""
     rows = [r for r in rows if not r["episodes"] or r.get("hidden") != r["episodes"]]  # hidden labels are no failure
     for r in rows:
         if r["scored"] == 0:
@@ -53,50 +59,66 @@ def evaluate(
     options: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL … KEY=VALUE …", help="More models; options of the task.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="The task; of a run, its own.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of the task; 'test' unless the run says otherwise.")] = None,
-    n: Annotated[int | None, typer.Option(min=1, help="Starts; all of the split, or as many as the run says.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Episodes of each start: pass@k, maj@k.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Of starts and draws.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task; default: the run's own.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of the task; default: the run's, or 'test'.")] = None,
+    n: Annotated[int | None, typer.Option(min=1, help="Number of starts; default: the run's, or all.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each start, for pass@k and maj@k.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Random seed of starts and draws.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="0: the most likely token.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Keep tokens of this mass.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Sample from the most likely tokens with this mass.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of one turn.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     chat: Annotated[
-        bool, typer.Option("--chat", help="Prompt in words and read the label; servers always are.")
+        bool, typer.Option("--chat", help="Give instructions in words and read the answer; servers always get words.")
     ] = False,
     react: Annotated[
-        bool, typer.Option("--react", help="An analysis first, then the choice: of servers, else with --chat.")
+        bool, typer.Option("--react", help="Ask for an analysis first, then the choice: servers, or with --chat.")
     ] = False,
-    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name at a server.")] = None,
-    header: Annotated[list[str] | None, typer.Option(help="Of a server: NAME=VALUE or NAME=env:VARIABLE.")] = None,
-    query: Annotated[list[str] | None, typer.Option(help="Of a server: NAME=VALUE, such as api-version=…")] = None,
-    key_env: Annotated[str | None, typer.Option(metavar="VARIABLE", help="Holds a server's bearer key.")] = None,
+    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on a server.")] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
+    ] = None,
+    query: Annotated[
+        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
+    ] = None,
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
+    ] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="KIND:WIDTH", help="beam:B, best_of:N or actions:K, chosen by --value.")
+        str | None, typer.Option(metavar="KIND:WIDTH", help="Search: beam:B, best_of:N or actions:K; --value chooses.")
     ] = None,
     value: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Whose value chooses: a run, a folder, a server, or logp.")
+        str | None, typer.Option(metavar="RUN", help="The value model of a search: a run, a folder, a server, or logp.")
     ] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Most tokens that one searched decision may draw.")] = None,
-    tree: Annotated[bool, typer.Option("--tree", help="Keep all that was searched in the episodes of --out.")] = False,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens that the search of one decision may sample.")
+    ] = None,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Store all candidates of a search in the episodes of --out.")
+    ] = False,
     vary: Annotated[
         str | None,
         typer.Option(
             metavar="KEY=A,B,…",
-            help="Play once with each value of an option of the task: order=ABCD,DCBA, or dataset=reclor@val,logiqa2@dev.",
+            help="Play once per value of a task option: order=ABCD,DCBA, or dataset=reclor@val,logiqa2@dev.",
         ),
     ] = None,
     leaderboard: Annotated[
-        Path | None, typer.Option(metavar="FILE.npy", help="Of logic: also write the chosen options, a number for each row.")
+        Path | None, typer.Option(metavar="FILE.npy", help="Task logic: write the chosen options, a number per row.")
     ] = None,
-    episodes: Annotated[Path | None, typer.Option(help="No model: recompute from this file, folder or run.")] = None,
+    episodes: Annotated[
+        Path | None, typer.Option(help="Recompute from this file, folder or run, without a model.")
+    ] = None,
     best_by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --episodes: choose of each start's samples by these step scores.")
+        str | None, typer.Option(metavar="NAME", help="With --episodes: choose among samples by these step scores.")
     ] = None,
-    over: Annotated[str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")] = "product",
+    over: Annotated[
+        str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")
+    ] = "product",
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: whose tokens they are; adds `copied`.")
+        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `copied`.")
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
@@ -106,72 +128,108 @@ def evaluate(
 ) -> None:
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
-    What is not said comes from the recipe of the run that MODEL belongs to, so `trailmark eval RUN` is the evaluation that
-    the run itself makes. Models after the first that lie in no run (random, oracle, a server) play the first one's starts.
-    Exit code 1: nothing could be scored, and the reason is printed.
+    Options that are not given come from the recipe of MODEL's run, so `trailmark eval RUN` repeats the run's own
+    evaluation. Further models without a run (random, oracle, a server) play the starts of the first one. Exit code 1:
+    nothing could be scored, and the reason is printed.
     """
-    from dataclasses import replace
-
-    from trailmark.errors import RunError, TrailmarkError
-    from trailmark.evaluate.output import finish
-    from trailmark.evaluate.run import stage_rows
-    from trailmark.evaluate.tables import table, warnings
-    from trailmark.runs.store import atomic_write, to_json
+    from trailmark.errors import TrailmarkError
 
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
-        from trailmark.evaluate.copy_rate import hears_words
-        from trailmark.evaluate.stored_episodes import episode_files, read_files
-
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
-        words = None
-        if tokenizer is not None:
-            from trailmark.report.pieces import named
+        return _recompute(episodes, tokenizer, side, seat, failed, json, best_by, over)
+    if tokenizer is not None:
+        raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model has its own.")
+    if best_by is not None:
+        raise TrailmarkError("eval: --best-by belongs to --episodes.")
+    if search is None and (value or budget or tree):
+        raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
+    from trailmark.evaluate.players import Wish
+    from trailmark.seats.locate import is_address
 
-            words = named(tokenizer)
-        sets = {name: read_files(files) for name, files in episode_files(episodes).items()}
-        each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
-        rows = [row for some in each for row in some]
-        unread = words is None and any(map(hears_words, sets.values()))
-        if best_by is not None:
-            rows += _chosen_rows(episodes, best_by, over)
-        hint = ["note: one seat hears the words of another: --tokenizer NAME says how often it does what they name."] * unread
-        result: dict[str, Any] = {"command": "eval", "source": str(episodes), "failed_as": failed.value, "rows": rows}
-        whole = [some[0] for some in each]  # without the rows of single stages
-        finish(result, json, lambda width: [table(rows, str(episodes), width), *warnings(whole), *hint])
-        return _must_have_scores(whole)
-    if tokenizer is not None or best_by is not None:
-        which = "--tokenizer" if tokenizer is not None else "--best-by"
-        raise TrailmarkError(f"eval: {which} belongs to --episodes{'; a model brings its own' * (tokenizer is not None)}.")
+    is_model = lambda w: "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
+    extra = [w for w in options or () if is_model(w)]
+    words = [w for w in options or () if w not in extra]
+    # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
+    talk = chat or (react and not any(map(is_address, [str(model), *extra])))
+    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
+                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
+    _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
+
+
+def _recompute(
+    path: Path,
+    tokenizer: str | None,
+    side: str | None,
+    seat: str | None,
+    failed: Failures,
+    json: bool,
+    best_by: str | None,
+    over: str,
+) -> None:
+    """`eval --episodes`: the table of stored episodes."""
+    from trailmark.evaluate.copy_rate import hears_words
+    from trailmark.evaluate.output import finish
+    from trailmark.evaluate.run import stage_rows
+    from trailmark.evaluate.stored_episodes import episode_files, read_files
+    from trailmark.evaluate.tables import table, warnings
+
+    words = None
+    if tokenizer is not None:
+        from trailmark.report.pieces import named
+
+        words = named(tokenizer)
+    sets = {name: read_files(files) for name, files in episode_files(path).items()}
+    each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
+    rows = [row for some in each for row in some]
+    unread = words is None and any(map(hears_words, sets.values()))
+    if best_by is not None:
+        rows += _chosen_rows(path, best_by, over)
+    hint = ["note: one seat advises another: --tokenizer NAME adds how often the advice is followed."] * unread
+    result = {"command": "eval", "source": str(path), "failed_as": failed.value, "rows": rows}
+    whole = [some[0] for some in each]  # without the rows per stage
+    finish(result, json, lambda width: [table(rows, str(path), width), *warnings(whole), *hint])
+    _must_have_scores(whole)
+
+
+def _play(
+    models: list[str],
+    wish: Wish,
+    side: str | None,
+    seat: str | None,
+    failed: Failures,
+    out: Path | None,
+    json: bool,
+    vary: str | None,
+    leaderboard: Path | None,
+) -> None:
+    """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
+    from dataclasses import replace
+
     from trailmark.config import SamplingConfig
-    from trailmark.evaluate.players import Wish, play_model, remote_seat, varied
+    from trailmark.errors import RunError
+    from trailmark.evaluate.output import finish
+    from trailmark.evaluate.players import play_model, remote_seat, varied
+    from trailmark.evaluate.run import stage_rows
+    from trailmark.evaluate.tables import table, warnings
+    from trailmark.runs.annotations import write_beside
+    from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
-    if leaderboard is not None and (leaderboard.exists() or vary or n):
-        why = "exists: choose another file" if leaderboard.exists() else "needs all questions in one order: leave out --vary and --n"
-        raise RunError(f"{leaderboard} {why}.")
-    extra = [
-        w for w in options or () if "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
-    ]
-    words = [w for w in options or () if w not in extra]
-    if search is None and (value or budget or tree):
-        raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
-    # With a server in the table --react is the server's: a trained run beside it plays as it was trained.
-    talk = chat or (react and not any(map(is_address, [str(model), *extra])))
-    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
+    if leaderboard is not None and leaderboard.exists():
+        raise RunError(f"{leaderboard} exists: choose another file.")
+    if leaderboard is not None and (vary or wish.n):
+        raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:
-        for name in filter(is_address, extra):  # before the first model plays for an hour
+        for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
-        every = {name: dict(varied(wish, vary)) for name in dict.fromkeys([str(model), *extra])}
-        made = {
-            f"{name}{label}": play_model(name, w) for name, wishes in every.items() for label, w in wishes.items()
-        }
+        wishes = {name: dict(varied(wish, vary)) for name in dict.fromkeys(models)}
+        made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
@@ -181,34 +239,45 @@ def evaluate(
     ]
     rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
+    noted = [a for _, about in made.values() for a in about.pop("notes", [])]
+    changed = list(dict.fromkeys(w for _, about in made.values() for w in about.get("warnings", ())))
     if vary is not None and vary.startswith("order="):
         from trailmark.evaluate.choices import order_row
 
-        for name, wishes in every.items():
-            rows.append(order_row({label: made[f"{name}{label}"][0] for label in wishes}, f"{name}, all orders"))
+        for name, some in wishes.items():
+            rows.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
     if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
+        kept = {e.id for played, _ in made.values() for e in played}  # a search stores only the plays that it chose
+        if not vary:
+            write_beside(out, [a for a in noted if a.episode in kept])
         mark = lambda name, e: replace(e, id=f"{name}:{e.id}") if vary else e  # one start is played several times
         lines = [to_json(mark(name, e)) + "\n" for name, (played, _) in made.items() for e in played]
         atomic_write(out, "".join(lines).encode())
     about = next(iter(made.values()))[1]
-    several = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
-    result = {"command": "eval", **about, **several, "failed_as": failed.value, "rows": rows}
-    notes = [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
+    every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
+    result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
+    told = [f"warning: {what}." for what in changed]
+    told += [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
     if leaderboard is not None:
-        from trailmark.evaluate.choices import write_predictions
-        from trailmark.tasks import get_task
-
-        source: Any = get_task(about["task"], **about["options"])
-        if not hasattr(source, "size"):
-            raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{about['task']}'.")
-        blank = write_predictions(leaderboard, made[str(model)][0], source.size(about["split"]))
-        notes.append(f"{leaderboard}: {source.size(about['split'])} predictions, {blank} without an answer (these say 0).")
-    finish(
-        result, json,
-        lambda width: [table(rows, f"{about['task']} {about['split']}", width), *warnings(whole), *notes],
-    )  # fmt: skip
+        told.append(_write_leaderboard(leaderboard, *made[models[0]]))
+    title = f"{about['task']} {about['split']}"
+    finish(result, json, lambda width: [table(rows, title, width), *warnings(whole), *told])
     _must_have_scores(whole)
+
+
+def _write_leaderboard(path: Path, played: Sequence[Any], about: Mapping[str, Any]) -> str:
+    """Write the predictions of task logic to a file, and say how many there are."""
+    from trailmark.errors import TrailmarkError
+    from trailmark.evaluate.choices import write_predictions
+    from trailmark.tasks import get_task
+
+    source: Any = get_task(about["task"], **about["options"])
+    if not hasattr(source, "size"):
+        raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{about['task']}'.")
+    size = source.size(about["split"])
+    blank = write_predictions(path, played, size)
+    return f"{path}: {size} predictions, {blank} without an answer (these say 0)."
 
 
 def _left_out(about: Mapping[str, Any]) -> list[str]:
@@ -249,7 +318,7 @@ def _chosen_rows(path: Path, name: str, over: str) -> list[dict[str, Any]]:
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN …", help="Runs, or JSONL files of episodes.")],
     episodes: Annotated[
-        str | None, typer.Option(help="Which evaluation of each run: a name, or a file inside it.")
+        str | None, typer.Option(help="The evaluation of each run: a name, or a file inside it.")
     ] = None,
     common: Annotated[bool, typer.Option("--common", help="Compare on the starts that all of them played.")] = False,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
@@ -257,20 +326,20 @@ def compare(
     failed: FailedAs = Failures.apart,
     json: Json = False,
 ) -> None:
-    """Compare with the first: paired intervals over equal tasks and seeds, from the last evaluation of each.
+    """Compare runs with the first one: paired intervals over equal tasks and seeds, from the last evaluation of each.
 
-    A run that holds no evaluation plays the starts of one that does, under its settings.
-    Exit code 1: nothing could be scored, or no start has a number in both, and the reason is printed.
+    A run without an evaluation plays the starts of one that has one, with its settings. Exit code 1: nothing could be
+    scored, or no start has a number in both, and the reason is printed.
     """
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import stored_episodes as stored
-    from trailmark.evaluate.catch_up import all_evaluated
+    from trailmark.evaluate.missing_evaluations import all_evaluated
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import difference_table, table, warnings
 
     if len(runs) < 2:
-        raise TrailmarkError("compare: two runs or files, or more.")
+        raise TrailmarkError("compare: give two or more runs or files.")
     found = all_evaluated(runs, episodes)
     names = stored.short_names(runs)
     sets = {name: played for name, (played, _) in zip(names, found)}
@@ -279,7 +348,12 @@ def compare(
         {**summarise(sets[name], name, side, seat, failed=failed.value), "source": str(where)}
         for name, (_, where) in zip(names, found)
     ]
-    result = {"command": "compare", "failed_as": failed.value, "rows": rows, "differences": [d.plain() for d in differences]}
+    result = {
+        "command": "compare",
+        "failed_as": failed.value,
+        "rows": rows,
+        "differences": [d.plain() for d in differences],
+    }
     said = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
     finish(
         result, json, lambda width: [table(rows, "as evaluated", width), *warnings(rows)],
@@ -291,16 +365,16 @@ def compare(
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A study in studies/, or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys of the study.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where runs and results go; runs/studies/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and results; default: runs/studies/NAME.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Other seeds, such as 0,1,2.")] = None,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on with what is there.")] = True,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Resume a study.")] = True,
     docs: Annotated[Path | None, typer.Option(help="Also write this page of the docs, with its picture.")] = None,
     json: Json = False,
 ) -> None:
     """Run arms x seeds at an equal budget; write a table, a picture, and a verdict per claim.
 
-    Finished runs are kept and half-finished ones go on, so a study that was stopped is started again with the same words.
-    Two processes may run the same study at once and share its work.
+    Finished runs are kept and unfinished ones resumed, so repeat the same command if a study was stopped. Two processes
+    may work on the same study at once.
     """
     import contextlib
     import sys
@@ -312,7 +386,7 @@ def study(
 
     more = [*(overrides or ()), *([f"seeds=[{seeds}]"] if seeds is not None else [])]
     path = find_study(name)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever a method prints, stdout is ours
+    with contextlib.redirect_stdout(sys.stderr):  # output of a method must not mix with the result on stdout
         result, folder = run_study(path, more, out, resume)
     if docs is not None:
         write_page(folder, docs)
@@ -324,13 +398,15 @@ def study(
 
 
 def curves(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Runs; each with those it goes on from.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN …", help="Runs; each is drawn with the runs that it continues.")
+    ],
     out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path("curves.png"),
     metrics: Annotated[str, typer.Option(help="Panels, such as success,reward.")] = "success,reward,loss",
     width: Annotated[int, typer.Option(min=1, help="Steps of the moving average.")] = 99,
     log: Annotated[Path | None, typer.Option(help="Also write the merged log of the first run as JSONL.")] = None,
 ) -> None:
-    """Draw curves across runs that continue one another, their steps counted through; optionally merge their logs."""
+    """Draw curves over runs that continue each other, with steps counted over all; optionally merge their logs."""
     from trailmark.runs.store import Run
 
     for run in runs:
@@ -343,14 +419,14 @@ def curves(
 
 
 def prune(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Runs that nobody trains now.")],
-    keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints kept of each.")] = 1,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN …", help="Runs that are not being trained.")],
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")] = 1,
 ) -> None:
-    """Remove old checkpoints; metrics, episodes and evaluations stay."""
+    """Delete old checkpoints; metrics, episodes and evaluations stay."""
     from trailmark.runs.store import Run
 
     for run in runs:
-        Run.open(run)  # all of them, before anything is removed
+        Run.open(run)  # check all of them before anything is deleted
     from trailmark.runs.continued import prune_run
 
     for run in runs:

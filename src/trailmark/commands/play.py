@@ -1,7 +1,7 @@
-"""`trailmark play`: a person at the keyboard plays a task, and the episode is kept.
+"""`trailmark play`: a person plays a task in the terminal, and the episode is saved.
 
-End of file and Ctrl-C end the play as `quit` does: what was played is saved. Nothing heavy is imported before the
-command runs.
+End of file and Ctrl-C end the play like `quit`: what was played is saved. Heavy modules are imported when the command
+runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def _asker() -> Callable[[], str | None]:
-    """How a line is asked for: None at the end of the input. Bytes that are no text are replaced."""
-    if sys.stdin is None:  # closed by whoever started us
+    """A function that reads a line; None at the end of the input. Bytes that are not text are replaced."""
+    if sys.stdin is None:  # closed by the parent process
         return lambda: None
     if (change := getattr(sys.stdin, "reconfigure", None)) is not None:
         change(errors="replace")
@@ -80,11 +80,11 @@ def play(
         ),
     ] = "tiny",
     seat: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of a run: the seat you take. Its models sit in the others.")
+        str | None, typer.Option(metavar="NAME", help="With a run: the seat that you play. Its models play the others.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to save, if not play-TASK-1.jsonl.")] = None,
 ) -> None:
-    """Play a task in the terminal and save the episode. With a run and --seat, play its task at the table of its
+    """Play a task in the terminal and save the episode. With a run and --seat, play its task together with its
     models."""
     from trailmark.rollout.judged import judge_of
     from trailmark.seats.locate import load_tokenizer
@@ -98,8 +98,8 @@ def play(
     if seat is not None:
         return _sit_at_table(task, seat, words or [], split, start, seed, out)
     source = get_task(task, **_options(words or [], game, repo, query, target))
-    judge_of(source, None)  # a world that cannot judge itself needs somebody before it is played
-    # A tiny tokenizer is made when it is needed: that takes longer than a person wants to wait for the first line.
+    judge_of(source, None)  # a world that cannot judge itself needs a judge before it is played
+    # A tiny tokenizer is made only when it is needed, because a person should not wait for the first line.
     words_of = None if tokenizer == "tiny" else load_tokenizer(tokenizer)
     if words_of is not None and source.binds:
         source.bind(words_of)  # pyrefly: ignore[missing-attribute]
@@ -118,11 +118,15 @@ def play(
 
 
 def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
+    from trailmark.rollout.judged import noting
+    from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
     from trailmark.terminal_play import describe_outcome, episode_of
 
-    episode = episode_of(person_play, tokenizer)
+    with noting(person_play.source) as notes:
+        episode = episode_of(person_play, tokenizer)
     atomic_write(out, (to_json(episode) + "\n").encode())
+    write_beside(out, notes)
     steps = len(person_play.played)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {out}")
 
@@ -130,13 +134,17 @@ def _save(person_play: PersonPlay, tokenizer: Any, out: Path) -> None:
 def _sit_at_table(
     run: str, seat: str, words: list[str], split: str | None, start: int, seed: int, out: Path | None
 ) -> None:
-    """A person in one seat of a run, and its models in the others: one episode, by the code that plays all of them."""
+    """Play one episode with a person in one seat of a run and its models in the others, by the code that plays all
+    episodes."""
     from trailmark.errors import TrailmarkError, nearest
     from trailmark.evaluate.players import method_of
+    from trailmark.rollout.judged import noting
     from trailmark.rollout.play import play as play_episodes
+    from trailmark.runs.annotations import write_beside
     from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.config import PersonSeat
     from trailmark.seats.locate import locate
+    from trailmark.seats.names import fix_options
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
     from trailmark.terminal_play import describe_outcome, pick_start
@@ -155,16 +163,18 @@ def _sit_at_table(
     table = Table(
         {n: mine if n == seat else others[n] for n in seats}, terminal=(_asker(), lambda t: typer.echo(t, nl=False))
     )
-    source = get_task(config.task.name, **options)
+    source = get_task(config.task.name, **fix_options(options, found.run))
     table.bind(source)
     first = pick_start(source, split or "train", start, seed)
     typer.echo(f"{source.name}, start '{first.id}'; you are '{seat}'.\n")
     protocol = method.evaluation_protocol(config, source)
-    (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
+    with noting(source) as notes:
+        (episode,) = play_episodes(source, [first], table.seats, protocol, seed=seed)
     steps = sum(t.action is not None for t in episode.turns)
     if not steps:
         typer.echo("Nothing was played, so nothing is saved.")
         return
     place = _free_name(Path(run).name) if out is None or out.exists() else out
     atomic_write(place, (to_json(episode) + "\n").encode())
+    write_beside(place, notes)
     typer.echo(f"{describe_outcome(episode.outcome)}; {steps} step{'s' * (steps != 1)} saved to {place}")

@@ -1,4 +1,4 @@
-"""`trailmark quickstart`: a whole method, small, from nothing to a table and a page."""
+"""`trailmark quickstart`: a small example of a whole method, from training to a table and a page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trailmark.errors import RecipeError, RunError, nearest
 
 
 def quickstart(
-    method: Annotated[str, typer.Option(help="Which method to play through.")] = "reflect",
+    method: Annotated[str, typer.Option(help="The method to show.")] = "reflect",
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of everything that is drawn.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a quickstart that was interrupted.")] = False,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
     quiet: Annotated[bool, typer.Option("--json", help="Print only the JSON line of results.")] = False,
 ) -> None:
-    """Play a small run of a whole method on two cores, in minutes, and show what happened."""
+    """Run a whole method at a small size, on two cores, in minutes, and show the results."""
     if method not in QUICKSTARTS:
         raise RecipeError(f"there is no quickstart for method '{method}' yet.{nearest(method, QUICKSTARTS)}")
     if out.exists() and not out.is_dir():
@@ -79,7 +79,7 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
 def finish(
     out: Path, episodes: Mapping[str, Sequence[Any]], files: Mapping[str, str], shown: Path, quiet: bool
 ) -> None:
-    """The table for a person, the page, and one JSON line for programs."""
+    """Write the table for people, the page, and one JSON line for programs."""
     from trailmark.evaluate.output import finish as show
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
@@ -93,7 +93,11 @@ def finish(
     short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
     title = "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"
     again = f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}"
-    show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"])
+    show(
+        result,
+        quiet,
+        lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"],
+    )
 
 
 QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {"reflect": reflect}

@@ -1,4 +1,4 @@
-"""`trailmark serve MODEL`. Nothing heavy is imported before the port is known to be free."""
+"""`trailmark serve MODEL`. Heavy modules are imported after the port is known to be free."""
 
 from __future__ import annotations
 
@@ -26,38 +26,41 @@ if TYPE_CHECKING:
     from trailmark.seats.locate import Located
     from trailmark.serve.prompt_format import PromptFormat
 
-TO_HEAR = 5  # seconds in which clients may still read why they got nothing
+TO_HEAR = 5  # seconds in which clients may still read their error
 
 
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a run, 'smollm2', 'tiny' or a hub name.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; others can reach 0.0.0.0.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is open to other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
     api_key: Annotated[
-        str | None, typer.Option(envvar="TRAILMARK_API_KEY", help="Clients must send it as bearer.")
+        str | None, typer.Option(envvar="TRAILMARK_API_KEY", help="Key that clients must send as bearer token.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; else MODEL.")] = None,
-    slots: Annotated[int, typer.Option(min=1, help="Sequences written at once.")] = 16,
+    name: Annotated[str | None, typer.Option(help="Model name for clients; default: MODEL.")] = None,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences generated at the same time.")] = 16,
     max_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest sequence; else the run's engine.max_len, or the model's context.")
+        int | None,
+        typer.Option(min=2, help="Longest sequence; default: the run's engine.max_len, or the model's context."),
     ] = None,
-    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; then 429.")] = 512,
+    queue: Annotated[int, typer.Option(min=0, help="Most sequences that may wait; more get status 429.")] = 512,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps or npu.")] = "auto",
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or float64; else as the run's, or float32.")
+        str | None, typer.Option(help="float32, bfloat16, float16 or float64; default: the run's, or float32.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit or tag on the hub.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use in place of the model's own.")] = None,
     prompts: Annotated[
-        str, typer.Option(help="How chats become prompts: auto (as the run was prompted), template, text or plain.")
+        str, typer.Option(help="How chats become prompts: auto (as in the run), template, text or plain.")
     ] = "auto",
-    fixed: Annotated[bool, typer.Option(help="Fixed shapes: a seed gives the same bits at any load.")] = True,
+    fixed: Annotated[bool, typer.Option(help="Fixed shapes: a seed gives the same result at any load.")] = True,
     value: Annotated[
-        str | None, typer.Option(metavar="RUN", help="A run or folder with a value model: search, and /v1/values.")
+        str | None, typer.Option(metavar="RUN", help="A run or folder with a value model, for search and /v1/values.")
     ] = None,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that requests get when the server is stopped.")] = 10.0,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that requests may still take when the server is stopped.")
+    ] = 10.0,
 ) -> None:
-    """Serve a model to OpenAI's clients: completions, chat, scores; with --value, search too. A LoRA checkpoint is
+    """Serve a model over OpenAI's API: completions, chat, scores; with --value, also search. A LoRA checkpoint is
     served with its base."""
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
@@ -88,16 +91,19 @@ def serve(
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
             typer.echo("warning: anyone who reaches this address can use the model; set --api-key.", err=True)
-        typer.echo(f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})")
+        typer.echo(
+            f"serving '{name or model}' at http://{at}:{number}/v1 ({slots} slots of {engine.max_len} tokens, {of})"
+        )
         typer.echo(f"prompts: {prompt_format.describe()}")
         server(app, grace).run(sockets=[listening])
-        if not app.state.service.close():  # who asks a server to end does not wait for a computation that nobody wants
+        # stopping the server does not wait for a computation whose result is not wanted
+        if not app.state.service.close():
             sys.stdout.flush()
             os._exit(0)
 
 
 def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
-    """How chats become prompts: as the option says, or as the run was prompted."""
+    """How chats become prompts: as the option says, or as in the run."""
     from trailmark.serve.prompt_format import PromptFormat, format_of_run
 
     if prompts == "auto":
@@ -114,7 +120,7 @@ def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that holds the port from now on; clients wait in its backlog until the model is loaded."""
+    """A socket that holds the port from now on. Clients wait in its backlog until the model is loaded."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind)
@@ -133,7 +139,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
-    """A uvicorn server that ends with exit code 0 when asked to stop; asked twice, it waits for nobody."""
+    """A uvicorn server that exits with code 0 when it is stopped. Stopped twice, it ends at once."""
     import uvicorn
 
     from trailmark.serve.connections import ACCEPTED, IDLE_S, ConnectionLimits, limit_repeated_logs
@@ -141,7 +147,8 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            for one in sockets or ():  # `backlog` below is how many are accepted at once; as many as before may wait
+            # `backlog` below limits how many are accepted at once; this keeps the length of the queue
+            for one in sockets or ():
                 one.listen(2048)
 
         def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
@@ -176,8 +183,8 @@ def serving(
     prompt_format: PromptFormat | None = None,
     stop: Sequence[str] = (),
 ) -> Iterator[str]:
-    """The address of a server that runs in a thread as long as the block does: for notebooks and tests. The engine is
-    the thread's meanwhile."""
+    """The address of a server that runs in a thread during the block: for notebooks and tests. Meanwhile only the
+    thread may use the engine."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:

@@ -1,4 +1,4 @@
-"""`trailmark worlds`: are our worlds the original ones?"""
+"""`trailmark worlds`: compare our worlds with the originals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _options() -> None: ...
 @app.command()
 def check(
     world: Annotated[str, typer.Argument(metavar="WORLD", help="Such as 'alfworld'.")],
-    games: Annotated[Path | None, typer.Option(help="Where its games are (default: $ALFWORLD_DATA).")] = None,
+    games: Annotated[Path | None, typer.Option(help="Folder of its games (default: $ALFWORLD_DATA).")] = None,
     n: Annotated[int, typer.Option(min=1, help="How many games, spread over the task types.")] = 60,
     walks: Annotated[int, typer.Option(min=0, help="Random walks in each game, beside its walkthrough.")] = 3,
     length: Annotated[int, typer.Option(min=1, help="Commands in a random walk.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Which games and walks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed of games and walks.")] = 0,
 ) -> None:
-    """Play the same commands in ours and in the original, and show every difference.
+    """Run the same commands in our world and in the original, and show every difference.
 
     Needs the original: pip install 'trailmark[alfworld]'. Exit code 0: all equal; 1: something differs.
     """

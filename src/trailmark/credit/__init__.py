@@ -1,22 +1,26 @@
-"""Who earned the reward: pure numpy functions (float64) from rewards and values to returns and advantages."""
+"""Credit: pure numpy functions (float64) from rewards and values to returns and advantages."""
 
 from .gae import gae, gae_on_clock
 from .groups import group_relative, leave_one_out
 from .returns import discounted, max_abs_normalise
 from .shaping import kl_shaped, place, whiten
+from .steps import against_greedy, group_steps, step_rewards
 from .turns import outcome_of, side_of, turn_returns, turn_rewards
 
 __all__ = [
+    "against_greedy",
     "discounted",
     "gae",
     "gae_on_clock",
     "group_relative",
+    "group_steps",
     "kl_shaped",
     "leave_one_out",
     "max_abs_normalise",
     "outcome_of",
     "place",
     "side_of",
+    "step_rewards",
     "turn_returns",
     "turn_rewards",
     "whiten",

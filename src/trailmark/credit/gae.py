@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over decision points: tokens, steps or turns, never tokens of observations."""
+"""Generalised advantage estimation over decisions: tokens, steps or turns, but never tokens of observations."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def gae_on_clock(
     lam: float,
     bootstrap: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`gae` on token streams, where time moves once per tick: `clock_id[t]` is the decision token t belongs to.
+    """`gae` on token streams. `clock_id[t]` is the decision that token t belongs to, and time advances once per
+    decision.
 
-    Give every written token its own id for a clock of tokens, one id per step or per turn for the slower ones, and -1
-    to tokens that were not written. Those are not time steps: they decay nothing. Rewards of one tick add up; its value
-    is that of its first token (the state in which the decision began); its advantage and target go to all its tokens.
-    Tokens at -1 get 0. A critic is trained at the first token of a tick.
+    For a clock of tokens, give every written token its own id. For slower clocks, give one id per step or per turn.
+    Tokens that were not written have id -1: they are no time steps, decay nothing and get 0. The rewards of one
+    decision are added. Its value is that of its first token (the state in which the decision began). Its advantage and
+    target go to all its tokens. Train a critic at the first token of a decision.
     reward_stream, value_stream, clock_id: [T] -> [T], [T]
     """
     r, v, ids = vectors(reward_stream=reward_stream, value_stream=value_stream, clock_id=clock_id)
@@ -53,7 +54,9 @@ def gae_on_clock(
     lost = ~written & (r != 0)
     if lost.any():
         where = f"the reward {r[lost][0]:g} at token {int(lost.argmax())}"
-        raise ValueError(f"{where} is on a token that nobody wrote; put it on a token of the decision that earned it")
+        raise ValueError(
+            f"{where} is on a token that was not written; put it on a token of the decision that earned it"
+        )
     _, first, tick = np.unique(ids[written], return_index=True, return_inverse=True)
     a, target = gae(np.bincount(tick, r[written], minlength=len(first)), v[written][first], gamma, lam, bootstrap)
     out_a, out_target = np.zeros_like(r), np.zeros_like(r)

@@ -1,10 +1,10 @@
-"""Advantages against the other plays of the same start.
+"""Advantages relative to the other plays of the same start.
 
 Not offered: normalising the k-th turn of a play against the k-th turns of its group. A play then subtracts one mean per
-turn, and a policy that chooses when to stop chooses how many: the baseline depends on the action and the gradient is
-biased (verl#7244). Credit per turn needs a value of the state: `gae`, or Monte-Carlo values.
+turn, and a policy that chooses when to stop also chooses how many. So the baseline depends on the action, and the
+gradient is biased (verl#7244). Credit per turn needs a value of the state: `gae`, or Monte-Carlo values.
 
-A play without a score (`Invalid`, `Failed`) comes in as NaN, goes out as NaN, and is in no mean.
+A play without a score (`Invalid`, `Failed`) has reward NaN, gets advantage NaN, and is left out of every mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .shapes import vectors
 
 
 class _Groups:
-    """Per-play counts, means and ranges of the group each play is in, over scored plays."""
+    """For each play: the count, mean and range of its group, over scored plays."""
 
     def __init__(self, rewards: ArrayLike, groups: Sequence | np.ndarray):
         (self.r,) = vectors(rewards=rewards)

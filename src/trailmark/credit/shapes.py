@@ -1,4 +1,4 @@
-"""The check at the door of every credit function."""
+"""Checks of the arguments of every credit function."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 
 def vectors(**named: ArrayLike) -> list[np.ndarray]:
-    """Each argument as a float64 vector; ValueError names the one that is no vector or has another length."""
+    """Each argument as a float64 vector. ValueError names an argument that is not a vector or has another length."""
     arrays = {name: np.asarray(x, dtype=np.float64) for name, x in named.items()}
     first = next(iter(arrays))
     for name, x in arrays.items():

@@ -29,25 +29,25 @@ def place(values: ArrayLike, spans: Sequence[tuple[int, int]], length: int) -> n
 
 
 def kl_shaped(reward: ArrayLike, logp: ArrayLike, ref: ArrayLike, written: ArrayLike, coef: float) -> np.ndarray:
-    """A price on leaving the reference: r_t = reward_t - coef (logp_t - ref_t) on written tokens, 0 elsewhere.
+    """A KL penalty in the reward: r_t = reward_t - coef (logp_t - ref_t) on written tokens, 0 elsewhere.
 
     Log-probs are those of the policy that wrote the tokens, so the penalty is part of the reward and has no gradient.
-    What logp and ref hold on other tokens does not matter (NaN at token 0 is fine).
+    The values of logp and ref on other tokens are ignored (NaN at token 0 is fine).
     reward, logp, ref: [T], written: [T] bool -> [T]
     """
     r, p, q = vectors(reward=reward, logp=logp, ref=ref)
     w = mask_like("written", written, len(r))
     lost = ~w & (r != 0)
     if lost.any():
-        raise ValueError(f"the reward {r[lost][0]:g} at token {int(lost.argmax())} is on a token that nobody wrote")
+        raise ValueError(f"the reward {r[lost][0]:g} at token {int(lost.argmax())} is on a token that was not written")
     return np.where(w, r - coef * (p - q), 0.0)
 
 
 def whiten(x: ArrayLike, mask: ArrayLike, guard: float = 1e-6) -> np.ndarray:
     """Mean 0 and standard deviation 1 over the mask: (x - mean) / std with std over n; 0 outside the mask.
 
-    Needs the whole batch at once: whitening each micro-batch by itself changes the gradient with the split. Values
-    whose range is below `guard` become exactly 0.
+    Pass the whole batch at once: if each micro-batch is whitened by itself, the gradient depends on the split. If the
+    range of the values is below `guard`, they become exactly 0.
     x: [T], mask: [T] bool -> [T]
     """
     (v,) = vectors(x=x)

@@ -1,4 +1,4 @@
-"""The reward of each turn: the reward of an action belongs to every turn of its side since the action before.
+"""The reward of each turn. The reward of an action belongs to every turn of its side since the action before.
 
 An adviser speaks, an actor acts, the world pays. Both turns led to the action, so both get its reward and its return:
 
@@ -7,9 +7,9 @@ An adviser speaks, an actor acts, the world pays. Both turns led to the action, 
     reward    1           1           2           2
     return    1 + 2g      1 + 2g      2           2            (g: the discount, once for each action of the side)
 
-A side may also be paid for an action of another side. Then its own last action before earned it. Pay before a side's
-first action, and turns after its last action, belong to no action and do not count. If an episode names no actions at
-all, as in some files, every turn is an action.
+A side may also be paid for an action of another side. Then the reward belongs to the side's own last action. A reward
+before the side's first action, and turns after its last action, belong to no action and do not count. If an episode
+marks no actions at all, as in some files, every turn is an action.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def outcome_of(episode: Episode, seat: str) -> Outcome:
 
 
 def turn_rewards(episode: Episode, seat: str) -> np.ndarray:
-    """The reward of each turn of a seat, which is the reward of the action it led to. One number per turn that wrote
+    """The reward of each turn of a seat: the reward of the action that the turn led to. One number per turn that wrote
     something."""
     rewards, led_to = _actions(episode, seat)
     return np.array([0.0 if k is None else rewards[k] for k in led_to])
 
 
 def turn_returns(episode: Episode, seat: str, gamma: float = 1.0) -> np.ndarray:
-    """The return at each turn of a seat: G_k = sum_{j>=k} gamma^(j-k) r_j over the actions of its side, where the turn
-    led to action k. One number per turn that wrote something."""
+    """The return at each turn of a seat: G_k = sum_{j>=k} gamma^(j-k) r_j over the actions of its side, if the turn led
+    to action k. One number per turn that wrote something."""
     rewards, led_to = _actions(episode, seat)
     ahead = discounted(rewards, gamma)
     return np.array([0.0 if k is None else ahead[k] for k in led_to])

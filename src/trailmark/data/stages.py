@@ -1,13 +1,13 @@
 """A folder of data that is made in stages (`runs/stages.py`). All stages write into one folder:
 
-    DIR/settings.json         what the data are made from and how
+    DIR/settings.json         what the data are made from, and how
     DIR/reports/STAGE.json    what a stage kept, and what it left out and why
-    DIR/stages/STAGE.json     settings, inputs and outputs of a stage that is done
-    DIR/replaced/STAGE-1/     outputs of a stage that was made again with other settings
-    DIR/answers.jsonl         what a teacher answered, so that nothing is asked twice
-    DIR/.lock                 held while a process is at work here
+    DIR/stages/STAGE.json     settings, inputs and outputs of a finished stage
+    DIR/replaced/STAGE-1/     old outputs of a stage that was made again with other settings
+    DIR/answers.jsonl         a teacher's answers, so that nothing is asked twice
+    DIR/.lock                 locked while a process works here
 
-The same command goes on where it was stopped. With other options the stages that depend on them are made again.
+The same command resumes where it was stopped. With other options, the stages that depend on them are made again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trailmark.errors import DataError, RunError
 from trailmark.runs.stages import Layout, Stage, as_json, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
-OURS = (".lock", "settings.json")  # there before anything is made
+OURS = (".lock", "settings.json")  # files that exist before the first stage
 LAYOUT = Layout(home=".", record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 
 
@@ -51,7 +51,7 @@ class Counts:
 
 
 class DataFolder:
-    """The folder, opened with its settings."""
+    """The open folder with its settings."""
 
     def __init__(self, out: Path, settings: Mapping[str, Any]):
         self.out, self.settings = out, settings
@@ -60,8 +60,8 @@ class DataFolder:
         self, name: str, make: Callable[[], Counts], outputs: Sequence[str], inputs: Sequence[str] = (),
         keys: Sequence[str] | None = None, files: Mapping[str, str | Path] | None = None,
     ) -> Stage:  # fmt: skip
-        """`inputs` are outputs of stages before it, `files` lie elsewhere, `keys` are the settings that it depends on
-        (None: all)."""
+        """`inputs` are outputs of earlier stages, `files` are files elsewhere, and `keys` are the settings that the
+        stage depends on (None: all)."""
         report = self.out / "reports" / f"{name}.json"
 
         def build(_: Path) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class DataFolder:
             return counts.plain()
 
         def earlier(_: Path) -> dict[str, Any] | None:
-            """Folders of before have reports alone."""
+            """Folders of an older version only have reports."""
             if not report.exists() or not all((self.out / p).exists() for p in outputs if ".partial." not in p):
                 return None
             return Counts.read(read_json(report), report).plain()
@@ -81,7 +81,7 @@ class DataFolder:
         )  # fmt: skip
 
     def make(self, stages: Sequence[Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
-        """Run the wanted stages in the order of `stages`; one that is done is only told again."""
+        """Run the wanted stages in the order of `stages`. A finished stage is only reported again."""
         counts = lambda name, value: Counts.read(value, self.out / LAYOUT.record.format(name=name))
         each = lambda name, value: say(counts(name, value).line(name))
         done = run_stages(self.out, stages, say, wanted, LAYOUT, each)
@@ -92,18 +92,18 @@ class DataFolder:
 
 @contextmanager
 def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
-    """Open `out` for one process: a new folder, or one that holds data of the same kind."""
+    """Open `out` for one process: a new folder, or one with data of the same kind."""
     run = Run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         made = out / "settings.json"
         if not made.exists() and (strangers := sorted(p.name for p in out.iterdir() if p.name not in OURS)):
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
-        run.lock()  # which sweeps: not before it is known that the folder is ours
+        run.lock()  # locking deletes temporary files, so check first that the folder is ours
         if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
             recorded = any(
                 (out / "stages").glob("*.json")
-            )  # else by an older version, whose stages cannot be told apart
+            )  # else made by an older version, whose stages cannot be compared
             _same(made, json.loads(as_json(settings)), ("kind",) if recorded else None)
         else:
             atomic_write(made, as_json(settings), "settings")
@@ -116,7 +116,7 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
 
 
 def _same(made: Path, settings: Mapping[str, Any], keys: Sequence[str] | None) -> None:
-    """Refuse other settings: of some keys, or of all (None)."""
+    """Raise an error if settings differ: some keys, or all (None)."""
     old = read_json(made)
     if not isinstance(old, dict):
         raise DataError("is no settings of a data set.", made)

@@ -27,7 +27,7 @@ from trailmark.data.answers import Answers, request_key
 from trailmark.data.decisions import fits
 from trailmark.data.queries import Excerpt, queries
 from trailmark.engines.base import EngineError
-from trailmark.engines.wire import EngineGarbage, EngineStatus, Wire, address
+from trailmark.engines.http_client import EngineGarbage, EngineStatus, Wire, address
 from trailmark.errors import TrailmarkError
 from trailmark.formats.reflect import ACTION
 from trailmark.tasks.base import Observation
@@ -112,7 +112,7 @@ ASK_TASKS = {
 
 
 class Server:
-    """A model behind `url`, which ends before /v1, or is Azure's .../deployments/NAME (see `wire.address`)."""
+    """A model behind `url`, which ends before /v1, or is Azure's .../deployments/NAME (see `http_client.address`)."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Engine(Protocol):
 
 
 class ChatEngine(Engine, Protocol):
-    """An engine that is asked in messages and applies a template of its own. It need not have a tokenizer."""
+    """An engine that takes messages and applies its own template. It need not have a tokenizer."""
 
     async def chat(
         self,
@@ -67,7 +67,7 @@ class ChatEngine(Engine, Protocol):
         n: int = 1,
         prefix: str = "",
     ) -> list[Completion]:
-        """`n` answers to a conversation; with a `prefix`, what goes on behind it."""
+        """`n` answers to a conversation. With a `prefix`: the text that follows it."""
         ...
 
 
@@ -78,7 +78,7 @@ def draw_key(seed: int, key: str, sample: int) -> tuple[int, int]:
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
-    """Serve several requests at once, from ordinary code."""
+    """Serve several requests at once, from synchronous code."""
 
     async def together() -> list[list[Completion]]:
         done = await asyncio.gather(*(engine.sample(r) for r in requests), return_exceptions=True)

@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from trailmark.config import ServerConfig
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.engines.stops import cut_text
-from trailmark.engines.wire import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw, Tokens
 
@@ -43,8 +43,8 @@ class About:
 
 
 class HttpEngine:
-    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `wire.address`). `tokenizer` is a
-    loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
+    """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `http_client.address`). `tokenizer` is
+    a loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
     `api-key`.
 
     `chat=True` is for servers that accept messages only: a prompt is then sent as the text of one user message. `exact`
@@ -326,7 +326,7 @@ def http_engine(
     seed: int = 0,
     key: str = "server",
 ) -> HttpEngine:
-    """The engine of a section of a recipe; `key` is where that stands, for an error."""
+    """The engine of a recipe section. Errors begin with `key`."""
     api_key = _variable(config.api_key_env, f"{key}.api_key_env") if config.api_key_env else None
     headers = {
         k: _variable(v[4:], f"{key}.headers.{k}") if v.startswith("env:") else v for k, v in config.headers.items()

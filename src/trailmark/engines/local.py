@@ -1,17 +1,16 @@
 """The embedded engine: a model in this process, a fixed number of slots, one prefill per distinct prompt.
 
-Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample then
-decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a prefill,
-slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours and arrival order.
-`fixed=False` prefills only the rows and looks only at the columns in use.
+Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample
+then decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a
+prefill, slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours
+and arrival order. `fixed=False` prefills only the rows and looks only at the columns in use.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,9 +18,12 @@ import numpy as np
 import torch
 
 from trailmark.config import EngineConfig
-from trailmark.engines.ahead import Ahead, draw
 from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.decode_ahead import Ahead, draw
+from trailmark.engines.prefill import Prefiller
+from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
+from trailmark.engines.weights import engine_copy, plain_weights
 from trailmark.memory import need
 from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
@@ -33,19 +35,17 @@ from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
 from trailmark.types import Sample, SamplingLaw
 
-BUCKET = 32  # prompt lengths and looked-at columns are rounded up to this
-GPU_PREFILL = 65536  # tokens computed at once on a GPU
-WORTH = 16384  # tokens below which a pass there takes as long whatever it computes
-HOLD = 8  # turns for which a prefill waits for more prompts
-MORE_THAN_LORA = ("lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication")
+BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
+WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
+HOLD = 8  # most turns that a prefill waits for more prompts
 AHEAD = False  # decode as on a GPU on any device: for tests
-DEFAULT_LEN = 1024  # longest sequence unless told: slots hold this much whether it is used or not
+DEFAULT_LEN = 1024  # default longest sequence; every slot reserves memory for it
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One token of one sample, told as soon as it is drawn. `top` are the most likely tokens under the model, if they were
-    asked for; `done` comes with the last token."""
+    """One token of one sample, reported as soon as it is sampled. `top` are the most likely tokens under the model, if
+    requested. `done` is set on the last token."""
 
     sample: int
     token: int
@@ -55,12 +55,12 @@ class Written:
     done: Completion | None = None
 
 
-Listener = Callable[[Written], None]  # called between two steps for all: it must be quick, and must not raise
+Listener = Callable[[Written], None]  # called between two steps of all samples: it must be quick, and must not raise
 
 
 @dataclass(eq=False)
 class _Parts:
-    """The n samples of one request, delivered when the last is there."""
+    """The n samples of one request. They are returned together, after the last has finished."""
 
     future: asyncio.Future
     done: list[Completion | None]
@@ -73,7 +73,7 @@ class _Parts:
 
 @dataclass(eq=False)
 class _Live:
-    """One sample on its way."""
+    """One sample in progress."""
 
     request: Request
     sample: int
@@ -82,68 +82,25 @@ class _Live:
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     logq: list[float] = field(default_factory=list)
-    top: tuple[tuple[int, float], ...] = ()  # of the last token
+    top: tuple[tuple[int, float], ...] = ()  # the most likely tokens at the last position
     watch: Watch | None = None  # for stop texts
 
 
-def engine_copy(lm: LM, dtype: torch.dtype) -> LM:
-    """The same model in another dtype, for an engine that samples in bf16 from weights trained in float32. Adapters are merged
-    into it where that is a sum of weights: beside the plain products they are most of what a small model launches."""
-    model = copy.deepcopy(lm.model)
-    model = model.merge_and_unload() if mergeable(lm) else model
-    made = LM(model.to(dtype), lm.tokenizer, lm.name, lm.revision, sharing=lm.sharing)
-    return made.freeze()
-
-
-def mergeable(lm: LM) -> bool:
-    """Whether its adapter is plain LoRA of linear layers whose weights nobody else has: then what it does is a sum of weights."""
-    from peft import LoraConfig
-    from peft.tuners.lora import Linear, LoraLayer
-
-    if not lm.adapted or getattr(lm.base, "quantization_method", None):
-        return False
-    config = lm.model.active_peft_config
-    if type(config) is not LoraConfig or any(getattr(config, name, None) for name in MORE_THAN_LORA):
-        return False
-    layers = [x for x in lm.base.modules() if isinstance(x, LoraLayer)]
-    last = lm.base.get_output_embeddings()
-    return all(type(x) is Linear and not x.lora_variant and x is not last for x in layers)
-
-
-def plain_weights(lm: LM, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The weights of a model by their names without adapters, with what the adapters add to them, these rounded to `dtype`; as
-    they are, where they cannot be merged."""
-    if not mergeable(lm):
-        return lm.model.state_dict()
-    layers = {name: x for name, x in lm.base.named_modules() if hasattr(x, "get_delta_weight")}
-    out = {}
-    for name, tensor in lm.base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        layer = layers.get(name.removesuffix(".base_layer.weight"))
-        if layer is not None:
-            changes = [layer.get_delta_weight(a) for a in layer.active_adapters if a in layer.lora_A]
-            tensor = sum((c.to(tensor.dtype) for c in changes), tensor).to(dtype)
-        out[name.replace(".base_layer.", ".")] = tensor
-    return out
-
-
-def local_engine(lm: LM, config: EngineConfig) -> LocalEngine:
-    """The engine of a recipe over a model: on its very weights, or on a copy in the dtype that `engine.dtype` asks for, which
-    `publish(version, lm)` brings up to date."""
+def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
+    """The engine of a recipe for a model. It uses the model's own weights, or a copy (`apart`, or in the dtype of
+    `engine.dtype`), which `publish(version, lm)` updates."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
-    return LocalEngine(
-        lm if wanted == lm.dtype else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed
-    )
+    own = wanted == lm.dtype and not apart
+    return LocalEngine(lm if own else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed)
 
 
 class LocalEngine:
     def __init__(
         self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int | None = None
     ):
-        """`prefill_rows`: how many prompts are computed at once; None: 4, and on a GPU as many as fill it."""
+        """`prefill_rows`: how many prompts are computed at once. None: 4, or on a GPU as many as fill it."""
         self.lm, self.tokenizer, self.name, self.version = lm, lm.tokenizer, lm.name, 0
-        self.slots, self.fixed, self._prefill_rows = slots, fixed, prefill_rows
+        self.slots, self.fixed = slots, fixed
         self.max_len = min(max_len or DEFAULT_LEN, lm.context)
         self.bucket = FLEX_BLOCK if lm.device.type == "cuda" else BUCKET
         self.capacity = -(-self.max_len // self.bucket) * self.bucket
@@ -156,20 +113,27 @@ class LocalEngine:
         self._rows: list[_Live | None] = [None] * slots
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
-        # On a GPU the host is a step behind the device; elsewhere there is nothing to overlap with.
+        # On a GPU the host is one step behind the device. On a CPU there is nothing to overlap.
         self._ahead = Ahead(lm, self._cache) if lm.device.type == "cuda" or AHEAD else None
-        self._flying: tuple[int, list[_Live | None]] | None = None  # the step whose draws were not read yet, and who wrote them
-        self.free = not fixed and lm.device.type == "cuda"  # of shapes
+        # the step whose tokens are not read yet, and its samples
+        self._flying: tuple[int, list[_Live | None]] | None = None
+        self.prefiller = Prefiller(lm, fixed, not fixed and lm.device.type == "cuda", self.bucket, prefill_rows)
         self._compiled_draw: Callable[..., torch.Tensor] | None = None
-        self._held = 0  # turns for which a prefill was put off
+        self._held = 0  # turns that the waiting prefill has been delayed
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
+        # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
+        # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
+        self.reuse = not fixed and self._ahead is not None
+        self._kept, self._turn = Kept(), 0
+        self._free_since = [0] * slots
+        self.computed = self.reused = 0  # tokens of prompts that were computed, or found in a slot
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
 
     def _need_memory(self) -> None:
-        """Keys and values of all slots, which lie there whether they are used or not."""
+        """Check the memory for the keys and values of all slots, which is reserved from the start."""
         c, lm = self.lm.base.config, self.lm
         heads = getattr(c, "num_key_value_heads", None) or getattr(c, "num_attention_heads", 1)
         width = getattr(c, "head_dim", None) or lm.width // getattr(c, "num_attention_heads", 1)
@@ -181,7 +145,7 @@ class LocalEngine:
     # -- the protocol -------------------------------------------------------------------------------------------
 
     async def sample(self, request: Request, on_token: Listener | None = None, top: int = 0) -> list[Completion]:
-        """`on_token` hears every token when it is drawn, with the `top` most likely ones beside it."""
+        """`on_token` gets every token when it is sampled, with the `top` most likely ones."""
         self.check(request)
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -195,17 +159,19 @@ class LocalEngine:
         return await future
 
     def check(self, request: Request) -> None:
-        """Refuse what cannot be served, before it waits."""
+        """Raise an error for a request that cannot be served, before it waits."""
         room = self.max_len - len(request.prompt)
         if not request.prompt:
             raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
         if room < 1:
             raise EngineError(
-                f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or raise engine.max_len"
+                f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or "
+                "raise engine.max_len"
             )
         if not 0 <= min(request.prompt) <= max(request.prompt) < self.lm.vocab:
             raise EngineError(
-                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: another tokenizer?"
+                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: "
+                "another tokenizer?"
             )
         if request.n < 1 or request.max_tokens < 1:
             raise EngineError(f"n is {request.n} and max_tokens {request.max_tokens}: both must be at least 1")
@@ -222,10 +188,11 @@ class LocalEngine:
         return self.score_rows([tokens], [start])[0]
 
     def publish(self, version: int, source: LM | None = None) -> None:
-        """From now on samples are drawn with the learner's weights. Where the engine shares the learner's model there is
-        nothing to move; a copy of its own (`engine_copy`) takes them over, and a fixed probe scored on both sides proves it."""
+        """From now on, sample with the learner's weights. If the engine shares the learner's model, nothing is copied.
+        An engine with its own copy (`engine_copy`) copies the weights, and a fixed probe is scored on both sides to
+        check it."""
         if self._open:
-            raise EngineError("weights cannot change while samples are being drawn")
+            raise EngineError("weights cannot change while sampling is in progress")
         if source is not None and source is not self.lm:
             with torch.no_grad():
                 theirs = plain_weights(source, self.lm.dtype)
@@ -234,25 +201,27 @@ class LocalEngine:
             self._compare(source, theirs)
         self.version = version
         self._ready.clear()
+        self._kept.clear()  # these keys and values belong to the old weights
 
     @torch.no_grad()
     def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
-        """Every weight is the learner's, rounded; and a probe scored on both sides says that they are used alike."""
+        """Check that every weight is the learner's, rounded, and that both sides score a probe alike."""
         other = [(mine != theirs[n].to(mine.dtype)).any() for n, mine in self.lm.model.named_parameters()]
         ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
         plain = LocalEngine(source, 1, self.max_len)
         here, there = self.score_rows([ids], [1])[0], plain.score_rows([ids], [1])[0]
         gap = float(np.abs(np.subtract(here, there)).mean())
-        # The probe is no text: its log-probs are large, and so is what rounding does to them.
+        # The probe is random tokens: its log-probs are large, and so are their rounding errors.
         rounding = 1e-4 if self.lm.dtype == source.dtype else 0.02 * max(1.0, float(np.abs(there).mean()))
         if bool(torch.stack(other).any()) or not gap <= rounding:
             raise EngineError(
-                f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob a token"
+                f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob "
+                "a token"
             )
 
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
-        """Log-probs of each row's tokens from its start on. One row is computed alone, and its numbers depend on nothing else;
-        several share their prefixes."""
+        """The log-probs of each row's tokens from its start on. A single row is computed alone, and its numbers depend
+        on nothing else. Several rows share their prefixes."""
         logp = self._scored(rows, starts, Readout("logp", law=False))
         return [[0.0] * (start == 0) + s.streams["logp"][max(start, 1) :].tolist() for s, start in zip(logp, starts)]
 
@@ -276,10 +245,11 @@ class LocalEngine:
         packs = [lay_out(samples, "rows")] if len(samples) == 1 else pack(models, samples)
         return fill(models, samples, packs, readouts)
 
-    # -- the pump -----------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------
 
     async def _pump(self) -> None:
-        """Runs while there is work. One turn: admit, decode one token everywhere, let finished callers go on."""
+        """Runs while there is work. In each turn: admit requests, decode one token in every slot, wake finished
+        callers."""
         try:
             await asyncio.sleep(0)  # callers that start together are admitted together
             while self._waiting or self._ready or any(self._rows) or self._flying:
@@ -290,16 +260,17 @@ class LocalEngine:
                 if any(self._rows) or self._flying:
                     self._decode()
                 await asyncio.sleep(0)
-        except BaseException as problem:  # a cancelled pump must not leave callers waiting, nor rows half done
+        # if the loop is cancelled, no caller may wait forever and no row may be half done
+        except BaseException as problem:
             self._fail(problem)
             if not isinstance(problem, Exception):
                 raise
 
     def _worth_it(self) -> bool:
-        """Whether to prefill now. Where shapes are free, a pass over few prompts costs a GPU as much as one over many: it waits for
-        more of them, but only for a few turns."""
+        """Whether to prefill now. With free shapes, a pass over few prompts costs a GPU as much as one over many. So
+        the prefill waits for more prompts, but only for a few turns."""
         self._held += 1
-        if self.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
+        if self.prefiller.free and len(self._waiting) < self.slots // 4 and self._held < HOLD:
             return False
         self._held = 0
         return True
@@ -312,72 +283,49 @@ class LocalEngine:
         self._rows = [None] * self.slots
         self._index[:] = self._last[:] = 0
         self._flying = None
+        self._kept.clear()
         for future in list(self._open):
             if not future.done():
                 future.set_exception(error)
 
     @torch.inference_mode()
     def _prefill(self) -> None:
-        """Compute every distinct waiting prompt once and draw the first token of all its samples."""
+        """Compute every distinct waiting prompt once, and sample the first token of all its samples."""
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
         later: deque[tuple[Request, asyncio.Future]] = deque()
         admitted = len(self._ready)
         for request, future in self._waiting:
-            if request.prompt in prompts or admitted < 2 * self.slots:  # kept keys and values take memory
+            # limits the memory of the stored keys and values
+            if request.prompt in prompts or admitted < 2 * self.slots:
                 prompts.setdefault(request.prompt, []).append((request, future))
                 admitted += request.n if request.max_tokens > 1 else 0
             else:
                 later.append((request, future))
         self._waiting = later
         self.lm.train(False)
-        for width, part in self.prefill_parts(list(prompts)):
-            self._prefill_part(part, width, [prompts[p] for p in part])
+        found = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
+        held = {p: slot for p, slot in found.items() if slot is not None}
+        for part in self.prefiller.extension_parts(held):
+            known = [held[p] for p in part]
+            self.reused += sum(n for _, n in known)
+            self.computed += sum(map(len, part)) - sum(n for _, n in known)
+            made = self.prefiller.extend(part, known, self._cache)
+            self._first_tokens(part, [prompts[p] for p in part], *made)
+            del made  # memory for the next pass
+        for width, part in self.prefiller.parts([p for p in prompts if p not in held]):
+            self.computed += sum(map(len, part))
+            made = self.prefiller.compute(part, width, chunked=self.reuse)
+            self._first_tokens(part, [prompts[p] for p in part], *made)
+            del made
 
-    def prefill_parts(self, prompts: list[tuple[int, ...]]) -> Iterator[tuple[int, list[tuple[int, ...]]]]:
-        """Which prompts are computed together, and how wide. Free shapes on a GPU: longest first, as many as fill it; much
-        shorter ones wait for the next pass once this one is worth its launches. Otherwise prompts of one width, in rows of that width."""
-        wide = lambda p: -(-len(p) // self.bucket) * self.bucket
-        if self.free:
-            groups = [sorted(prompts, key=len, reverse=True)]
-        else:
-            by_width: dict[int, list[tuple[int, ...]]] = {}
-            for prompt in prompts:
-                by_width.setdefault(wide(prompt), []).append(prompt)
-            groups = list(by_width.values())
-        for group in groups:
-            while group:
-                width = wide(group[0])
-                rows = min(len(group), self.prefill_rows(width))
-                cuts = (k for k in range(-(-WORTH // width), rows) if 4 * wide(group[k]) <= 3 * width)
-                rows = next(cuts, rows) if self.free else rows
-                yield width, group[:rows]
-                group = group[rows:]
-
-    def prefill_rows(self, width: int) -> int:
-        """Rows of a prefill of this width: constant for the width, so that neighbours cannot change a row."""
-        if self._prefill_rows is None:
-            filled = (GPU_PREFILL if self.free else GPU_PREFILL // 8) // width
-            return max(4, min(256, filled)) if self.lm.device.type == "cuda" else 4
-        return self._prefill_rows
-
-    def _prefill_part(
-        self, part: list[tuple[int, ...]], width: int, askers: list[list[tuple[Request, asyncio.Future]]]
+    def _first_tokens(
+        self,
+        part: list[tuple[int, ...]],
+        askers: list[list[tuple[Request, asyncio.Future]]],
+        layout: Prefill,
+        logits: torch.Tensor,
     ) -> None:
-        rows = self.prefill_rows(width) if self.fixed else len(part)
-        if self.free and rows * width >= WORTH:  # few shapes, for compiled layers
-            step = max(1, (1 << (rows - 1).bit_length()) // 8)
-            rows = min(-(-rows // step) * step, max(rows, self.prefill_rows(width)))
-        ids, pos = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
-        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
-        for r, prompt in enumerate(part):
-            n = len(prompt)
-            ids[r, :n], pos[r, :n], end[r, :n] = prompt, np.arange(n), n
-        device = self.lm.device
-        a, b, c = (torch.as_tensor(x, device=device) for x in (ids, end, pos))
-        layout = Prefill(b, c)
-        hidden = self.lm.hidden(a, layout, c)
-        last = torch.as_tensor([len(p) - 1 for p in part] + [0] * (rows - len(part)), device=device)
-        logits = self.lm.logits(hidden[torch.arange(rows, device=device), last])
+        """Sample the first token of every sample after its prompt. Samples that continue wait for a slot."""
         self.prefills += len(part)
         lives: list[_Live] = []
         source: list[int] = []
@@ -391,12 +339,32 @@ class LocalEngine:
                     lives.append(made)
                     source.append(r)
         self._draw_many(logits, lives, source)
+        over = set(range(len(part)))
         for live, r in zip(lives, source):
             if not self._ended(live):
                 self._ready.append(_Ready(live, layout.kept, r, len(live.request.prompt)))
+                over.discard(r)
+        if self.reuse and self._ahead is not None:
+            self._remember(part, sorted(over), layout, self._ahead)
+
+    def _remember(self, part: list[tuple[int, ...]], over: list[int], layout: Prefill, ahead: Ahead) -> None:
+        """Keep prompts whose samples ended with the first token (decisions among labels) in free slots, for the next
+        decision of their conversation: they never had a slot."""
+        free = sorted((r for r, live in enumerate(self._rows) if live is None), key=self._free_since.__getitem__)
+        free = free[: max(0, len(free) - len(self._ready))]
+        over = [r for r in over if len(part[r]) >= WORTH_KEEPING][: len(free)]
+        if not over:
+            return
+        rows = free[: len(over)]
+        self._cache.write(rows, layout.kept, over)
+        ahead.seat(rows, [(len(part[r]), 0, 0, 0, 0) for r in over], [1.0] * len(rows))  # an idle slot writes after it
+        for row, r in zip(rows, over):
+            self._kept.add(row, part[r], (len(part[r]),))
+            self._free_since[row] = self._turn
 
     def _draw_many(self, logits: torch.Tensor, lives: list[_Live], source: list[int]) -> None:
-        """First tokens: many samples may read one row of logits. Drawn in blocks of constant height."""
+        """Sample first tokens: many samples may read one row of logits. They are sampled in blocks of constant
+        height."""
         block = max(self.slots, 1)
         for first in range(0, len(lives), block):
             part, rows = lives[first : first + block], source[first : first + block]
@@ -405,18 +373,23 @@ class LocalEngine:
             self._draw(logits[index], [*part, *[None] * pad])
 
     def _forget(self) -> None:
-        """Callers that went away free their slots."""
+        """Free the slots of callers that have gone away."""
         self._waiting = deque(w for w in self._waiting if not w[1].done())
         self._ready = deque(r for r in self._ready if not r.live.parts.future.done())
         for row, live in enumerate(self._rows):
             if live is not None and live.parts.future.done():
-                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+                self._leave(row, live)
 
     def _seat(self) -> None:
-        """Give free slots to samples that wait; those of one prefill are copied together."""
+        """Give free slots to waiting samples. Samples of one prefill are copied together."""
         together: dict[int, list[tuple[int, _Ready]]] = {}
-        for row in range(self.slots):
+        rows: Sequence[int] = range(self.slots)
+        if self.reuse and self._ready:  # the slot that has waited longest for a continuing prompt is given away first
+            self._turn += 1
+            rows = sorted(rows, key=self._free_since.__getitem__)
+        for row in rows:
             if self._ready and self._rows[row] is None:
+                self._kept.drop(row)
                 ready = self._ready.popleft()
                 together.setdefault(id(ready.kept), []).append((row, ready))
                 self._rows[row], self._index[row] = ready.live, ready.length
@@ -439,8 +412,8 @@ class LocalEngine:
         self._advance(self._rows)
 
     def _decode_ahead(self, ahead: Ahead) -> None:
-        """Start a step, then read the one before it. Where a law needs the host's drawing, or somebody listens to the most likely
-        tokens, the host waits for the step itself."""
+        """Start a step, then read the step before it. If a law needs sampling on the host, or a listener wants the most
+        likely tokens, the host waits for this step."""
         waits = any(
             live is not None and (not simple(live.request.law) or self._listeners.get(live.parts.future, (None, 0))[1])
             for live in self._rows
@@ -448,7 +421,7 @@ class LocalEngine:
         if self._flying is not None and waits:
             self._land(ahead)
         if not any(self._rows):
-            self._flying = None  # whoever it was started for has ended
+            self._flying = None  # all samples of that step have ended
             return
         started = ahead.launch(), list(self._rows)
         if self._flying is not None:
@@ -458,10 +431,11 @@ class LocalEngine:
             self._land(ahead)
 
     def _land(self, ahead: Ahead) -> None:
-        """Read the draws of the step under way, and let those go that it ended."""
+        """Read the tokens of the step in progress, and free the slots of samples that it ended."""
         assert self._flying is not None
         (number, lives), self._flying = self._flying, None
-        lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]  # others had ended before it
+        # the other samples had ended before this step
+        lives = [live if live is self._rows[row] else None for row, live in enumerate(lives)]
         drawn, complex_ = ahead.read(number), []
         for row, (live, (t, p, q)) in enumerate(zip(lives, drawn.tolist())):
             if live is None:
@@ -484,24 +458,32 @@ class LocalEngine:
         self._advance(lives)
 
     def _advance(self, lives: Sequence[_Live | None]) -> None:
-        """Slots after a step: one token longer, or free."""
+        """Update the slots after a step: one token longer, or free."""
         for row, live in enumerate(lives):
             if live is None:
                 continue
             self._index[row] += 1
             self._last[row] = live.tokens[-1]
             if self._ended(live):
-                self._rows[row], self._index[row], self._last[row] = None, 0, 0
+                self._leave(row, live)
+
+    def _leave(self, row: int, live: _Live) -> None:
+        """Free a slot. A later prompt may begin with what it holds."""
+        self._rows[row], self._index[row], self._last[row] = None, 0, 0
+        if self.reuse:
+            prompt = live.request.prompt
+            self._kept.add(row, (*prompt, *live.tokens[:-1]), (len(prompt), len(prompt) + len(live.tokens) - 1))
+            self._free_since[row] = self._turn
 
     def _next(self, index: torch.Tensor, last: torch.Tensor, width: int) -> torch.Tensor:
-        """Logits after the last token of every slot, [slots, V]."""
+        """The logits after the last token of every slot, [slots, V]."""
         hidden = self.lm.hidden(last[:, None], self._cache.at(index, width), index[:, None])
         return self.lm.logits(hidden[:, 0])
 
     # -- drawing and stopping -----------------------------------------------------------------------------------
 
     def _draw(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
-        """Append one drawn token, with its two log-probs, to every live row of logits [N, V]."""
+        """Sample one token for every live row of logits [N, V], and append it with its two log-probs."""
         if self._ahead is None:
             return self._draw_by_law(logits, lives)
         easy = [live for live in lives if live is not None and simple(live.request.law)]
@@ -525,14 +507,14 @@ class LocalEngine:
             self._note_top(working(logits).log_softmax(-1), lives)
 
     def _drawer(self, *args: torch.Tensor) -> torch.Tensor:
-        """`draw`, compiled where the model is; as the recorded step draws."""
+        """`draw`, compiled if the model is, so that it samples as the recorded step does."""
         if self._compiled_draw is None:
             big = self.lm.device.type == "cuda" and self.lm.compiled.worth(self.lm.base)
             self._compiled_draw = compiled.whole(draw, "the drawing of tokens") if big else draw
         return self._compiled_draw(*args)
 
     def _draw_by_law(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
-        """The same under any law."""
+        """As `_draw`, under any law."""
         idle = Request(prompt=())
         requests = [idle if live is None else live.request for live in lives]
         table = {law: k for k, law in enumerate(dict.fromkeys(r.law for r in requests))}
@@ -581,7 +563,7 @@ class LocalEngine:
         return done is not None
 
     def _completion(self, live: _Live) -> Completion | None:
-        """The sample as a whole, if its last token ended it."""
+        """The finished sample, if its last token ended it; else None."""
         request, tokens = live.request, live.tokens
         stop: Literal["stop", "length"] | None = None
         text = None
@@ -598,7 +580,7 @@ class LocalEngine:
 
 
 def simple(law: SamplingLaw) -> bool:
-    """Whether a law is a temperature and nothing else, which a step on the device draws under."""
+    """Whether a law is only a temperature. A step on the device can sample from such a law."""
     return law.allowed is None and law.top_p >= 1 and not law.top_k and not law.min_tokens
 
 

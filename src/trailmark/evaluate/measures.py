@@ -15,6 +15,7 @@ from trailmark.errors import DataError, RunError, nearest
 from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
+from trailmark.runs.annotations import named_episodes
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import read_metrics, read_segment, segments
 from trailmark.samples import scored
@@ -116,7 +117,9 @@ def measure_run(run: Path, measure: Measure, spec: Spec, last: int | None, name:
             f"{name}: {file} was made at the end of the run, past the budget: measure 'evaluation' instead."
         )
     if not path.is_file():
-        there = [str(p.relative_to(run)) for p in (run / "evaluation").glob("*.jsonl")]
+        folder = run / "evaluation"
+        found = [*segments(folder), *named_episodes(folder)] if folder.is_dir() else []
+        there = [str(p.relative_to(run)) for p in found]
         raise DataError(f"{name} has no {file}.{nearest(file, there) if there else ''}")
     every = read_segment(path)
     episodes = [e for e in every if measure.stage in (None, e.task.meta.get("stage"))]

@@ -1,5 +1,4 @@
-"""From a MODEL on the command line to played episodes, with what its run's recipe says wherever the person said
-nothing."""
+"""Play a MODEL of the command line. Settings that the user did not give come from the recipe of the model's run."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
+from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Task
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from trailmark.methods.base import Method
     from trailmark.rollout.play import Seat
 
+Wanted = tuple[str, dict[str, Any], str, int | None, int]  # task, options, split, number of starts, seed
+
 
 @dataclass(frozen=True)
 class Wish:
-    """What was asked for; None: as the recipe has it."""
+    """The options of the command line. None: as in the recipe."""
 
     task: str | None = None
     options: Sequence[str] = ()
@@ -44,7 +46,7 @@ class Wish:
     value: str | None = None
     budget: int | None = None
     tree: bool = False
-    beside: str | None = None  # the MODEL whose run says task, split and starts for one that lies in no run
+    beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
 
 
 def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
@@ -57,12 +59,13 @@ def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
     made = []
     for value in dict.fromkeys(values.split(",")):
         word, _, split = value.partition("@")
-        made.append((f", {key}={value}", replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)))
+        one = replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)
+        made.append((f", {key}={value}", one))
     return made
 
 
 def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:
-    """The method of a run's recipe, and its config; with `task` in place of the recipe's."""
+    """The method of a run's recipe, and its config, with `task` in place of the recipe's task."""
     from trailmark.methods import get_method
 
     method = get_method(str(recipe["method"]))
@@ -70,7 +73,7 @@ def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) 
 
 
 def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> bool:
-    """Whether one model of a run plays its task alone. `options` are set in the task beside those of the recipe."""
+    """Whether one model of a run plays its task alone. `options` are added to the task's options in the recipe."""
     from trailmark.tasks import get_task
 
     method, config = method_of(recipe)
@@ -81,14 +84,25 @@ def plays_alone(recipe: Mapping[str, Any], options: Mapping[str, Any] | None = N
     return method.protocol(config, get_task(task.name, **{**task.options, **(options or {})})) is None
 
 
+def changed_since(run: Path, config: Any, source: Any) -> list[str]:
+    """One sentence for each thing that has changed since the run: its judge, a data file, a function of a seat."""
+    from trailmark.runs.data_files import changed_files
+
+    said = [f"{what} since the run began" for what in changed_files(run, config)]
+    if source.judge is not None and (why := source.judge.changed(run / "judge")):
+        said.append(f"{why}: rewards of this evaluation cannot be compared with those of the run")
+    return said
+
+
 def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """The episodes, and a plain record of how they were made (with the policy's tokenizer, where a reflector sits
-    beside it, and rows that belong `beside` the model's own: whoever prints it takes these out). `name` may also be the
-    address of a server, "random" or "oracle"."""
+    """Returns the episodes, and a plain record of how they were made. The record may also hold the policy's tokenizer
+    (if there is a reflector), further rows (`beside`) and the judge's `notes`; the caller removes these before
+    printing. `name` may also be the address of a server, "random" or "oracle"."""
+    from trailmark.rollout.judged import noting
     from trailmark.tasks import get_task, task_options
 
     found = locate(name)
-    folder, recipe = found.folder, found.recipe
+    recipe = found.recipe
     alone = not recipe or wish.task is not None or wish.chat or plays_alone(recipe, task_options(wish.options))
     if wish.search is not None and (name in ("random", "oracle") or not alone):
         raise TrailmarkError(
@@ -97,22 +111,25 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     if not alone:
         return play_seats(found, wish)
     like = recipe or (locate(wish.beside).recipe if wish.beside else {})
-    own = like.get("task") or {}
-    if wish.task is None and "name" not in own:
-        raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
-    task = wish.task or own["name"]
-    options = ({} if wish.task not in (None, own.get("name")) else own.get("options") or {}) | task_options(
-        wish.options
-    )
-    evaluated = like.get("eval") or {}
-    split = wish.split or evaluated.get("split", "test")
-    n = wish.n or evaluated.get("n")
-    seed = like.get("seed", 0) if wish.seed is None else wish.seed
+    wanted = task, options, *_ = _wanted(wish, like)
+    run = found.run or (locate(wish.beside).run if wish.beside else None)
+    source = get_task(task, **fix_options(options, run if wish.task is None else None))
+    with noting(source) as notes:
+        episodes, about = _play_alone(found, wish, source, wanted, like)
+    if run is not None and wish.task is None and (changed := changed_since(run, method_of(like)[1], source)):
+        about["warnings"] = changed
+    return episodes, about | {"notes": notes}
+
+
+def _play_alone(
+    found: Located, wish: Wish, source: Any, wanted: Wanted, like: Mapping[str, Any]
+) -> tuple[list[Episode], dict[str, Any]]:
+    """Let one model play a task. Starts and settings come from the recipe `like`, unless the wish says otherwise."""
+    name, folder, recipe = found.name, found.folder, found.recipe
+    task, options, split, n, seed = wanted
     said = {"temperature": wish.temperature, "top_p": wish.top_p, "max_tokens": wish.max_tokens}
-    sampling = resolve(
-        {**(recipe.get("sampling") or {}), **{k: v for k, v in said.items() if v is not None}}, SamplingConfig
-    )
-    source = get_task(task, **options)
+    given = {k: v for k, v in said.items() if v is not None}
+    sampling = resolve({**(recipe.get("sampling") or {}), **given}, SamplingConfig)
     about = {"model": folder, "task": task, "options": options, "split": split, "n": n, "samples": wish.samples,
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
@@ -132,7 +149,7 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         seat = remote_seat(name, wish, sampling)
     else:
         seat = local_seat(found, wish, sampling, source)
-    tasks = starts()  # now that the world knows the tokenizer, as in training
+    tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
         seat = searched_seat(source, seat, wish)
         played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed)
@@ -150,8 +167,21 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
     return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
 
 
+def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:
+    """Task, options, split, number of starts and seed: as the wish says, else as the recipe `like` does."""
+    from trailmark.tasks import task_options
+
+    own, evaluated = like.get("task") or {}, like.get("eval") or {}
+    if wish.task is None and "name" not in own:
+        raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
+    options = own.get("options") or {} if wish.task in (None, own.get("name")) else {}
+    split, n = wish.split or evaluated.get("split", "test"), wish.n or evaluated.get("n")
+    seed = like.get("seed", 0) if wish.seed is None else wish.seed
+    return wish.task or own["name"], options | task_options(wish.options), split, n, seed
+
+
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
-    """A model behind an address, which must answer."""
+    """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.table import UNNAMED, open_server, sampling_law
@@ -162,8 +192,8 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
 
 
 def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE of an option. VALUE may be env:VARIABLE, so that a key (Azure's `api-key`) need not stand on a command
-    line."""
+    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
+    command line."""
     for word in words:
         if "=" not in word:
             raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
@@ -171,7 +201,8 @@ def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:
-    """A model in this process, with the engine of its run's recipe; `source` takes its labels from it."""
+    """The seat of a model in this process, with the engine settings of its run. `source` takes its labels from the
+    tokenizer."""
     from trailmark.seats.config import LocalSeat
     from trailmark.seats.table import Table
 
@@ -182,7 +213,7 @@ def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any
 
 
 def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
-    """The seat of a server as a wish has it: plain, or with a search over its answers."""
+    """The seat of a server: plain, or with a search over its answers."""
     if wish.search is None:
         return seat
     from trailmark.evaluate.searched import answer_search
@@ -193,7 +224,7 @@ def searched_seat(source: Any, seat: Seat, wish: Wish) -> Seat:
 
 
 def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | None, seed: int) -> Sequence[Task]:
-    """The starts that a run's own evaluation plays; of no run, those of the world."""
+    """The starts of the run's own evaluation. Without a run: the starts of the task."""
     if not recipe:
         return draw_tasks(source, split, n, seed)
     method, config = method_of(recipe)
@@ -201,15 +232,16 @@ def starts_like(recipe: Mapping[str, Any], source: Any, split: str, n: int | Non
 
 
 def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
-    """A run whose method seats several players: all of them from one checkpoint, as the run itself evaluates."""
+    """Play a run with several seats: all models come from one checkpoint, as in the run's own evaluation."""
     from trailmark.evaluate.run import evaluate
+    from trailmark.rollout.judged import noting
     from trailmark.seats.table import Table, stored_seats
     from trailmark.tasks import get_task, task_options
 
     task = found.section("task")
     options = (task.get("options") or {}) | task_options(wish.options)
     method, config = method_of(found.recipe, {**task, "options": options})
-    source = get_task(config.task.name, **options)
+    source = get_task(config.task.name, **fix_options(options, found.run))
     stored = stored_seats(
         method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
     )
@@ -218,15 +250,18 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     split, n = wish.split or config.eval.split, wish.n or config.eval.n
     seed = config.seed if wish.seed is None else wish.seed
     tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
-    report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
+    with noting(source) as notes:
+        report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
              "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
-             "tokenizer": table.tokenizer}  # fmt: skip
+             "tokenizer": table.tokenizer, "notes": notes}  # fmt: skip
+    if found.run is not None and (changed := changed_since(found.run, config, source)):
+        about["warnings"] = changed
     return report.episodes, about
 
 
 def redrawn(seat: Any, wish: Wish) -> Any:
-    """A seat in this process as a wish has it drawn."""
+    """A seat in this process with the sampling settings of the wish."""
     said = {"temperature": wish.temperature, "top_p": wish.top_p}
     more = {k: v for k, v in said.items() if v is not None}
     if seat.kind != "local" or not more:

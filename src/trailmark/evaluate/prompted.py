@@ -1,14 +1,14 @@
-"""Models that were not trained here, prompted in words: the same starts, the same horizon, but an answer is text and
-must be read.
+"""Play with models that were not trained here: they get instructions in words, and their answers are text that must be
+read.
 
     plain    one message: state and menu -> thoughts, a plan, and "Action: " with a label or a command
     react    two: state -> an analysis; state, analysis and menu -> "Action: " with a label or a command
 
-Every decision starts a new conversation, as the trained players' does. `replies` reads which action is meant; where a
-reply names none, or several, a listed label is drawn by lot and counted as `guessed`, so a model that says nothing of
-use plays at random and the row says so. The same protocol runs on a model in this process and on a server; our own
-server draws the same tokens. Worlds that list no actions need none of this: there an answer is the action
-(`rollout.play.solo`).
+Starts and horizon are those of trained players, and every decision starts a new conversation, as theirs does. `replies`
+finds the action that is meant. If a reply names no action, or several, a listed label is drawn at random and counted as
+`guessed`. So a model that says nothing useful plays at random, and its row shows that. The same protocol works with a
+model in this process and with a server; our own server samples the same tokens. Worlds that list no actions do not need
+this: there the answer is the action (`rollout.play.solo`).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Messages = Sequence[Mapping[str, str]]
 
 
 def read_choice(text: str, labels: Sequence[str], draw: random.Random, actions: Sequence[str] = ()) -> tuple[str, bool]:
-    """The label that a reply means (`actions` are what the labels stand for), and whether it had to be drawn by lot."""
+    """The label that a reply means (`actions` maps labels to actions), and whether it was drawn at random."""
     found = read_reply(text, labels, actions)
     return (draw.choice(list(labels)), True) if found is None else (found, False)
 
 
 @dataclass
 class Prompted:
-    """The protocol, and how many decisions of each episode were drawn by lot."""
+    """The protocol. It counts the decisions of each episode that were drawn at random."""
 
     react: bool = False
     guessed: dict[str, int] = field(default_factory=dict)
@@ -77,8 +77,8 @@ class Prompted:
         return await self.say(desk, [system, user(f"{state}\n{analysis}\n{menu}\n{CHOOSE}")])
 
     async def say(self, desk: Desk, messages: Messages) -> str:
-        """What the policy answers to messages, in a conversation of their own. A model in this process is shown them in
-        its chat template, or as plain lines where it has none."""
+        """The policy's answer to messages, in a new conversation. For a model in this process they are formatted with
+        its chat template, or as plain lines if it has none."""
         seat = desk.seats["policy"]
         if seat.hears_messages:
             return (await desk.ask("policy", messages=messages, fresh=True)).text
@@ -90,16 +90,16 @@ class Prompted:
         return (await desk.ask("policy", text=text)).text
 
     def noted(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The episodes, each with the number of its decisions that were drawn by lot."""
+        """The episodes, each with the number of its decisions that were drawn at random."""
         return [replace(e, info={**e.info, "guessed": self.guessed.get(e.id, 0)}) for e in episodes]
 
 
 def lists_actions(source: TaskSource, split: str, seed: int) -> bool:
-    """Whether a world shows labels to choose from, as far as its first start tells."""
+    """Whether a world lists labels to choose from. Only its first start is checked."""
     return bool(source.make().reset(draw_tasks(source, split, 1, seed)[0]).labels)
 
 
 def menu_of(seen: Observation) -> str:
-    """A menu for a world that shows none: a model that was not trained on it cannot know what the labels mean."""
+    """A menu for a world that shows none, because an untrained model cannot know what the labels mean."""
     meant = seen.actions or seen.labels
     return "".join(f"{x}\n" if x == a else f"{x}. {a}\n" for x, a in zip(seen.labels, meant))

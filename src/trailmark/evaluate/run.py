@@ -1,15 +1,17 @@
-"""Evaluate: play a split with the task code, renderer and sampler of training, and say what came out with intervals.
+"""Evaluate: play a split with the task code, prompts and sampler of training, and report results with intervals.
 
-`summarise` makes the same table from stored episodes alone, so a number in a table can always be recomputed from disk.
-A row of a table is a plain dict:
+`summarise` makes the same table from stored episodes, so every number of a table can be recomputed from disk. A row of
+a table is a plain dict:
 
     {"name": …, "episodes": 300, "scored": 298, "invalid": 1, "failed": 1, "failed_as": "apart", "tasks": 300,
-     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson", "failed": 1, …}, …},
+     "metrics": {"success": {"value": 0.71, "low": 0.66, "high": 0.76, "n": 298, "method": "wilson",
+                             "failed": 1, …}, …},
      "warning": "1 of 300 episodes failed …"}
 
-An episode that failed (a crash of a world, a server that went away, a prompt that did not fit) has no score. It is counted
-*apart* and is in no average, so a success is that of the episodes which came to an end; the row says so. Where every crash is the
-model's own doing, count it as *lost*: then it is no success, and all else (reward, turns, tokens) stays apart.
+An episode that failed (a world crashed, a server went away, a prompt did not fit) has no score. By default it is
+counted *apart* and left out of every average, and the row says so. If every crash is the model's own fault, count
+failed episodes as *lost*: then they are no successes, and are still left out of the other averages (reward, turns,
+tokens).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ FailedAs = Literal["apart", "lost"]
 
 @dataclass(frozen=True)
 class Report:
-    """What was found, and the episodes it was found in."""
+    """The results, and their episodes."""
 
     row: dict[str, Any]
     episodes: list[Episode]
@@ -52,8 +54,8 @@ def evaluate(
     prefix: str = "eval:",
     answer: Answer | None = None,
 ) -> Report:
-    """`samples` plays of each of `n` starts of a split (or of `tasks`). Starts are those of `seed` and draws those of
-    `seed` + 1, as in the evaluations on the way of a run: the same seed gives the same episodes."""
+    """`samples` plays of each of `n` starts of a split (or of `tasks`). `seed` gives the starts, and `seed` + 1 the
+    random draws, as in the evaluations during training. So the same seed gives the same episodes."""
     starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
     episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
     return Report(summarise(episodes, name or seats[0].engine.name, answer=answer), episodes)
@@ -68,10 +70,10 @@ def summarise(
     failed: FailedAs = "apart",
     tokenizer: Any = None,
 ) -> dict[str, Any]:
-    """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all) over the episodes that have
-    a score; what is invalid is counted apart and never a zero, and so is what failed unless it counts as `lost`. With several
-    episodes of each start, pass@k and, where answers can be read, maj@k. With a `tokenizer`, and where words of another seat
-    reach the one who acts, `copied`: the share of its decisions that are what the words name."""
+    """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all seats) over the episodes
+    that have a score. Invalid episodes are counted apart and are never zeros; so are failed ones, unless they count as
+    `lost`. With several episodes of each start: pass@k and, if answers can be read, maj@k. With a `tokenizer`, and if
+    another seat advises the actor: `copied`, the share of decisions that follow the advice."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
@@ -105,25 +107,29 @@ def summarise(
 
 
 def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -> list[tuple[str, float]]:
-    """(start, 1 or 0) of every episode that counts; none where the world has no notion of success."""
+    """(start, 1 or 0) for every episode that counts. Empty if the world does not report success."""
     won = [(e.task.id, v) for e in episodes if (v := value_of(e, "success", side, failed=failed)) is not None]
     return won if any(value_of(e, "success", side) is not None for e in episodes) else []
 
 
 def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:
-    """What a reader of the success must know: how many episodes failed, why the first one did, and what became of them; how many
-    are invalid; how many answers were not understood. Nothing where there is nothing to say."""
+    """What the reader of a row must know: how many episodes failed, why the first one failed, and how they are counted;
+    how many are invalid; how many answers were not understood. Empty if all is well."""
     said = []
     if n := row["failed"]:
         why = next(o.error for e in episodes if isinstance(o := _outcome(e, side), Failed))
-        how = "counted as lost" if row["failed_as"] == "lost" else "in no average; --failed lost counts them as lost"
+        how = (
+            "counted as lost"
+            if row["failed_as"] == "lost"
+            else "in no average; --failed lost counts them as lost"
+        )
         said.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
     if n := row.get("hidden"):
         said.append(f"{n} of {row['episodes']} questions have a hidden label (played, not scored)")
     if n := row["invalid"]:
         said.append(f"{n} of {row['episodes']} episodes are invalid (in no average)")
     if row.get("guessed"):
-        said.append(f"{row['guessed']} of {row['decisions']} answers named no action: one was drawn by lot")
+        said.append(f"{row['guessed']} of {row['decisions']} answers named no action: one was drawn at random")
     return ". ".join(said)
 
 
@@ -140,7 +146,8 @@ def stage_rows(
     failed: FailedAs = "apart",
     tokenizer: Any = None,
 ) -> list[dict[str, Any]]:
-    """The row of all episodes and, where their starts belong to several stages (`task.meta["stage"]`), one of each."""
+    """The row of all episodes and, if their starts belong to several stages (`task.meta["stage"]`), one row per
+    stage."""
     stages = list(dict.fromkeys(str(e.task.meta["stage"]) for e in episodes if "stage" in e.task.meta))
     rows = [summarise(episodes, name, side, seat, failed=failed, tokenizer=tokenizer)]
     for stage in stages if len(stages) > 1 else []:
@@ -150,7 +157,7 @@ def stage_rows(
 
 
 def check_sides(episodes: Sequence[Episode], side: str | None, seat: str | None = None) -> None:
-    """A side or a seat that nobody has would count as zeros."""
+    """Raise an error for a side or a seat that does not exist: it would count as zeros."""
     for e in episodes:
         if side is not None and side not in e.outcomes:
             raise DataError(f"episode '{e.id}' has no side '{side}'.{nearest(side, e.outcomes)}")
@@ -177,7 +184,7 @@ def _score(e: Episode, side: str | None) -> Scored:
 def value_of(
     e: Episode, metric: str, side: str | None = None, seat: str | None = None, failed: FailedAs = "apart"
 ) -> float | None:
-    """One number of one episode; None where it has no such number (it failed, or has no notion of success)."""
+    """One number of one episode. None if it has no such number (it failed, or success is not reported)."""
     outcome = _outcome(e, side)
     if not isinstance(outcome, Scored):
         lost = metric == "success" and failed == "lost" and isinstance(outcome, Failed)
@@ -195,18 +202,18 @@ def value_of(
         from trailmark.tasks.puzzle import soundness
 
         return soundness(e)
-    if metric == "drawn":  # with all that a search drew and did not keep
+    if metric == "drawn":  # includes what a search sampled but did not keep
         searched = e.info.get("search") or {}
         return float(searched.get("tokens", sum(len(t.tokens) for t in mine)))
     raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
 
 
-METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and "sound", for whoever asks
+METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and "sound", on request
 
 
 def read_answer(episode: Episode) -> str | None:
-    """What an episode answered: `info["answer"]` where a protocol noted it; of a question with options, their letter; else
-    the number of a last line `#### N`, else what a response of mathematics marks as its answer."""
+    """The answer of an episode: `info["answer"]` if a protocol stored it, the letter of a question with options, else
+    the number of a last line `#### N`, else the answer that a maths response marks."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
@@ -227,8 +234,8 @@ def read_answer(episode: Episode) -> str | None:
 
 
 def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed_as: FailedAs) -> dict[str, Any]:
-    """pass@k and maj@k over starts that were tried equally often. An invalid try is a try that was not right and said
-    nothing; one that failed was none, and its start is left out, unless it counts as lost."""
+    """pass@k and maj@k over starts with equally many tries. An invalid try counts as wrong and without an answer. A
+    failed try does not count, and its start is left out, unless failures count as lost."""
     by_start: dict[str, list[tuple[str | None, bool]]] = {}
     failed: set[str] = set()
     for e in episodes:

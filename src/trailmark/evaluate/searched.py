@@ -1,16 +1,16 @@
-"""Evaluate with search: the same starts and draws as a plain evaluation, with a value that chooses.
+"""Evaluate with search: the same starts and random draws as in a plain evaluation, with a value that chooses.
 
 `beam` and `actions` search every decision. `best_of:N` plays N whole episodes of each start and keeps the one whose
-last state has the highest value; what the N are worth without a value (pass@k, maj@k) stands beside it. For the other
-two, `--samples N` plays N plain episodes for the same purpose.
+last state has the highest value. Its row also shows what the N are worth without a value (pass@k, maj@k). For the other
+two, `--samples N` plays N plain episodes for this comparison.
 
-A server that holds the policy is searched too (`AnswerSearch`), where a world is talked to:
+A policy behind a server can be searched too (`AnswerSearch`), in worlds that are played as a conversation:
 
-    --search actions:K --value URL   K answers of the policy's server, each put behind the conversation and valued by
+    --search actions:K --value URL   K answers of the policy's server. Each is added to the conversation and valued by
                                      the other server (`trailmark serve MODEL --value RUN`, route /v1/values); the
                                      best one is played
     --search actions:K               the policy's server chooses by its own value model (`serve --value`); beam:B
-                                     works so too
+                                     works too
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.engines.http import HttpEngine
-from trailmark.errors import ModelError, TrailmarkError
+from trailmark.errors import TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
 from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
+from trailmark.score.classes import must_share_tokenizer
 from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
-from trailmark.seats.locate import is_address, locate_value
+from trailmark.seats.locate import is_address, locate, locate_value
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class AnswerSearch:
-    """A server in whose place the best of `k` answers is given: by the values of another server, or, with `search`, as
-    it chooses itself."""
+    """An engine that returns the best of `k` answers of a server. Another server gives the values, or, with `search`,
+    the server itself chooses."""
 
     by_chat = True
 
@@ -49,7 +50,7 @@ class AnswerSearch:
         self.name, self.tokenizer, self.version = engine.name, engine.tokenizer, engine.version
 
     async def sample(self, request: Request) -> list[Completion]:
-        raise EngineError(f"'{self.name}' is searched answer by answer: it is asked in messages")
+        raise EngineError(f"'{self.name}' is searched answer by answer, so it must get messages")
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         return await self.engine.score(tokens, start)
@@ -64,11 +65,11 @@ class AnswerSearch:
 
 
 def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
-    """The seat of a server, searched: by the values of the server at `value`, or by the policy's own server."""
+    """The seat of a server with search: by the values of the server at `value`, or by the policy's own server."""
     engine: Any = seat.engine
     if plan.width > 1 and seat.law.temperature == 0:
         raise TrailmarkError(
-            f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are one."
+            f"eval --search {plan.kind}:{plan.width} needs a temperature above 0: at 0 all candidates are the same."
         )
     if value is None:
         kind = "beam" if plan.kind == "beam" else "best_of"
@@ -77,7 +78,7 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
         return dataclasses.replace(seat, engine=AnswerSearch(engine, search=search))
     if plan.kind != "actions" or not is_address(value):
         raise TrailmarkError(
-            "eval of a server chooses here by actions:K and --value URL, the address of a server of values; without "
+            "eval --search of a server needs actions:K and --value URL, the address of a server of values; without "
             "--value the server itself searches (serve --value)."
         )
     return dataclasses.replace(seat, engine=AnswerSearch(engine, plan.width, HttpValues(value)))
@@ -86,7 +87,7 @@ def answer_search(seat: Seat, plan: Plan, value: str | None) -> Seat:
 def play_searched(
     source: TaskSource, seat: Seat, wish: Wish, about: dict[str, Any]
 ) -> tuple[list[Episode], dict[str, Any]]:
-    """The chosen episodes, and a record in which `beside` has the rows of plain ones."""
+    """The chosen episodes, and a record. Its key `beside` has the rows of plain episodes."""
     ends = tuple(source.step_ends)
     plan = parse_plan(wish.search or "", step_ends=ends, budget=wish.budget, tree=wish.tree)
     if wish.chat or seat.kind == "remote":
@@ -96,7 +97,9 @@ def play_searched(
             "eval --search best_of plays whole episodes: --budget and --tree belong to beam and actions."
         )
     if plan.width > 1 and seat.law.temperature == 0:
-        raise TrailmarkError(f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are one.")
+        raise TrailmarkError(
+            f"eval --search {wish.search} needs a temperature above 0: at 0 all candidates are the same."
+        )
     scorer = pick_scorer(wish.value, plan, seat, wish.device)
     tasks, seed = draw_tasks(source, about["split"], about["n"], about["seed"]), about["seed"]
     chosen, plain, spent = search_episodes(source, seat, plan, scorer, tasks, seed + 1)
@@ -120,7 +123,7 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
     if value is None:
         if plan.width > 1:
             raise TrailmarkError(
-                "eval --search: by what is it chosen? --value RUN, or --value logp for the policy's own."
+                "eval --search needs a value to choose by: --value RUN, or --value logp for the policy's own log-prob."
             )
         return LogProb()
     if value == "logp":
@@ -131,15 +134,14 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
 
 
 def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder, frozen. `tokenizer` is the policy's, whose tokens it will be shown."""
+    """The value model of a run or folder, frozen. `tokenizer` is the policy's; the value model must have the same. A
+    reward model is read as the recipe of its run says (`read`)."""
     from trailmark.config import ModelConfig
     from trailmark.models.load import load_model
 
-    lm = load_model(
-        ModelConfig.model_validate({"name": str(locate_value(name)), "device": device, "dtype": dtype})
-    ).freeze()
-    if tokenizer is not None and lm.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ModelError(
-            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
-        )
-    return HeadValues(lm)
+    folder = str(locate_value(name))
+    lm = load_model(ModelConfig.model_validate({"name": folder, "device": device, "dtype": dtype})).freeze()
+    if tokenizer is not None:
+        must_share_tokenizer(lm, tokenizer, str(name))
+    told = locate(folder).section("read")
+    return HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"))

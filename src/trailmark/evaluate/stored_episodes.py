@@ -15,6 +15,7 @@ import numpy as np
 from trailmark.errors import DataError
 from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
 from trailmark.evaluate.stats import Interval, paired, sign_test
+from trailmark.runs.annotations import named_episodes
 from trailmark.runs.episode_json import object_to_json
 from trailmark.runs.store import read_segment, segments
 from trailmark.types import Episode
@@ -49,7 +50,7 @@ def _in_folder(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
     numbered = segments(path)
-    named = sorted(p for p in path.glob("*.jsonl") if p not in numbered and not p.name.startswith("."))
+    named = named_episodes(path)
     return ({path.name: numbered} if numbered else {}) | {p.stem: [p] for p in named}
 
 

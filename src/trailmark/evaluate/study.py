@@ -1,14 +1,14 @@
-"""Studies: arms x seeds at an equal budget, and a verdict per claim computed from what they measured.
+"""Studies: arms x seeds at an equal budget, and a verdict per claim, computed from the measured results.
 
-    studies/policy-gradient-bandit.yaml            what is asked
-    OUT/before/STAGE/seed-0/              what the arms of a seed share, made before them: a start, its data
-    OUT/runs/ARM/seed-0/                  an ordinary run; finished.json beside its recipe says that it is whole
-    OUT/*/replaced/                       runs of another recipe or of other inputs, kept
-    OUT/study.json, table.md, picture.*   what came out; rewritten whole each time, from the runs alone
+    studies/policy-gradient-bandit.yaml   the study
+    OUT/before/STAGE/seed-0/              what the arms of a seed share and what is made before them: a model, data
+    OUT/runs/ARM/seed-0/                  an ordinary run; finished.json next to its recipe says that it is complete
+    OUT/*/replaced/                       old runs, of another recipe or of other inputs
+    OUT/study.json, table.md, picture.*   the results; rewritten each time, from the runs alone
 
-Every run is a stage (`runs/stages.py`), started by the code that `trailmark train` uses. Finished ones are skipped,
-half-finished ones resumed and changed ones made again, so a study that was killed gives the same table. A run that
-another process is busy with is left to it and waited for, so two processes can work on one study.
+Every run is a stage (`runs/stages.py`), and is started like `trailmark train`. Finished runs are skipped, unfinished
+ones resumed, and changed ones made again. So a study that was killed gives the same table. If another process trains a
+run, the study waits for it. So two processes can work on one study.
 """
 
 from __future__ import annotations
@@ -40,20 +40,22 @@ from trailmark.runs.store import atomic_write
 
 
 class Arm(Config):
-    """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of an arm
+    """One side of the comparison: a recipe with keys set, or another reading (`episodes`) of the runs of another arm
     (`of`)."""
 
-    recipe: str | None = Field(None, description="file; beside the study, or from here; none: the study's")
+    recipe: str | None = Field(
+        None, description="recipe file, relative to the study or to the working directory; none: the study's recipe"
+    )
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
-    extra: NonNegativeInt = Field(0, description="steps beside the budget, such as a stage that only this arm has")
-    of: str | None = Field(None, description="no runs of its own: those of this arm")
-    episodes: str | None = Field(None, description="the file that measures of episodes read in its runs")
-    result: str | None = Field(None, description="its name in results.json; none: the arm's own")
+    extra: NonNegativeInt = Field(0, description="steps outside the budget, such as a stage that only this arm has")
+    of: str | None = Field(None, description="use the runs of this other arm")
+    episodes: str | None = Field(None, description="the file in its runs that measures of episodes read")
+    result: str | None = Field(None, description="its name in results.json; none: the name of the arm")
 
     @model_validator(mode="after")
     def _one(self) -> Arm:
         if self.of is not None and (self.recipe is not None or self.set or self.extra):
-            raise ValueError("an arm that is 'of' another has its runs, and takes no recipe, set or extra")
+            raise ValueError("an arm with 'of' uses the runs of another arm, so leave out recipe, set and extra")
         return self
 
 
@@ -61,18 +63,18 @@ class Gold(Config):
     """Worked answers of a task, as `trailmark data gold` writes them."""
 
     task: str = Field(description="a task whose starts carry a gold answer")
-    options: dict[str, Any] = Field({}, description="keywords of the task")
-    n: PositiveInt = Field(1000, description="rows")
+    options: dict[str, Any] = Field({}, description="options of the task")
+    n: PositiveInt = Field(1000, description="number of rows")
     split: str = Field("train", description="which split")
 
 
 class Stage(Config):
-    """What all arms of a seed start from: a run, or worked answers. `{NAME}` in a value set later is its folder (or
-    file)."""
+    """What all arms of a seed start from: a run, or worked answers. In values that are set later, `{NAME}` stands for
+    its folder (or file)."""
 
-    recipe: str | None = Field(None, description="file; beside the study, or from here")
+    recipe: str | None = Field(None, description="recipe file, relative to the study or to the working directory")
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
-    gold: Gold | None = Field(None, description="no run: answers to imitate, drawn by the seed")
+    gold: Gold | None = Field(None, description="in place of a run: answers to imitate, drawn with the seed")
 
     @model_validator(mode="after")
     def _one(self) -> Stage:
@@ -84,36 +86,38 @@ class Stage(Config):
 class ClaimConfig(Config):
     claim: str = Field(description="such as 'a > b on success'")
     over: Literal["seeds", "starts", "both"] = Field("both", description="what the interval generalises over")
-    paired: bool = Field(True, description="whether equal seeds (and starts) are compared with each other")
+    paired: bool = Field(True, description="compare each seed (and start) of one arm with the same one of the other")
 
 
 class StudyConfig(Config):
     """A study file."""
 
-    name: str = Field("", description="for people; none: the name of the file")
-    about: str = Field("", description="what is asked, for the page")
-    before: dict[str, Stage] = Field({}, description="what the arms of a seed share, in this order")
-    recipe: str | None = Field(None, description="of every arm that names none")
+    name: str = Field("", description="title of the study; none: the name of the file")
+    about: str = Field("", description="the question, for the page")
+    before: dict[str, Stage] = Field({}, description="stages that the arms of a seed share, in this order")
+    recipe: str | None = Field(None, description="recipe file of all arms that have none")
     set: dict[str, Any] = Field({}, description="keys set in every arm")
-    arms: dict[str, Arm] = Field({}, description="by name")
-    sweep: dict[str, list[Any]] = Field({}, description="dotted key: values; each arm times each combination")
-    seeds: list[Seed] = Field([0, 1, 2], min_length=1, description="of the runs")
-    seed_keys: list[str] = Field(["seed", "model.seed"], description="keys of a recipe that a seed sets")
+    arms: dict[str, Arm] = Field({}, description="the arms by name")
+    sweep: dict[str, list[Any]] = Field(
+        {}, description="dotted keys with lists of values; every arm is run with every combination"
+    )
+    seeds: list[Seed] = Field([0, 1, 2], min_length=1, description="seeds of the runs")
+    seed_keys: list[str] = Field(["seed", "model.seed"], description="recipe keys that the seed sets")
     budget: Budget = Field(description="equal for all arms: steps, updates, tokens or seconds")
-    measures: dict[str, Measure] = Field(min_length=1, description="what is measured, by name")
+    measures: dict[str, Measure] = Field(min_length=1, description="the measures by name")
     claims: list[str | ClaimConfig] = Field([], description="such as 'a > b on success'")
 
     @field_validator("seeds")
     @classmethod
     def _different(cls, v: list[int]) -> list[int]:
         if len(set(v)) < len(v):
-            raise ValueError("a seed stands twice")
+            raise ValueError("a seed is listed twice")
         return v
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An arm, expanded: what to run, and how to read it."""
+    """An expanded arm: what to run, and how to read it."""
 
     name: str
     recipe: Path
@@ -122,14 +126,14 @@ class Spec:
     seed_keys: tuple[str, ...]
     extra: int  # steps beside the budget
     reads: Arm
-    shared: tuple[str, ...] = ()  # the stages before it, whose names stand in `overrides` for what they made
+    shared: tuple[str, ...] = ()  # earlier stages; `{NAME}` in `overrides` stands for what they made
     home: str = "runs"
 
     def folder(self, out: Path, seed: int) -> Path:
         return out / self.home / self.runs / f"seed-{seed}"
 
     def words(self, out: Path, seed: int) -> list[str]:
-        """The overrides with the places of this seed in them."""
+        """The overrides, with the paths of this seed filled in."""
         places = {f"{{{name}}}": str(out / "before" / name / f"seed-{seed}") for name in self.shared}
         made = list(self.overrides)
         for name, place in places.items():
@@ -152,7 +156,8 @@ def find_study(name: str) -> Path:
 
 
 def _flat(keys: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys: like files, they merge with the recipe. One that says its `kind` is set whole."""
+    """Nested mappings as dotted keys, which merge with the recipe as files do. A mapping with a `kind` replaces the old
+    one."""
     out: dict[str, Any] = {}
     for key, value in keys.items():
         if isinstance(value, dict) and value and "kind" not in value:
@@ -189,7 +194,7 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
             folder = re.sub(r"[^A-Za-z0-9_.,=+-]+", "_", ",".join(filter(None, (arm.of or name, mark))) or "run")
             recipe = owner.recipe or study.recipe
             if recipe is None:
-                raise RecipeError(f"{file}: key 'arms.{name}': names no recipe, and the study none for all.")
+                raise RecipeError(f"{file}: key 'arms.{name}': has no recipe, and neither has the study.")
             beside = file.parent / recipe
             words = _words({**_flat(study.set), **_flat(owner.set), **point, **study.budget.keys(owner.extra)})
             specs[full] = Spec(
@@ -211,11 +216,11 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
 
 
 def stages(study: StudyConfig, file: Path) -> list[tuple[str, Gold | Spec]]:
-    """What is made before the arms, in order; each may use what was made before it."""
+    """The stages before the arms, in order. Each may use what earlier ones made."""
     out: list[tuple[str, Gold | Spec]] = []
     for name, stage in study.before.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            raise RecipeError(f"{file}: key 'before.{name}': a name of letters, digits, '-' and '_' is needed.")
+            raise RecipeError(f"{file}: key 'before.{name}': a name may only have letters, digits, '-' and '_'.")
         known = tuple(n for n, _ in out)
         if stage.gold is not None:
             out.append((name, stage.gold))
@@ -228,7 +233,7 @@ def stages(study: StudyConfig, file: Path) -> list[tuple[str, Gold | Spec]]:
 
 
 def gold_stage(name: str, gold: Gold, seed: int) -> pipeline.Stage:
-    """Worked answers: one file, drawn by the seed."""
+    """A stage of worked answers: one file, drawn with the seed."""
     from trailmark.data import gold as answers
 
     def make(path: Path) -> dict[str, int]:
@@ -236,7 +241,7 @@ def gold_stage(name: str, gold: Gold, seed: int) -> pipeline.Stage:
         return {"rows": answers.make(gold.task, path, gold.options, gold.n, gold.split, seed)}
 
     settings = {**gold.model_dump(mode="json"), "seed": seed}
-    # A file that an older version made is finished: it was written whole or not at all.
+    # A file of an older version is complete, because it was written in one step.
     return pipeline.Stage(name, make, settings, single=True, earlier=lambda path: {} if path.is_file() else None)
 
 
@@ -261,15 +266,15 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
 
 
 def _mark(config: RunConfig) -> bytes:
-    """What finished.json of a run of this recipe holds; a run of another recipe is not finished."""
+    """The content of finished.json for a run of this recipe. A run of another recipe is not finished."""
     kept = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
     text = json.dumps(kept, sort_keys=True)
     return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
 
 
 def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
-    """One run. Of an arm those outputs count that measures read; what follows reads the weights of what was made
-    before it."""
+    """One run as a stage. The outputs of an arm are the files that measures read. The output of an earlier stage is its
+    weights, which later ones read."""
     method, config = resolved(spec, out, seed)
 
     def announced(folder: Path) -> Mapping[str, Any] | None:
@@ -288,7 +293,7 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
 
 
 def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
-    """Bring one stage to its end; False when another process is at it."""
+    """Finish one stage. False if another process is working on it."""
     record = f"{{name}}/seed-{seed}.json" if stage.single else f"{{name}}/seed-{seed}/finished.json"
     layout = pipeline.Layout(f"{{name}}/seed-{seed}", record, f"{{name}}/seed-{seed}.begun.json")
     try:
@@ -297,7 +302,7 @@ def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
         return False
     except TrailmarkError as e:
         raise RunError(f"{title}, seed {seed}: {e}") from e
-    gc.collect()  # the models of one arm must not be in the way of the next
+    gc.collect()  # free the memory of this arm's models before the next arm
     return True
 
 
@@ -307,7 +312,7 @@ def train_one(spec: Spec, out: Path, seed: int) -> bool:
 
 
 def prepare(shared: Sequence[tuple[str, Gold | Spec]], out: Path, seed: int, poll: float) -> None:
-    """Make what the arms of a seed share, or wait for whoever is at it."""
+    """Make what the arms of a seed share, or wait for the process that makes it."""
     for name, stage in shared:
         while not (
             bring(gold_stage(name, stage, seed), out / "before", seed, f"stage '{name}'")
@@ -320,7 +325,8 @@ def prepare(shared: Sequence[tuple[str, Gold | Spec]], out: Path, seed: int, pol
 def run_study(
     path: Path, overrides: Sequence[str] = (), out: Path | None = None, resume: bool = True, poll: float = 1.0
 ) -> tuple[dict[str, Any], Path]:
-    """Run what is not finished, measure, judge, write. The result, and the folder that holds it."""
+    """Run what is not finished, measure it, decide the claims, and write the results. Returns the result and its
+    folder."""
     from trailmark.evaluate.pages import draw
     from trailmark.evaluate.tables import study_markdown
 
@@ -331,7 +337,7 @@ def run_study(
     shared = stages(study, path)
     jobs = [(s, seed) for seed in study.seeds for s in specs if s.reads.of is None]
     for spec, seed in [*((s, seed) for _, s in shared if isinstance(s, Spec) for seed in study.seeds), *jobs]:
-        resolved(spec, out, seed)  # a mistake in the last arm is found before the first one runs
+        resolved(spec, out, seed)  # find a mistake in the last arm before the first one runs
     prepared: set[int] = set()
     busy = []
     for spec, seed in jobs:

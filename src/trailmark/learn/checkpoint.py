@@ -1,9 +1,11 @@
-"""A checkpoint is a folder that appears whole: weights that transformers loads as they lie, optimiser and random state
-as safetensors and JSON, never pickle.
+"""Checkpoints: folders that are complete or absent. Weights are files that transformers can load. The optimiser and the
+random states are safetensors and JSON, never pickle.
 
-    checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files, heads.safetensors
+    checkpoints/000010/policy/          config.json, model.safetensors (or a LoRA adapter), tokenizer files,
+                                        heads.safetensors
     checkpoints/000010/optimiser-policy.safetensors
-    checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state, metric history
+    checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state,
+                                        metric history
 """
 
 from __future__ import annotations
@@ -31,12 +33,12 @@ from trailmark.models.lm import LM
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.store import cannot_write, sync_folder
 
-# what a file that was cut, emptied or edited may raise when it is read
+# errors that reading a cut, empty or edited file may raise
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, RunError)
 
 
 def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
-    """Write checkpoint `step` under a temporary name, sync, rename into place."""
+    """Write checkpoint `step` under a temporary name, sync it, and rename it."""
     final, scratch = folder / f"{step:06d}", folder / f".{step:06d}.partial"
     if final.exists():
         return final
@@ -62,6 +64,7 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
             "optimiser_steps": {n: o.steps for n, o in learner.optimisers.items()},
             "learned": learner.learned,
             "random": random_state(),
+            **({"places": learner.places} if learner.places and torch.cuda.is_available() else {}),
             **state,
         }
         (scratch / "state.json").write_text(json.dumps(whole, indent=1, sort_keys=True, allow_nan=False))
@@ -81,7 +84,7 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
         shutil.rmtree(scratch, ignore_errors=True)
         if (
             "I/O" in str(problem) or "os error" in str(problem).lower()
-        ):  # safetensors reports a full disk in its own words
+        ):  # safetensors has its own error for a full disk
             raise RunError(
                 f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume."
             ) from problem
@@ -93,7 +96,7 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
     if lm.adapted:
         config = lm.model.peft_config["default"]
         if not config.base_model_name_or_path or config.base_model_name_or_path == "tiny":
-            if not base_folder.exists():  # a base that was made here is kept once, so that the adapter can be loaded
+            if not base_folder.exists():  # a new base model is stored once, so that the adapter can be loaded
                 scratch = base_folder.with_name(f".{base_folder.name}.partial")
                 shutil.rmtree(scratch, ignore_errors=True)
                 with_plain_names = {
@@ -114,7 +117,7 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
 
 
 def load_weights(lm: LM, folder: Path) -> None:
-    """Put a checkpoint's weights into a model of the same shape."""
+    """Load a checkpoint's weights into a model of the same shape."""
     if lm.adapted:
         from peft import set_peft_model_state_dict
 
@@ -133,7 +136,7 @@ def load_weights(lm: LM, folder: Path) -> None:
 
 
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
-    """Load weights, optimisers and random states of one checkpoint; return the rest of its state."""
+    """Load weights, optimisers and random states of one checkpoint. Returns the rest of its state."""
     state = json.loads((folder / "state.json").read_text())
     if missing := [k for k in ("best", "without_better", "stopped", "method") if k not in state]:
         raise KeyError(f"state.json has no '{missing[0]}'")
@@ -143,13 +146,14 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
         load_weights(learner.models[name], folder / name)
         optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
     learner.learned = state.get("learned", {})
+    learner.places = state.get("places")
     set_random_state(state["random"])
     return state
 
 
 def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
-    """Restore the newest checkpoint that can be read, and hand its method's state to `load`. Damaged ones are moved to the
-    run's folder `damaged` and named on standard error. None: there is no checkpoint at all."""
+    """Restore the newest checkpoint that can be read, and pass the method's state to `load`. Damaged checkpoints are
+    moved to the run's folder `damaged`, with a warning on standard error. Returns None if there is no checkpoint."""
     damaged = []
     for path in reversed(found := numbered(folder)):
         try:
@@ -159,18 +163,21 @@ def go_back(folder: Path, learner: Learner, load: Callable[[Mapping[str, Any]], 
             said = str(problem).strip().splitlines() or [type(problem).__name__]
             damaged.append((path, f"{path} is damaged ({said[0][:200]})"))
             continue
-        for bad, why in damaged:  # only now: if none can be read, everything stays where it is
-            print(f"warning: {why}: the run goes on from step {state['step']}; it lies in {_aside(bad)}", file=sys.stderr)
+        for bad, why in damaged:  # only now: if no checkpoint can be read, no file is moved
+            print(
+                f"warning: {why}: the run goes on from step {state['step']}; it lies in {_aside(bad)}", file=sys.stderr
+            )
         return state
     if found:
         raise RunError(
-            f"{damaged[0][1]}, and no earlier checkpoint can be read: start again with another out=DIR, or put the files back."
+            f"{damaged[0][1]}, and no earlier checkpoint can be read: start again with another out=DIR, or put the "
+            "files back."
         )
     return None
 
 
 def _aside(path: Path) -> Path:
-    """Move a damaged checkpoint out of the way of the one that will be written again."""
+    """Move a damaged checkpoint away, because a new one will be written in its place."""
     shelf = path.parent.parent / "damaged"
     shelf.mkdir(exist_ok=True)
     names = (shelf / (path.name if k == 0 else f"{path.name}-{k}") for k in itertools.count())
@@ -180,7 +187,8 @@ def _aside(path: Path) -> Path:
 
 
 def seed_all(seed: int) -> None:
-    """Nothing of ours draws from the global generators, but what a user's task or model draws is then repeatable too."""
+    """Seed the global random generators. Trailmark does not use them, but a user's task or model may, and is then
+    repeatable too."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -1,17 +1,22 @@
-"""One update that knows no method: split, forward, sum, divide by what was known before, backward, step."""
+"""One update, for any method: split the batch, run the models, sum the losses, divide by counts known in advance,
+backpropagate, step."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
+from trailmark.learn.budget import LEAST, places
 from trailmark.learn.optim import Optimiser
 from trailmark.models.forward import fill, pack, view
 from trailmark.models.layout import Packed
@@ -20,11 +25,13 @@ from trailmark.models.readout import Readout
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a method asks for: train `model` on `samples` towards `objective`, `passes` times, each pass in
-    `minibatches` optimiser steps."""
+    """What a method asks for: train `model` on `samples` with `objective`, `passes` times, with `minibatches` optimiser
+    steps in each pass."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -35,7 +42,7 @@ class Update:
 
 
 class Learner:
-    """Models by name, and an optimiser for each that is trained."""
+    """Models by name, and an optimiser for each trained model."""
 
     def __init__(
         self,
@@ -44,25 +51,71 @@ class Learner:
         trains: Mapping[str, OptimConfig] | None = None,
         total: int | Mapping[str, int] = 1,
     ):
-        """`total`: optimiser steps that a schedule reaches its end in; by model where they differ."""
+        """`total` is the number of optimiser steps of the schedule; a mapping gives it for each model."""
         self.models, self.config = models, config
-        self.keeps: tuple[str, ...] = ()  # models that are not trained and lie in checkpoints all the same
+        self.keeps: tuple[str, ...] = ()  # models that are not trained but stored in checkpoints
         self.learned: dict[
             str, dict[str, float]
-        ] = {}  # what objectives learned themselves, by the name of their update
+        ] = {}  # numbers that objectives learn, by the name of the update
         wanted = {"policy": config.optim} if trains is None else trains
         ends = total if isinstance(total, Mapping) else dict.fromkeys(wanted, total)
-        self.optimisers = {name: Optimiser(models[name], o, ends[name], config.ema) for name, o in wanted.items()}
+        away = "optimiser" in config.offload
+        self.optimisers = {n: Optimiser(models[n], o, ends[n], config.ema, away) for n, o in wanted.items()}
+        # tokens of a micro-batch where the recipe leaves that to us; kept in checkpoints
+        self.places: int | None = None
+        trained = {id(models[name]) for name in wanted}
+        self._frozen = [m for m in models.values() if id(m) not in trained] if "frozen" in config.offload else []
+        self._device = next(iter(models.values())).device
+        for lm in self._frozen:
+            lm.model.to("cpu")
 
     def pack(self, samples: Sequence[Sample]) -> list[Packed]:
         """The same samples are always packed the same way, so scoring and training see equal numbers."""
-        return pack(self.models, samples, self.config.layout, self.config.micro_tokens)
+        if self.places is None and self.config.micro_tokens is None:
+            self.places = places(self.models, self.optimisers, self.config.amp == "bf16")
+        budget = self.config.micro_tokens or self.places or LEAST
+        return pack(self.models, samples, self.config.layout, budget)
+
+    def _fit(self, work: Callable[[], T]) -> T:
+        """Call `work`. If a micro-batch does not fit the GPU, repeat with half as many tokens."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError as problem:
+                self._clear()
+                tried = self.config.micro_tokens or self.places or LEAST
+                if self.config.micro_tokens is not None or tried <= LEAST:
+                    raise LearnError(
+                        f"a micro-batch of {tried:,} tokens does not fit the memory of {self._device}: lower "
+                        "learner.micro_tokens, or set model.gradient_checkpointing, model.lora or learner.offload"
+                    ) from problem
+                self.places = tried // 2
+            torch.cuda.empty_cache()
+            print(f"micro-batches of {tried:,} tokens do not fit {self._device}: {self.places:,} from now on",
+                  file=sys.stderr)  # fmt: skip
+
+    def _clear(self) -> None:
+        for optimiser in self.optimisers.values():
+            optimiser.adam.zero_grad(set_to_none=True)
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """Move offloaded frozen models to the device for the duration of the block."""
+        try:
+            for lm in self._frozen:
+                lm.model.to(self._device)
+            yield
+        finally:
+            for lm in self._frozen:
+                lm.model.to("cpu")
 
     def fill(self, samples: Sequence[Sample], **readouts: Readout) -> list[Sample]:
-        """Score: add one stream per readout, computed without gradient in the packing that training will use."""
+        """Score: add one stream per readout. It is computed without gradient, in the packing that training will use."""
         wanted = [dataclasses.replace(r, name=name) for name, r in readouts.items()]
         self._mode(False)
-        return fill(self.models, samples, self.pack(samples), wanted, self.config.amp == "bf16")
+        amp = self.config.amp == "bf16"
+        with self._here():
+            return self._fit(lambda: fill(self.models, samples, self.pack(samples), wanted, amp))
 
     def gradient(
         self,
@@ -71,22 +124,22 @@ class Learner:
         train: Sequence[str] | None = None,
         learned: Mapping[str, float] | None = None,
     ) -> dict[str, float]:
-        """Set the gradient of the objective over the whole batch in the models named in `train` (default: all that are read);
-        return every term's mean. `learned`: the objective's own numbers (default: those it begins with)."""
+        """Compute the gradient of the objective over the whole batch, for the models named in `train` (default: all
+        models that are read). Returns the mean of every term. `learned` are the objective's own numbers (default: its
+        initial ones)."""
         train = list(self.models) if train is None else train
         learned = objective.begin() if learned is None else learned
         samples = objective.prepare(samples, self.fill)
-        for optimiser in self.optimisers.values():
-            optimiser.adam.zero_grad(set_to_none=True)
+        self._clear()
         mass: dict[str, float] = {}
         for s in samples:
             for name, m in s.mass.items():
                 mass[name] = mass.get(name, 0.0) + m
         try:
-            return self._accumulate(samples, objective, mass, train, learned)
+            with self._here():
+                return self._fit(lambda: self._accumulate(samples, objective, mass, train, learned))
         except LearnError:
-            for optimiser in self.optimisers.values():
-                optimiser.adam.zero_grad(set_to_none=True)
+            self._clear()
             raise
         finally:
             self._mode(False)
@@ -102,7 +155,7 @@ class Learner:
         spent = {name: sum(float(s.streams[name].sum()) for s in samples if name in s.streams) for name in mass}
         named: list[tuple[str, float]] = []
         notes: dict[str, list[torch.Tensor]] = {}
-        parts: list[torch.Tensor] = []  # read once, after the last backward pass: a GPU is not made to wait
+        parts: list[torch.Tensor] = []  # read once, after the last backward pass, so that a GPU does not wait
         self._mode(True)
         for packed in self.pack(samples):
             seen = view(self.models, packed, objective.readouts(), train, self.config.amp == "bf16", learned)
@@ -116,7 +169,8 @@ class Learner:
                     continue
                 if whole <= 0:
                     raise LearnError(
-                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is {whole}"
+                        f"term '{term.name}' has nothing to train on: the mass of '{term.weight}' over the batch is "
+                        f"{whole}"
                     )
                 share = term.sum / (spent[term.weight] if term.mean else whole)
                 named.append((term.name, term.coef))
@@ -136,13 +190,13 @@ class Learner:
                 )
                 hint = f" (not numbers: {', '.join(holes)}; score them first)" if holes else ""
                 raise LearnError(
-                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the {len(samples)} samples of "
-                    f"this batch (the first is of episode '{samples[0].episode}')"
+                    f"term '{name}' of {objective.kind} is {value}{hint}: nothing was changed; look at the "
+                    f"{len(samples)} samples of this batch (the first is of episode '{samples[0].episode}')"
                 )
         return {n: v for n, v in (totals | _spread(notes)).items() if math.isfinite(v)}
 
     def update(self, update: Update) -> dict[str, float]:
-        """Passes and minibatches of one update. Reported: the mean over its optimiser steps."""
+        """All passes and minibatches of one update. Returns means over its optimiser steps."""
         if not update.samples:
             return {}
         sums: dict[str, list[float]] = {}
@@ -173,13 +227,13 @@ class Learner:
         return {prefix + name: value for name, value in (means | own).items()}
 
     def _mode(self, training: bool) -> None:
-        trained = {id(self.models[name]) for name in self.optimisers}  # one model may have two names
+        trained = {id(self.models[name]) for name in self.optimisers}  # a model may have two names
         for lm in self.models.values():
             lm.train(training and id(lm) in trained)
 
 
 def _spread(notes: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Smallest, median and largest of what was noted; of nothing, nothing."""
+    """The smallest, median and largest value; empty if there are none."""
     out: dict[str, float] = {}
     for name, parts in notes.items():
         values = torch.cat(list(parts)).double().cpu()
@@ -192,7 +246,7 @@ _SPREAD = {"min": torch.min, "median": torch.median, "max": torch.max}
 
 
 def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """`parts` minibatches of nearly equal size; units stay whole, order is kept."""
+    """Split into `parts` minibatches of nearly equal size. Units stay whole, and the order is kept."""
     units: dict[str, list[Sample]] = {}
     for n, s in enumerate(samples):
         units.setdefault(s.unit or f"\0{n}", []).append(s)

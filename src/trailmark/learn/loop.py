@@ -1,7 +1,7 @@
-"""The outer loop of every method: step, evaluate, log, checkpoint, stop early, resume as if nothing had happened.
+"""The training loop of every method: step, evaluate, log, checkpoint, stop early, and resume exactly.
 
-A `Training` has `updates(step)`, which collects or reads data and yields `Update`s. What it must remember goes through
-`state()` and `load()`. The loop knows nothing else about it.
+A `Training` defines `updates(step)`, which collects or reads data and yields `Update`s. State that it must keep goes
+through `state()` and `load()`. The loop knows nothing else about it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trailmark.config import RunConfig
+from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import RecipeError, RunError, nearest
 from trailmark.learn import checkpoint
 from trailmark.learn.learner import Learner, Update
@@ -22,13 +22,14 @@ from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, read_segment, truncate_run
 from trailmark.trackers import open_trackers
-from trailmark.types import Episode, Failed
+from trailmark.types import Annotation, Episode, Failed
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes that are kept as RUN/evaluation/NAME.jsonl. At the end of a run, what is there is kept, unless the run has gone on since
-    it was made. Where the policy of the last step plays no part (the start, a random player), `moves` is False."""
+    """A named evaluation, stored as RUN/evaluation/NAME.jsonl. At the end of a run an existing file is kept, unless the
+    run has trained further since. `moves` is False if the trained policy does not take part (the initial policy, a
+    random player)."""
 
     name: str
     play: Callable[[], Sequence[Episode]]
@@ -36,47 +37,59 @@ class Evaluation:
 
 
 class Training:
-    """What the loop trains: a learner, and the updates of each step. Everything else has a default."""
+    """What the loop trains: a learner, and the updates of each step. All other methods have defaults."""
 
     learner: Learner
 
     def updates(self, step: int) -> Iterator[Update]:
-        """Collect or read the data of a step (from 1), and yield what the learner shall do with it."""
+        """Collect or read the data of a step (from 1), and yield the updates to make with it."""
         raise NotImplementedError(f"{type(self).__name__} must define updates(step)")
 
     def metrics(self) -> Mapping[str, float]:
-        """What the step just made is worth reporting beside the losses."""
+        """Further metrics of the last step, next to the losses."""
         return {}
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """The numbers of an evaluation on the way."""
+        """The metrics of an evaluation during training."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold beside the learner."""
+        """The state that a checkpoint must hold, next to the learner's."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go back to a `state`."""
+        """Restore a `state`."""
         return None
 
+    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+        """A `with` block that collects the judge's notes on plays, to be stored next to their episodes. Default: there
+        is no judge."""
+        return contextlib.nullcontext([])
+
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """Evaluations that are kept by name and are due now: after step `step` (0: before the first one), or (`last`) once
-        training is over."""
+        """The named evaluations that are due: after step `step` (0: before the first step), or at the end (`last`)."""
         return ()
 
 
 def train(method: Training, config: RunConfig, run: Run, resume: bool = False) -> dict[str, float]:
-    """Run `config.steps` steps, or go on from the newest checkpoint; then the evaluations at the end that are not there yet."""
+    """Run `config.steps` steps, or resume from the newest checkpoint. Then run the final evaluations that are
+    missing."""
     last, step = run_steps(method, config, run, resume)
     for e in method.evaluations(step, True):
         if not is_made(run, e, step):
-            run.keep_evaluation(e.name, e.play())
+            keep_evaluation(method, run, e)
     return last
 
 
+def keep_evaluation(method: Training, run: Run, e: Evaluation) -> None:
+    """Play an evaluation, and store its episodes and the judge's notes on them."""
+    with method.noting() as notes:
+        episodes = e.play()
+    run.keep_evaluation(e.name, episodes, notes)
+
+
 def is_made(run: Run, e: Evaluation, step: int) -> bool:
-    """Whether an evaluation at the end is there, and was made by the policy of step `step`."""
+    """Whether a final evaluation exists and was made with the policy of step `step`."""
     path = run.path / "evaluation" / f"{e.name}.jsonl"
     if not path.exists() or not e.moves:
         return path.exists()
@@ -85,9 +98,9 @@ def is_made(run: Run, e: Evaluation, step: int) -> bool:
 
 
 def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tuple[dict[str, float], int]:
-    """The metrics of the last step made now, and the step at which the run stands."""
+    """Run the steps. Returns the metrics of the last one, and the step that the run has reached."""
     start, bad, stopped = 0, 0, False
-    best: list[list[float]] = []  # [metric, step] of kept checkpoints, best first
+    best: list[list[float]] = []  # [metric, step] of the kept checkpoints, best first
     checkpoints.sweep(run.checkpoints_dir)
     checkpoint.seed_all(config.seed)
     if resume and (found := checkpoint.go_back(run.checkpoints_dir, method.learner, method.load)):
@@ -102,10 +115,10 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             return {}, start
     last: dict[str, float] = {}
     step = start
-    for e in method.evaluations(0, False) if start == 0 else ():  # of the models as they start
+    for e in method.evaluations(0, False) if start == 0 else ():  # with the initial models
         if not is_made(run, e, 0):
-            run.keep_evaluation(e.name, e.play())
-    if config.steps == 0:  # nothing to train: the checkpoint is what the method began with
+            keep_evaluation(method, run, e)
+    if config.steps == 0:  # nothing to train: the checkpoint holds the initial models
         state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": False}
         checkpoint.save(run.checkpoints_dir, 0, method.learner, state)
         return last, 0
@@ -123,27 +136,16 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             phases.add("collect", 0, tokens=int(metrics.get("written_tokens", 0)))
             trained = time.perf_counter() - began
             for e in method.evaluations(step, False):
-                run.keep_evaluation(e.name, e.play())
+                keep_evaluation(method, run, e)
             stop = False
             if config.eval.every and (step % config.eval.every == 0 or step == config.steps):
                 metrics |= {f"eval/{k}": v for k, v in method.evaluate(step).items()}
-                if metrics.get("eval/failed") and "eval/reward" not in metrics:
-                    raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
-                if config.checkpoint.metric not in metrics:
-                    known = [k for k in metrics if k.startswith("eval/")]
-                    hint = nearest(config.checkpoint.metric, known) if known else " There is nothing to evaluate on."
-                    raise RecipeError(
-                        f"checkpoint.metric is '{config.checkpoint.metric}', which the evaluation does not report.{hint}"
-                    )
+                _check_evaluation(config, run, step, metrics)
             value = metrics.get(config.checkpoint.metric)
             if value is not None:
-                sign = 1 if config.checkpoint.mode == "max" else -1
-                better = not best or sign * value > sign * best[0][0]
+                best, better = _ranked(best, value, step, config.checkpoint)
                 bad = 0 if better else bad + 1
                 stop = config.eval.patience is not None and bad >= config.eval.patience
-                best = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))[
-                    : max(1, config.checkpoint.keep_best)
-                ]
             last = metrics
             timings = {"seconds": time.perf_counter() - began, "train_seconds": trained, **phases.numbers}
             run.log(step, metrics, timings)
@@ -164,13 +166,34 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
 
 
 def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
-    """Prune to the newest and the best checkpoints."""
+    """Delete all checkpoints but the newest and the best ones."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
     checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
 
 
+def _check_evaluation(config: RunConfig, run: Run, step: int, metrics: Mapping[str, float]) -> None:
+    """Raise an error if no episode of an evaluation was scored, or if it does not report `checkpoint.metric`."""
+    if metrics.get("eval/failed") and "eval/reward" not in metrics:
+        raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
+    wanted = config.checkpoint.metric
+    if wanted not in metrics:
+        known = [k for k in metrics if k.startswith("eval/")]
+        hint = nearest(wanted, known) if known else " There is nothing to evaluate on."
+        raise RecipeError(f"checkpoint.metric is '{wanted}', which the evaluation does not report.{hint}")
+
+
+def _ranked(
+    best: list[list[float]], value: float, step: int, config: CheckpointConfig
+) -> tuple[list[list[float]], bool]:
+    """The best steps with this one added, best first, cut to the number to keep; and whether this one is the best."""
+    sign = 1 if config.mode == "max" else -1
+    better = not best or sign * value > sign * best[0][0]
+    ranked = sorted([*best, [value, step]], key=lambda b: (-sign * b[0], b[1]))
+    return ranked[: max(1, config.keep_best)], better
+
+
 def _first_failure(run: Run, step: int) -> str:
-    """Why the first episode of an evaluation failed, where its episodes are stored."""
+    """Why the first episode of an evaluation failed, if its episodes are stored."""
     path = run.path / "evaluation" / f"{step:06d}.jsonl"
     found = (e.outcome for e in read_segment(path)) if path.exists() else iter(())
     why = next((o.error for o in found if isinstance(o, Failed)), "")

@@ -1,13 +1,13 @@
-"""Signs that a run learns nothing, or learns from wrong numbers, told while it runs and not only when it is over.
+"""Warnings during training: a run that learns nothing, or that learns from wrong numbers.
 
-What methods that play write into their metrics every step, and what is looked for:
+Methods that play write these metrics every step; `Watch` looks at them:
 
-    reward_std       0 over several steps: every episode earns the same
-    same_groups      share of groups whose episodes all earn the same: they have no advantage, and teach nothing
-    sampler_gap      mean |log-prob when drawn - log-prob under the learner| over the trained tokens (and sampler_gap_max):
-                     the engine does not hold the learner's weights, or another law was drawn from
+    reward_std       0 over several steps: all episodes have the same reward
+    same_groups      share of groups in which all rewards are equal: their advantages are 0, and they teach nothing
+    sampler_gap      mean |log-prob when sampled - log-prob under the learner| over the trained tokens. If it is large,
+                     the engine has other weights than the learner, or sampled from another law (see sampler_gap_max)
     grad_norm        0 over several steps
-    failed           episodes that could not be played to their end: what is learnt and reported is that of the others
+    failed           episodes that could not be finished; training and averages leave them out
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from trailmark.types import Episode, Sample, Scored
 
-PATIENCE = 5  # steps in a row before it is told
-SAME = 0.9  # share of groups without variance
+PATIENCE = 5  # steps in a row before a warning
+SAME = 0.9  # share of groups with equal rewards
 GAP = 0.02  # mean difference in log-prob: float32 gives 1e-6 to 1e-4, bf16 up to 1e-2
 
 
 def spread(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How much the rewards of a step vary: over all episodes, and within groups of several."""
+    """The variation of a step's rewards: over all episodes, and within groups of several."""
     rewards: dict[str, list[float]] = {}
     for e in episodes:
         if isinstance(e.outcome, Scored):
@@ -33,13 +33,13 @@ def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     if not every:
         return {}
     several = [g for g in rewards.values() if len(g) > 1]
-    # equal rewards of 0.1 have a mean that is a little off, and so a deviation that is not quite 0
+    # the mean of equal rewards of 0.1 is rounded, so their deviation would not be exactly 0
     out = {"reward_std": 0.0 if max(every) == min(every) else float(np.std(every))}
     return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What episodes came to: mean reward, turns, success where the world says it, and the tokens that were written."""
+    """Averages over episodes: reward, turns, success (if the world reports it), and the number of written tokens."""
     if not episodes:
         return {}
     outcomes = [e.outcome for e in episodes if isinstance(e.outcome, Scored)]
@@ -53,7 +53,7 @@ def summary(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, float]:
-    """How far the learner's log-probs (`scored`) are from those that the tokens were drawn with, over the trained tokens."""
+    """The difference between the learner's log-probs (`scored`) and those at sampling, over the trained tokens."""
     gaps = [
         np.abs(a.streams["old"] - b.streams["old"])[(a.streams["weight"] != 0) & np.isfinite(a.streams["old"])]
         for a, b in zip(drawn, scored)
@@ -63,8 +63,8 @@ def sampler_gap(drawn: Sequence[Sample], scored: Sequence[Sample]) -> dict[str, 
 
 
 class Watch:
-    """Looks at the metrics of each step; says a thing once, when it has gone on for `PATIENCE` steps, and again only after it
-    had stopped."""
+    """Looks at the metrics of each step. It warns once, when a problem has lasted `PATIENCE` steps, and again only
+    after the problem has gone."""
 
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
@@ -75,20 +75,21 @@ class Watch:
         if metrics.get("failed", 0) > 0:
             found["failed"] = (
                 PATIENCE,
-                f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one), and are in no "
-                "average: what is learnt from are the others. The reasons stand in the episodes (trailmark report, inspect).",
+                f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one). "
+                "Training and averages leave them out. The episodes hold the reasons (see trailmark report, inspect).",
             )
         if same:
             found["reward"] = (
                 PATIENCE,
-                f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there is nothing to "
-                "learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start from another model.",
+                f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there "
+                "is nothing to learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start "
+                "from another model.",
             )
         if metrics.get("same_groups", 0.0) >= SAME:
             found["groups"] = (
                 PATIENCE,
-                f"in {metrics['same_groups']:.0%} of the groups all episodes earn the same, for {PATIENCE} steps: they teach "
-                "nothing. Raise n, or choose starts that are neither solved nor out of reach.",
+                f"in {metrics['same_groups']:.0%} of the groups all episodes have had the same reward for {PATIENCE} "
+                "steps: they teach nothing. Raise n, or choose starts that are neither solved nor out of reach.",
             )
         gap = max(metrics.get("sampler_gap", 0.0), metrics.get("rl/sampler_gap", 0.0))
         if gap > GAP:

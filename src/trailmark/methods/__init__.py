@@ -1,4 +1,5 @@
-"""Methods by name. Each is a class that derives from `methods.base.Method`; `my_package.my_module:MyMethod` may be anybody's."""
+"""Methods by name. Each is a class that derives from `methods.base.Method`. A name like `my_package.my_module:MyMethod`
+loads a class from anywhere."""
 
 from __future__ import annotations
 
@@ -19,75 +20,87 @@ if TYPE_CHECKING:
     from trailmark.methods.base import Method
 
 METHODS = {
+    "lpr": "trailmark.methods.lpr:LprMethod",
     "sft": "trailmark.methods.sft:SftMethod",
     "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
     "reflect": "trailmark.methods.reflect:ReflectMethod",
     "reflect_imitation": "trailmark.methods.reflect_imitation:ImitationMethod",
     "preference": "trailmark.methods.preference:PreferenceMethod",
+    "reward_model": "trailmark.methods.reward_model:RewardModelMethod",
+    "step_rl": "trailmark.methods.step_rl:StepRlMethod",
     "oreo": "trailmark.methods.oreo:OreoMethod",
     "oreo_rounds": "trailmark.methods.oreo_rounds:OreoRoundsMethod",
 }
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
-CALLED = {  # what others call a method, and what it is here
+CALLED = {  # names from the literature -> the recipe that does it here
     "grpo": "method: policy_gradient with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
     "rloo": "method: policy_gradient with credit: leave_one_out",
     "reinforce": "method: policy_gradient with credit: returns and objective: {kind: weighted_logp}",
-    "ppo": "method: reflect with rl.algorithm: ppo, or method: policy_gradient with objective: {kind: clipped}",
+    "ppo": "method: reflect with rl.algorithm: ppo, method: policy_gradient with objective: {kind: clipped}, or "
+    "method: step_rl with rewards at the ends of steps",
+    "remax": "method: step_rl with algorithm: remax",
+    "step_ppo": "method: step_rl with algorithm: ppo",
+    "step_grpo": "method: step_rl with algorithm: grpo",
     "imitation": "method: sft",
     "dpo": "method: preference with objective: dpo",
     "ipo": "method: preference with objective: ipo",
     "kto": "method: preference with objective: kto",
+    "prm": "method: reward_model with kind: classes",
+    "orm": "method: reward_model with kind: outcome",
+    "rm": "method: reward_model with kind: pairwise",
     "rejection": "method: preference with objective: rejection",
     "reflect_rl": "method: reflect",
     "online": "method: policy_gradient",
 }
-OTHERS = {  # further names of the same
+OTHERS = {  # other names of methods that Trailmark has
     "dapo": "grpo", "dr_grpo": "grpo", "bnpo": "grpo", "gspo": "grpo", "pg": "reinforce",
     "bc": "imitation", "behavior_cloning": "imitation", "behaviour_cloning": "imitation", "finetune": "imitation",
     "rft": "rejection", "rejection_sampling": "rejection", "raft": "rejection", "reflectrl": "reflect_rl",
+    "process_reward_model": "prm", "outcome_reward_model": "orm", "reward": "rm", "pairwise_rm": "rm",
 }  # fmt: skip
 
 
 def get_config(name: str) -> type[RunConfig]:
-    """What a method's recipe may say, without importing what it runs with."""
+    """The config class of a method. Importing it does not import torch."""
     from trailmark.methods.configs import RECIPES
 
     return RECIPES[name] if name in RECIPES else get_method(name).Config
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
-    """A recipe that a person wrote, checked. One that uses older names is refused with the new ones."""
+    """Check a recipe that a person wrote. A recipe with older names is refused, and the error says the new ones."""
     older.refuse(loaded)
     return resolve(loaded, get_config(loaded.method))
 
 
 def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a run in today's words, with every key that it could have set, for comparing two of them."""
+    """The recipe of a run in today's names, with every default filled in, so that two recipes can be compared."""
     today = older.translate(recipe)
     if today.get("method") not in METHODS:
         return today
     try:
         return resolve(today, get_config(today["method"])).model_dump(mode="json")
-    except RecipeError:  # of a version that had other keys: it is compared as it stands
+    except RecipeError:  # an older version had other keys: compare the recipe as it is
         return today
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of a method: one of METHODS, or "package.module:Class", or "package.module" where that defines one method."""
+    """The class of a method: a name in METHODS, "package.module:Class", or "package.module" if that module defines
+    exactly one method."""
     from trailmark.methods.base import Method
 
-    own = "A method of your own is named package.module or package.module:Class."
+    own = "To use your own method, write package.module or package.module:Class."
     if name not in METHODS:
         key = re.sub(r"[-_ ]+", "_", name.lower())
         if here := CALLED.get(OTHERS.get(key, key)):
-            raise RecipeError(f"unknown method '{name}': here it is {here}.")
+            raise RecipeError(f"unknown method '{name}': in Trailmark it is {here}.")
         if not NAME.fullmatch(name) or (name.isidentifier() and importlib.util.find_spec(name) is None):
             raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
     module, _, attribute = METHODS.get(name, name).partition(":")
     try:
         imported = importlib.import_module(module)
         found: Any = getattr(imported, attribute) if attribute else None
-    except Exception as problem:  # a module of somebody's may raise anything while it is imported
+    except Exception as problem:  # a user's module may raise anything while it is imported
         raise RecipeError(f"method '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
     if not attribute:
         here = [v for v in vars(imported).values() if inspect.isclass(v) and v.__module__ == imported.__name__]
@@ -95,31 +108,34 @@ def get_method(name: str) -> type[Method]:
         if len(mine) != 1:
             which = f"defines {', '.join(v.__name__ for v in mine)}" if mine else "defines none"
             raise RecipeError(
-                f"method '{name}': a module must define one class that derives from trailmark.methods.base.Method, and this "
-                f"one {which}: name it as {name}:Class."
+                f"method '{name}': a module must define one class that derives from trailmark.methods.base.Method, "
+                f"and this one {which}: name it as {name}:Class."
             )
         found = mine[0]
     if not (inspect.isclass(found) and issubclass(found, Method)):
         raise RecipeError(
-            f"method '{name}' is no method: write a class that derives from trailmark.methods.base.Method, with a Config."
+            f"method '{name}' is no method: write a class that derives from trailmark.methods.base.Method, with a "
+            "Config."
         )
     if not (inspect.isclass(found.Config) and issubclass(found.Config, RunConfig)):
         raise RecipeError(f"method '{name}': its Config must be a class that derives from trailmark.config.RunConfig.")
     return found
 
 
-def _first_start(task: Any) -> str:
-    """A first start of a world; its files, like those of the data, need not be there yet."""
+def _first_start(config: RunConfig, task: Any) -> str:
+    """The id of the first start of a task. The task's files may not exist yet."""
     from trailmark.tasks import get_task
 
     given = [task.options[key] for key in ("games", "path") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
         return f"whose {missing[0]} is not here yet"
-    return f"first start '{get_task(task.name, **task.options).tasks('train', 1)[0].id}'"
+    source = get_task(task.name, **task.options)
+    get_method(config.method).check_asked(config, source)
+    return f"first start '{source.tasks('train', 1)[0].id}'"
 
 
 def check(config: RunConfig) -> list[str]:
-    """What `--dry-run` can say about a recipe without network or weights."""
+    """Lines about a recipe for `--dry-run`. Needs neither network nor weights."""
     from trailmark.models.load import describe
     from trailmark.seats.config import described
     from trailmark.seats.names import fix_names
@@ -131,7 +147,7 @@ def check(config: RunConfig) -> list[str]:
     ]
     task = getattr(config, "task", None)
     if task is not None:
-        lines.append(f"task: {task.name}, {_first_start(task)}")
+        lines.append(f"task: {task.name}, {_first_start(config, task)}")
     method = get_method(config.method)
     seats = method.seats_of(config)
     if len(seats) > 1:

@@ -1,38 +1,57 @@
-"""What a method is: a class with a `Config`, the updates of each step, and answers about its runs.
+"""The base class of methods: a `Config`, the updates of each step, and class methods that answer questions about runs.
 
-`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` ask the other class methods about a
-run that exists, so none of them knows a method by its name.
+`trailmark train` calls `check` and `train`. `eval`, `verify`, `serve` and `report` call the other class methods on an
+existing run. So none of these commands knows a method by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trailmark.config import ModelConfig, RunConfig, SamplingConfig
+from trailmark.config import EngineConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
+from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
+from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
+from trailmark.rollout.judged import noting
 from trailmark.rollout.play import Protocol, Seat
+from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.stages import Stage, begun_from, run_stages
-from trailmark.runs.store import Run
-from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.runs.store import Run, write_segment
+from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import check_servers, sampling_law
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Sample, Task
+from trailmark.types import Annotation, Episode, Sample, Task
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model that a run holds."""
+
+    name: str
+    model: ModelConfig
+    optim: OptimConfig | None = None  # how it is trained; None: it is frozen
+    engine: EngineConfig | None = None  # how it is sampled from; None: it is not
+    output: bool = True  # whether its output layer is read, and not only a head
 
 
 class Method(Training):
-    """Derive from this, set `Config`, and define `updates`. `self.config` and `self.run` are set by `__init__`."""
+    """Derive from this class, set `Config`, and define `updates`. `__init__` sets `self.config` and `self.run`."""
 
     Config: ClassVar[type[RunConfig]] = RunConfig
-    staged: ClassVar[tuple[str, ...]] = ()  # keys of the recipe that only its stages read
-    imitates: ClassVar[bool] = False  # whether its runs imitate the file `config.data`, and `imitated` gives its rows
+    staged: ClassVar[tuple[str, ...]] = ()  # recipe keys that only the stages read
+    asks: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
+    imitates: ClassVar[bool] = False  # whether runs imitate the file `config.data`; then `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
         self.config, self.run = config, run
@@ -41,49 +60,77 @@ class Method(Training):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """Lines that `--dry-run` adds to the recipe."""
+        """Further lines that `--dry-run` prints."""
         data = getattr(config, "data", None)
         if not isinstance(data, str) or not data:
             return []
         from trailmark.formats.messages import count_rows
 
-        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).is_file() else 'which is not here yet'}"]
+        must_be_file(Path(data), "data")
+        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).exists() else 'which is not here yet'}"]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The models that a run holds, for a plan of its memory. Default: one that is trained, and sampled from if
+        there is a task."""
+        engine = getattr(config, "engine", None) if getattr(config, "task", None) is not None else None
+        return [Held("policy", config.model, config.learner.optim, engine)]
+
+    @classmethod
+    def trainings(cls, config: Any) -> list[tuple[str, type[Method], Any]]:
+        """The trainings of a recipe in their order, for a plan: a name, the method, and its recipe, which must be one
+        that can begin now. Default: one."""
+        return [("", cls, config)]
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
-        """What is made before training, in RUN/stages. A training stage called `policy` makes the model that the run
-        begins with. Default: nothing."""
+        """The stages to make before training, in RUN/stages. A training stage called `policy` makes the model that the
+        run starts from. Default: none."""
         return []
 
     @classmethod
     def can_go_on(cls, config: Any, run: Run) -> None:
-        """Refuse to go on with a run that this version cannot go on with. Default: it can."""
+        """Raise an error if this version cannot resume the run. Default: it can."""
         return None
 
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
-        """Who sits where: as the `seats` section says, where the recipe has one; else one seat, `policy`, with the
-        model that is trained."""
+        """The seats of the recipe's `seats` section, if it has one. Else one seat, `policy`, with the trained model."""
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
         check_seats(given)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
 
     @classmethod
+    def check_asked(cls, config: Any, source: TaskSource) -> None:
+        """Raise an error if a seat is never asked: its model would be loaded for nothing."""
+        seats = list(cls.seats_of(config))
+        asked = list(cls.asks)
+        if not asked and len(seats) > 1 and cls.protocol(config, source) is None:
+            first = source.make().reset(draw_tasks(source, "train", 1, config.seed)[0])
+            asked = seats if first.seat else trained_seats(cls.seats_of(config))[:1]
+        if asked and (idle := next((name for name in seats if name not in asked), None)):
+            raise RecipeError(
+                f"seats.{idle}: nobody asks this seat: in task '{source.name}' method {config.method} asks "
+                f"{' and '.join(asked)}. Leave it out, or name it as one of these."
+            )
+
+    @classmethod
     def first_model(cls, config: Any, run: Run) -> ModelConfig:
-        """The model that a run begins with: what its stage `policy` made, if it has one; else the recipe's `model`."""
+        """The model that a run starts from: what its stage `policy` made, or else the recipe's `model`."""
         made = run.path / "stages" / "policy"
         return stored_model(config.model, locate(str(made)).folder) if listed(made / "checkpoints") else config.model
 
     @classmethod
     def protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
-        """Who speaks when, in training. None: one seat plays alone, or the world says whose turn it is."""
+        """The order in which the seats speak in training. None: one seat plays alone, or the world says whose turn it
+        is."""
         return None
 
     @classmethod
     def evaluation_protocol(cls, config: Any, source: TaskSource) -> Protocol | None:
-        """Who speaks when, in evaluations. Default: as in training."""
+        """The order in which the seats speak in evaluations. Default: as in training."""
         return cls.protocol(config, source)
 
     @classmethod
@@ -92,43 +139,67 @@ class Method(Training):
         return draw_tasks(source, split, n, seed)
 
     @classmethod
-    def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
-        """The samples of each row of the file that a run imitates."""
+    def imitated(cls, config: Any, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
+        """The samples of each row of the file that the run imitates."""
         return []
 
     # -- a run ----------------------------------------------------------------------------------------------------
 
+    def drawn(self, step: int) -> list[Sample] | None:
+        """The samples of a step before any model has scored them; None if they must be played first."""
+        return None
+
     def load_first_model(self) -> LM:
-        """`first_model`, loaded, with the name that episodes store."""
+        """Load `first_model`, with the name that episodes store."""
         lm = load_model(self.first_model(self.config, self.run))
         lm.name = name_in_run(lm.name, self.run)
         return lm
 
+    def noting(self) -> contextlib.AbstractContextManager[list[Annotation]]:
+        source = getattr(self, "source", None)
+        return contextlib.nullcontext([]) if source is None else noting(source)
+
+    def keep_plays(self, step: int, play: Callable[[], list[Episode]]) -> list[Episode]:
+        """Play an evaluation during training, and store it in RUN/evaluation/000012.jsonl, with the judge's notes next
+        to it."""
+        with self.noting() as notes:
+            episodes = play()
+        path = write_segment(self.run.path / "evaluation", step, episodes)
+        write_beside(path, notes)
+        return episodes
+
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
-        """Make the stages, then train from the first step, or go on. Gives the metrics of the last step."""
+        """Make the stages, then train from the first step, or resume. Returns the metrics of the last step."""
         config = fix_names(config, run)
-        seats = cls.seats_of(config)  # seats that cannot be filled are refused before anything is loaded
+        seats = cls.seats_of(config)  # fail before anything is loaded if a seat cannot be filled
         stages, begun = cls.stages(config, run), (run.path / "stages" / "used.json").exists()
-        if stages:  # a mistake is told before hours of stages, and before anything is set aside
+        if stages:  # report mistakes before the stages take hours, and before any file is moved
             check_servers(seats)
             source = None if (task := getattr(config, "task", None)) is None else get_task(task.name, **task.options)
             if source is not None and listed(run.checkpoints_dir):
-                keep_judge(source, run.path)  # it must be the judge that the run began with
+                keep_judge(source, run.path)  # a resumed run must use the judge that it began with
         if stages or begun:
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
         method = cls(config, run)
-        return train(method, method.config, run, resume)  # its own config: a method may count `steps` itself
+        return train(method, method.config, run, resume)  # the method's own config: a method may change `steps`
 
 
 def name_in_run(name: str, run: Run) -> str:
-    """The name of a model that lies in the run, or in the run that this one is a stage of, without the place of that
-    run. Episodes store it, and equal runs in two places must store equal episodes."""
+    """The name of a model that is stored in this run (or in the run that this one is a stage of), without the path of
+    that run. Episodes store this name, so that equal runs in two places store equal episodes."""
     root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
     return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 
+def reference_held(model: ModelConfig, name: str | None = None) -> list[Held]:
+    """The reference as `load_reference` loads it: nothing where it is the policy below its adapter."""
+    if name is None and model.lora and not is_adapter(model.name):
+        return []
+    return [Held("ref", model.model_copy(update={"lora": None, "name": name or model.name}))]
+
+
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:
-    """The seat of the model that is trained."""
+    """The name of the seat whose model is trained."""
     return Seat(name, engine, sampling_law(s), s.max_tokens, tuple(s.stop), "trained")

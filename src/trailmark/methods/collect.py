@@ -1,4 +1,4 @@
-"""Play many starts into one file, each written as it finishes (`runs/collect.py`): solutions, completions, rounds of play."""
+"""Play many starts into one file and write each episode as it finishes (`runs/collect.py`)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def collect_starts(
     path: Path, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
     protocol: Protocol | None = None, judge: Judge | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """Play all starts into `path`, each written as it finishes: `rollout.play.start_all` for new plays,
-    `rollout.branch.branch_starts` for continuations of old ones. What a judge notes about them lies beside it, as
-    `formats.read("episodes", path)` reads it."""
+    """Play all starts into `path` and write each episode as it finishes. Starts come from `rollout.play.start_all` (new
+    plays) or `rollout.branch.branch_starts` (continuations of stored ones). A judge's annotations are written next to
+    the file, and `formats.read("episodes", path)` reads both."""
     kept = Collection(path)
     episodes = play_left(kept, source, starts, seats, protocol, judge)
     kept.finish(episodes)
@@ -30,7 +30,7 @@ def play_left(
     kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
     protocol: Protocol | None = None, judge: Judge | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """Play the starts that a collection does not hold yet; the episodes of all."""
+    """Play the starts that a collection does not hold yet. Returns the episodes of all starts."""
     notes: list[Annotation] = []
 
     def play(left: list[Start], each: Keep) -> None:

@@ -1,6 +1,5 @@
-"""A curriculum: parts of a world, played one after the other, easy ones first. Its parts are called levels here; a
-start says in `meta["stage"]` which one it belongs to.
-"""
+"""A curriculum: parts of a world that are played in order, easy ones first. A part is called a level here. The key
+`meta["stage"]` of a start says which level it belongs to."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trailmark.errors import TaskError
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import CurriculumConfig
-from trailmark.methods.sft import batch_rows
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Task
 
@@ -20,7 +19,7 @@ MODES = ("pickup", "dropoff", "full")
 
 @dataclass(frozen=True)
 class Level:
-    """A part of the world: the starts of one mode, or those of some depths. With neither it is the whole world."""
+    """A part of the world: the starts of one mode, or of some depths. With neither it is the whole world."""
 
     name: str = ""
     mode: str | None = None
@@ -42,18 +41,19 @@ class Level:
         return [self.mark(t) for t in found if self.holds(t)][:n]
 
     def batch(self, source: TaskSource, n: int, seed: int, step: int, first: int) -> list[Task]:
-        """The starts of RL step `step`; of a level with an end, whole shuffled passes since it began after step
-        `first`."""
+        """The starts of training step `step`. A level with a finite list of starts is played in whole shuffled passes,
+        counted from step `first`, after which the level began."""
         if self.depths is None:
             return [self.mark(t) for t in draw_tasks(source, "train", n, seed * 1_000_003 + step)]
         mine = self.starts(source, "train", None, seed)
         picks = [mine[r] for r in batch_rows(len(mine), n, step - first, seed)]
-        return [dataclasses.replace(t, seed=seed * 1_000_003 + step) for t in picks]  # what a world draws is drawn anew
+        # a new seed, so that the world draws new random numbers
+        return [dataclasses.replace(t, seed=seed * 1_000_003 + step) for t in picks]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A level as a source of its own, for a teacher to play in."""
+    """A level as a task source, for a teacher to play in."""
 
     source: Any
     level: Level
@@ -66,7 +66,7 @@ class Part:
 
 
 def depths(task: Task) -> list[int]:
-    """How deep the targets of a start lie: said as `depth`, or the number of "/" in each of its targets."""
+    """The depths of the targets of a start: its `depth`, or else the number of "/" in each of its targets."""
     for place in (task.meta, task.data):
         if "depth" in place:
             said = place["depth"]
@@ -74,7 +74,7 @@ def depths(task: Task) -> list[int]:
         found = place.get("targets") or place.get("target")
         if found:
             return [str(t).count("/") for t in ([found] if isinstance(found, str) else found)]
-    raise TaskError(f"start '{task.id}' says neither depth nor target, so there is no curriculum by depth.")
+    raise TaskError(f"start '{task.id}' has neither depth nor target, so a curriculum by depth is not possible.")
 
 
 def make_levels(config: CurriculumConfig, source: TaskSource) -> list[Level]:
@@ -82,20 +82,22 @@ def make_levels(config: CurriculumConfig, source: TaskSource) -> list[Level]:
         return [Level()]
     if config.kind == "modes":
         if "mode" not in draw_tasks(source, "train", 1, 0)[0].data:
-            raise TaskError(f"curriculum modes: the starts of task '{source.name}' have no mode; that is for the taxi.")
+            raise TaskError(
+                f"curriculum modes: the starts of task '{source.name}' have no mode. Only the taxi has modes."
+            )
         return [Level(m, m) for m in MODES]
     groups = depth_groups([d for t in draw_tasks(source, "train", None, 0) for d in depths(t)], config)
     return [Level(f"depth {'+'.join(map(str, sorted(g)))}", None, frozenset(g), n) for g, n in groups]
 
 
 def starts_of(levels: Sequence[Level], source: TaskSource, split: str, n: int | None, seed: int) -> list[Task]:
-    """`n` starts of each level: what an evaluation plays."""
+    """`n` starts of each level, for an evaluation."""
     return [t for level in levels for t in level.starts(source, split, n, seed)]
 
 
 def depth_groups(found: Sequence[int], config: CurriculumConfig) -> list[tuple[set[int], int]]:
-    """Depths that form one level, shallow first, each with its number of records; a record with targets at two depths
-    counts in both."""
+    """The depths that form one level, shallow ones first, each group with its number of records. A record with targets
+    at two depths counts in both."""
     groups = [{d} for d in sorted(set(found))]
     if config.merge_first_two and len(groups) > 1:
         groups[:2] = [groups[0] | groups[1]]
@@ -105,8 +107,8 @@ def depth_groups(found: Sequence[int], config: CurriculumConfig) -> list[tuple[s
 
 
 def level_starts(sizes: Sequence[int], steps: int) -> list[int]:
-    """After how many of `steps` each level begins: in proportion to what it holds, and at least a step for each as
-    long as there are steps."""
+    """The step after which each level begins. Steps are shared in proportion to the size of the levels, and each level
+    gets at least one step as long as there are enough."""
     out, before = [0], 0
     for i in range(1, len(sizes)):
         before += sizes[i - 1]

@@ -1,44 +1,50 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Reading leaves out what cannot be learnt from, and counts it. The policy may be evaluated in a world on the way, and once as it
-started (`final.start`).
+Trajectories that cannot be learnt from are left out and counted. Reading goes over the files once and keeps where each
+trajectory stands; a trajectory is read and encoded when a batch needs it. The policy can be evaluated on a task during
+training, and once as it was before training (`final.start`).
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailmark import formats
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, RecipeError
-from trailmark.formats.rows import each
+from trailmark.formats.on_demand import OnDemand
+from trailmark.formats.rows import RowFile
+from trailmark.formats.scored import SIDES
+from trailmark.formats.stored import StoredFile
 from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.base import Held, Method, reference_held, trained_seat
+from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
 from trailmark.rollout.play import play
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.data_files import must_be_file
+from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, Scored
+from trailmark.types import Episode, Failed, Scored
 
-NOTHING = ("nothing would be trained", "nothing to learn from")  # what readers say of a row without an action
+NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
 
 class OfflineMethod(Method):
-    """Reads its file, loads the policy and the reference, and plays evaluations. What the rows are and what is learnt from them is the
-    method's own: `make_rows`, `make_learner`, `make_objective` and `updates`."""
+    """Reads the file, loads the policy and the reference, and plays evaluations. A subclass defines what the rows are
+    and how they are learnt: `make_rows`, `make_learner`, `make_objective` and `updates`."""
 
     Config = OfflineRecipe
 
@@ -50,9 +56,11 @@ class OfflineMethod(Method):
         self.max_len = min(policy.context, config.max_len or policy.context)
         found = read_scored(config.files, config.format, policy.tokenizer, config.seat, self.max_len)
         self.rows, skipped = self.make_rows(config, found.episodes, policy.tokenizer)
+        self.batches = Batches(self.rows, config.batch, config.seed, config.steps)
         self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in {**found.skipped, **skipped}.items()}
         if config.epochs is not None:
             config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
+            self.batches.steps = config.steps
         super().__init__(config, run)
         self.models: dict[str, LM] = {"policy": policy}
         self.ref = self.make_reference()
@@ -64,12 +72,17 @@ class OfflineMethod(Method):
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-        """What a batch is drawn from, and how many trajectories could not be used and why."""
-        raise NotImplementedError
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
+        """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
+        read from disk when they are asked for; what `Trajectories` says about them costs nothing."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a "
+            "batch is drawn from and how many trajectories it left out, by reason"
+        )
 
     def make_reference(self) -> str:
-        """The name under which the learner knows the reference. One that a LoRA run has inside costs no second copy."""
+        """The name of the reference in the learner. A LoRA run needs no second copy: its base model is the
+        reference."""
         if (ref := load_reference(self.config.model, self.config.ref)) is None:
             return "policy/base"
         self.models["ref"] = ref
@@ -79,7 +92,8 @@ class OfflineMethod(Method):
         return Learner(self.models, self.config.learner, total=self.config.steps)
 
     def make_objective(self) -> Objective:
-        raise NotImplementedError
+        """The objective that is trained on the rows."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts
@@ -87,25 +101,30 @@ class OfflineMethod(Method):
     def evaluate(self, step: int) -> Mapping[str, float]:
         if self.source is None or self.engine is None:
             return {}
-        self.engine.publish(step, self.models["policy"])
-        episodes = self.play(self.engine)
-        write_segment(self.run.path / "evaluation", step, episodes)
+        engine = self.engine
+        engine.publish(step, self.models["policy"])
+        episodes = self.keep_plays(step, lambda: self.play(engine))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
     def play(self, engine: LocalEngine) -> list[Episode]:
-        """The evaluation's starts, played with the evaluation's draws."""
+        """Play the starts of an evaluation, with the random draws of evaluations."""
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """At the end, the policy as it started."""
+        """At the end: an evaluation of the policy as it was before training."""
         if not last or not self.config.final.start:
             return ()
         first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
         return (Evaluation("start", first, moves=False),)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy, and the reference unless it is the policy below its adapter."""
+        return [*super().holds(config), *reference_held(config.model, config.ref)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
@@ -113,10 +132,15 @@ class OfflineMethod(Method):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """The data need not be there yet."""
+        """The data file may not exist yet."""
 
         def rows_of(path: str) -> str:
-            return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).is_file() else "which is not here yet"
+            must_be_file(Path(path), "data")
+            if not Path(path).exists():
+                return "which is not here yet"
+            rows = RowFile(path)
+            rows.visit(lambda *_: None)
+            return f"{len(rows)} rows"
 
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
 
@@ -124,47 +148,89 @@ class OfflineMethod(Method):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+class Trajectories(OnDemand[Episode]):
+    """The episodes that can be learnt from, in the order of the files, and what decides how they are used: for each
+    of them whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if
+    it is a side of a pair, the number of the pair and the side (`pair` and `side`, else -1)."""
+
+    def __init__(self) -> None:
+        super().__init__(0, self._read, _weight)
+        self.files: list[StoredFile] = []
+        self._places = [array("q") for _ in range(3)]  # file, row, which episode of the row
+        self.won, self.group, self.pair, self.side = array("b"), array("q"), array("q"), array("b")
+        self.group_names: dict[str, int] = {}
+        self._pairs: dict[str, int] = {}
+
+    def add(self, row: int, part: int, e: Episode) -> None:
+        """Episode number `part` of row `row` of the last file."""
+        for column, value in zip(self._places, (len(self.files) - 1, row, part)):
+            column.append(value)
+        self.won.append(won(e))
+        self.group.append(self.group_names.setdefault(e.group, len(self.group_names)))
+        name = e.info.get("pair")
+        self.pair.append(-1 if name is None else self._pairs.setdefault(name, len(self._pairs)))
+        self.side.append(list(SIDES).index(e.info["side"]) if e.info.get("side") in SIDES else -1)
+        self._length += 1
+
+    def _read(self, i: int) -> Episode:
+        file, row, part = (column[i] for column in self._places)
+        return self.files[file].read(row)[part]
+
+
+def _weight(e: Episode) -> int:
+    """About how many bytes an episode takes in memory."""
+    return 3000 + sum(40 * (len(t.prompt) + len(t.tokens)) + 16 * len(t.logp) + 2 * len(t.text) for t in e.turns)
+
+
 @dataclass(frozen=True)
 class Data:
-    """The episodes that can be learnt from, and how many were left out and why."""
+    """The episodes that can be learnt from, and how many were left out, by reason."""
 
-    episodes: list[Episode]
+    episodes: Trajectories
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, max_len: int) -> Data:
-    """Trajectories of some files. Left out and counted: no action, an empty response, more than `max_len` tokens (a cut one
-    would be credited as if it had ended), no reward. Any other fault of a row is an error."""
-    episodes: list[Episode] = []
+    """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
+    tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
+    error."""
+    kept = Trajectories()
     skipped: dict[str, int] = {}
+    unscored = {"no_reward": 0, "failed": 0}
+    useless: dict[str, int] = {}
+    ids: set[str] = set()  # of a file of episodes; other ids are made here and differ
+
+    def use(row: int, episodes: list[Episode]) -> None:
+        for part, e in enumerate(episodes):
+            if format != "pairs" and not isinstance(e.outcome, Scored):
+                unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
+            elif why := _useless(e, seat, max_len):
+                _count(useless, why, 1)
+            else:
+                kept.add(row, part, e)
+                if format == "episodes":
+                    ids.add(e.id)
+
     for number, path in enumerate(paths):
-        more = {"prefix": f"{number}:"} if len(paths) > 1 else {}
-        found = formats.read(format, path, tokenizer, seat=seat, skip_bad=True, **more)
-        for why in found.skipped:
+        kept.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
+        wrong = kept.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
+        for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
-        _count(skipped, "no_action", len(found.skipped))
-        episodes += found.episodes
-    if format != "pairs":
-        episodes, dropped = scored(episodes)
-        _count(skipped, "no_reward", dropped["invalid"])
-        _count(skipped, "failed", dropped["failed"])
-    kept = []
-    for e in episodes:
-        if why := _useless(e, seat, max_len):
-            _count(skipped, why, 1)
-        else:
-            kept.append(e)
+        _count(skipped, "no_action", len(wrong))
+    for counts in (unscored, useless):
+        for name, n in counts.items():
+            _count(skipped, name, n)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
-            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along one sequence, "
-            "so the world must be played as one growing conversation.",
+            "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
+            "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
     if not kept:
         why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
-    if len({e.id for e in kept}) < len(kept):
+    if format == "episodes" and len(ids) < len(kept):
         raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
     return Data(kept, skipped)
 
@@ -175,20 +241,30 @@ def _count(counts: dict[str, int], name: str, more: int) -> None:
 
 
 def _useless(e: Episode, seat: str, max_len: int) -> str:
-    """Why a trajectory cannot be learnt from, or nothing."""
+    """The reason why a trajectory cannot be learnt from; empty if it can."""
     mine = [t for t in e.turns if t.seat == seat and t.tokens]
     if not mine:
         return "no_action"
-    if "format" in e.info and not any(t.text.strip() for t in mine):  # of text: what was played may well say nothing
+    # rows that came as text; an episode that was played may have empty turns
+    if "format" in e.info and not any(t.text.strip() for t in mine):
         return "empty"
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
-        return "several_sequences"  # a turn was shown a prompt of its own
-    return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
+        return "several_sequences"  # a turn has its own prompt
+    return "too_long" if _length(e, found[0][-1]) > max_len else ""
+
+
+def _length(e: Episode, turn: int | None) -> int:
+    """The tokens of the sequence that ends with a turn."""
+    total = 0
+    while turn is not None:
+        t = e.turns[turn]
+        total, turn = total + len(t.prompt) + len(t.forced) + len(t.tokens), t.continues
+    return total
 
 
 def won(e: Episode) -> bool:
-    """Whether a trajectory is a success: as its world says, or else by a positive reward."""
+    """Whether a trajectory is a success: as its world says, or else if its reward is positive."""
     outcome = e.outcome
     if not isinstance(outcome, Scored):
         return False

@@ -1,16 +1,18 @@
-"""OREO: offline reinforcement learning from scored trajectories, and the baselines that learn from the same file.
+"""OREO: offline reinforcement learning from scored trajectories.
 
-A policy pi and a value V are trained until they satisfy the soft Bellman equation on what is stored:
+A policy pi and a value V are trained until they satisfy the soft Bellman equation on the stored trajectories:
 
     V(s_t) = R - beta sum_{i>=t} log pi(a_i|s_i) / ref(a_i|s_i)       for every state s_t of every trajectory
 
-Each step takes a batch of trajectories. The value moves towards the right side, the policy so that the sides meet
-(`objectives/soft_bellman.py` has the variants); both losses are taken where both models stand before the step. The reference
-`ref` is the policy as it starts, or another model. The baselines that learn from the same file are method `preference`.
+Each step takes a batch of trajectories. The value moves towards the right-hand side, and the policy moves so that the
+two sides meet (`objectives/soft_bellman.py` has the variants). Both losses are computed from the models before the
+step. The reference `ref` is the policy before training, or another model. The baselines that learn from the same file
+are in method `preference`.
 
-What differs from the reference implementation: a trajectory that is too long is left out, not cut and credited; prompts are not
-trained on whatever the padding; rewards are as they stand in the file unless told otherwise (there 2r - 1 is the default);
-both models, both optimisers and the KL coefficient are in every checkpoint; medians of log weights are over the batch.
+What differs from the reference implementation: a trajectory that is too long is left out, not cut and credited. Prompts
+are never trained on, on whichever side the padding is. Rewards are used as they are in the file unless the recipe
+rescales them (the reference's default is 2r - 1). Both models, both optimisers and the KL coefficient are in every
+checkpoint. Medians of log weights are over the batch.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,10 +32,9 @@ from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.methods import oreo_data
-from trailmark.methods.base import trained_seat
+from trailmark.methods.base import Held, trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
-from trailmark.methods.offline import OfflineMethod
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -43,20 +45,20 @@ from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues
 from trailmark.steps import mark_steps
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode
+from trailmark.types import Episode, Sample
 
 
 class OreoMethod(OfflineMethod):
     Config = OreoRecipe
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-        """Trajectories, cut into steps where only steps have a value."""
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
+        """Trajectories. They are split into steps if only steps have a value."""
         if states(config) == "step":
-            episodes = [mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
-        return list(episodes), {}
+            return episodes.then(lambda e: mark_steps(e, config.seat, tokenizer, config.split)), {}
+        return episodes, {}
 
     def make_reference(self) -> str:
-        """Where only the value is trained, the policy never moves and is its own reference."""
+        """If only the value is trained, the policy never changes and is its own reference."""
         return "policy" if self.config.ref is None and self.config.critic_only else super().make_reference()
 
     def make_learner(self) -> Learner:
@@ -89,9 +91,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
-        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
-        samples = oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+        samples = self.drawn(step)
         if c.target == "ema" and "policy" in self.learner.optimisers:
             with self.learner.optimisers["policy"].averaged():
                 samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
@@ -101,8 +101,23 @@ class OreoMethod(OfflineMethod):
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
 
+    def drawn(self, step: int) -> list[Sample]:
+        c, chosen = self.config, self.batches.take(step)
+        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
+        return oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy and its reference, and the value, which is a model of its own."""
+        found = super().holds(config)
+        if config.critic_only:
+            found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
+        own = {"name": config.critic.name or config.model.name, "lora": config.critic.lora}
+        model = config.model.model_copy(update=own)
+        return [*found, Held("critic", model, config.critic.optim or config.learner.optim, output=False)]
+
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """At the end, also searches with the value that was learnt."""
+        """At the end: also searches with the learnt value."""
         searches = self.config.final.search if last else ()
         return [
             *super().evaluations(step, last),
@@ -126,11 +141,12 @@ def states(c: OreoRecipe) -> Literal["token", "step"]:
 
 # --- the value's model --------------------------------------------------------------------------------------------
 
-HEADS = ("value_head.weight", "score.weight")  # as OpenRLHF has called it
+HEADS = ("value_head.weight", "score.weight")  # OpenRLHF's names
 
 
 def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:
-    """A value model: the policy's start with a head of zeros, or what lies in a folder (with its head, if it has one)."""
+    """Load a value model: a copy of the initial policy with a head of zeros, or a model from a folder (with its head,
+    if it has one)."""
     name = critic.name or model.name
     if critic.name and (found := foreign_head(Path(critic.name))):
         name = str(import_critic(Path(critic.name), scratch, found))
@@ -141,7 +157,7 @@ def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:
 
 
 def foreign_head(folder: Path) -> str:
-    """The name of a value head among the weights of a folder, where a critic of OpenRLHF has it, or nothing."""
+    """The name of the value head in a folder that OpenRLHF wrote, or None."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -152,13 +168,16 @@ def foreign_head(folder: Path) -> str:
             if found := next((h for h in HEADS if h in plain), ""):
                 return found
     if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
-        raise ModelError(f"{folder}: its weights are pickles, which are not read: save them as safetensors first")
+        raise ModelError(
+            f"{folder}: its weights are pickle files, which Trailmark does not read: save them as safetensors first"
+        )
     return ""
 
 
 def import_critic(source: Path, target: Path, head: str) -> Path:
-    """An OpenRLHF critic as a folder of ours: the head goes to heads.safetensors. In an adapter the head is adapted too and its
-    base was zero and is not stored, so it is scale * B @ A; a base head of any other origin must not be added."""
+    """Convert an OpenRLHF critic to a folder of ours, with its head in heads.safetensors. In an adapter the head is
+    adapted too: its base is zero and is not stored, so the head is scale * B @ A, and no other base head may be
+    added."""
     from safetensors.torch import load_file, save_file
 
     if (target / "heads.safetensors").is_file():

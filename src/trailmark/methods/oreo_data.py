@@ -1,7 +1,7 @@
 """The data of OREO: one sample per trajectory, and collecting trajectories.
 
-samples      one sequence per trajectory, with the states and the actions as streams
-collection   n samples of each start, or a balanced number of right and wrong ones
+samples      one sequence per trajectory; streams mark its states and actions collection   n episodes of each start, or
+a balanced number of right and wrong ones
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def trajectory_samples(
     mul: float = 1.0,
     add: float = 0.0,
 ) -> list[Sample]:
-    """One sample per trajectory. Streams: `action` (1 / number of actions), `weight` (the states: every action, or the first of
-    each step; 1 / their number, or with mean "token" 1), `reward` (R = mul * reward + add), `first` and `won` (1 on the first
-    state, the second only of a success), `step`."""
+    """One sample per trajectory. Its streams: `action` is 1 / number of actions. `weight` marks the states (every
+    action, or the first of each step) with 1 / their number, or with 1 if mean is "token". `reward` is R = mul * reward
+    + add. `first` is 1 on the first state, and `won` too if the trajectory is a success. `step` numbers the steps."""
     rewards = {}
     for e in episodes:
         assert isinstance(e.outcome, Scored), f"episode '{e.id}' has no reward"
@@ -63,8 +63,8 @@ def _states(s: Sample, success: bool, states: str, mean: str) -> Sample:
 
 
 def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each step of a scored sample (streams value, policy_logp, ref): what the value says it was worth, A = V(s') - V(s),
-    with R in the place of V(s') at the end; and what the policy says, beta * sum l. At the optimum they are equal."""
+    """Two estimates for each step of a scored sample (streams value, policy_logp, ref). From the value: A = V(s') -
+    V(s), with R in place of V(s') at the end. From the policy: beta * sum l. At the optimum they are equal."""
     at = np.nonzero(s.streams["weight"])[0]
     v = np.append(s.streams["value"][at], s.streams["reward"][at[-1]])
     ratio = np.where(s.streams["action"] != 0, s.streams["policy_logp"] - s.streams["ref"], 0.0)
@@ -75,10 +75,11 @@ def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collect(
-    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], n: int = 10, seed: int = 0, prefix: str = "",
-    protocol: Protocol | None = None,
+    path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], n: int = 10, seed: int = 0,
+    prefix: str = "", protocol: Protocol | None = None,
 ) -> Path:  # fmt: skip
-    """`n` episodes of each task, every one kept, those of a task next to one another. They are written as they finish."""
+    """`n` episodes of each task. All are kept, and the episodes of a task stand together. Each is written as it
+    finishes."""
     collect_starts(path, source, start_all(tasks, n, seed, prefix), seats, protocol)
     return path
 
@@ -87,7 +88,8 @@ def collect_balanced(
     path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], rounds: int = 16, want: int = 4,
     seed: int = 0, prefix: str = "", protocol: Protocol | None = None,
 ) -> Path:  # fmt: skip
-    """Up to `rounds` episodes of each task, one a round, until `want` are right and `want` wrong; then the balanced part."""
+    """Play rounds of one episode per task: at most `rounds`, until a task has `want` right and `want` wrong episodes.
+    Then keep a balanced part."""
     kept = Collection(path)
     found: dict[str, list[Episode]] = {t.id: [] for t in tasks}
     open_ = list(tasks)
@@ -107,8 +109,8 @@ def _enough(plays: Sequence[Episode], want: int) -> bool:
 
 
 def balanced(plays: Sequence[Episode], want: int = 4, seed: int | str = 0) -> list[Episode]:
-    """At most `want` failures, and min(successes, max(failures, 1), want) successes, drawn without replacement and left in
-    their order. What has no result is left out."""
+    """At most `want` failures and min(successes, max(failures, 1), want) successes. They are drawn without replacement
+    and keep their order. Episodes without a result are left out."""
     plays = [e for e in plays if isinstance(e.outcome, Scored)]
     draw = random.Random(f"balanced {seed}")
     good, bad = [e for e in plays if won(e)], [e for e in plays if not won(e)]

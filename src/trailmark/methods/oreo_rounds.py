@@ -1,17 +1,17 @@
-"""OREO in rounds: play, learn from what was played, play with what was learnt.
+"""OREO in rounds: collect episodes with the policy, train on them, and repeat with the new policy.
 
-A round collects episodes with the policy as it stands (`episodes/00000k.jsonl`) and trains on them in a run of its own
-(`round-k/`, method oreo, or method preference where `objective` names one of its objectives). Three choices are left
-open by the paper, and are made here in words:
+Round k collects episodes (`episodes/00000k.jsonl`) and trains on them in a run of its own (`round-k/`, method oreo, or
+method preference if `objective` names one of its objectives). The paper leaves three choices open; the recipe makes
+them:
 
-    anchor  the reference of a round: the `previous` policy (the default: beta is then spent anew each round, so after k
-            rounds of enough data the policy is where one round with beta / k would be), or the one at the `start`
-    critic_from  the value starts as the `previous` round's (default), or `fresh`
+    anchor  the reference of a round: the `previous` policy (default: each round then spends beta anew, so after k
+            rounds of enough data the policy is where one round with beta / k would be), or the policy at the `start`
+    critic_from  the value starts from the `previous` round's (default), or `fresh`
     learn_from   a round learns from `new` episodes (default), or from `all` so far
 
-`steps` is the number of rounds; `training` the optimiser steps of one (0: only collect, for others to learn from).
-Each round is two stages (`runs/stages.py`; their records lie in RUN/stages). A killed run goes on with --resume:
-rounds that are done stay as they are, and with a changed recipe those are made again that it concerns.
+`steps` is the number of rounds. `training` is the number of optimiser steps in a round (0: only collect, for other runs
+to learn from). Each round is two stages (`runs/stages.py`; their records are in RUN/stages). A killed run resumes with
+--resume: finished rounds stay, and with a changed recipe only the rounds that it affects are made again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
+from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, run_stages
-from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
+from trailmark.runs.store import Run, beside, read_metrics, read_segment, truncate_metrics
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
@@ -47,7 +48,7 @@ EPISODES = replace(LAYOUT, home="episodes")
 
 
 class OreoRoundsMethod(Method):
-    """Each of its rounds is a run of its own, so this class has no updates and takes the whole run in its hands."""
+    """Each round is a run of its own. So this class has no updates, and its `train` does everything."""
 
     Config = RoundsRecipe
     staged = tuple(RoundsRecipe.model_fields)
@@ -56,6 +57,12 @@ class OreoRoundsMethod(Method):
     def check(cls, config: RoundsRecipe) -> list[str]:
         each = config.collect.starts * config.collect.n
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
+
+    @classmethod
+    def trainings(cls, config: RoundsRecipe) -> list[tuple[str, type[Method], Any]]:
+        raise RecipeError(
+            "a plan needs the data, which rounds collect themselves: plan one round as method oreo, with its data"
+        )
 
     @classmethod
     def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
@@ -74,7 +81,7 @@ class OreoRoundsMethod(Method):
             if config.training:
                 made = run_stages(run.path, [round_stage(config, run, k, k in logged)], layout=LAYOUT)[f"round-{k}"]
                 last |= {n: v for n, v in made.items() if n != "step"}
-            if logged.get(k) != {"step": k, **last}:  # not yet, or a stage was made again
+            if logged.get(k) != {"step": k, **last}:  # not logged yet, or a stage was made again
                 truncate_metrics(run, k - 1)
                 logged = {step: row for step, row in logged.items() if step < k}
                 run.log(k, last)
@@ -83,12 +90,12 @@ class OreoRoundsMethod(Method):
 
 
 def learner_of(config: RoundsRecipe) -> type[OfflineMethod]:
-    """The method of a round."""
+    """The method that trains a round."""
     return OreoMethod if config.objective == "oreo" else PreferenceMethod
 
 
 def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
-    """The stage that plays the episodes of round k. Its summary says what they are like."""
+    """The stage that plays the episodes of round k. Its summary holds their statistics."""
     path = run.episodes_dir / f"{k:06d}.jsonl"
 
     def summarised() -> dict[str, float]:
@@ -105,14 +112,16 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
         "seat": config.seat,
         "seed": config.seed,
     }
+    read = {key: path for key, path in named_files(config).items() if key.startswith("task.")}
     return Stage(
         f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
-        (path.name, f"{path.stem}.partial.jsonl"), earlier=lambda _: summarised() if path.exists() else None,
+        (path.name, f"{path.stem}.partial.jsonl", beside(path).name, f"{path.stem}.partial.annotations.jsonl"),
+        files=read, earlier=lambda _: summarised() if path.exists() else None,
     )  # fmt: skip
 
 
 def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
-    """The stage that trains round k, a run of its own. One that an older version logged is finished."""
+    """The stage that trains round k, as a run of its own. A round that an older version logged counts as finished."""
     inner = round_config(config, run.path, k)
     reads = {
         "policy": inner.model.name,
@@ -125,7 +134,7 @@ def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
 
 
 def _paths(named: Mapping[str, str | None]) -> dict[str, str]:
-    """Those that are files and folders here. Others are names on the hub, which the settings hold."""
+    """The names that are files or folders on this machine. Others are names on the hub, which the settings hold."""
     return {name: path for name, path in named.items() if path and Path(path).exists()}
 
 
@@ -151,7 +160,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     """The recipe of round k."""
     config_of = OreoRecipe if config.objective == "oreo" else PreferenceRecipe
-    given: dict[str, Any] = {n: getattr(config, n) for n in config_of.model_fields}
+    given: dict[str, Any] = {n: getattr(config, n) for n in config_of.model_fields if hasattr(config, n)}
     files = range(1 if config.learn_from == "all" else k, k + 1)
     start = config.ref or config.model.name
     given |= {

@@ -1,32 +1,31 @@
-"""Reflect-RL: a frozen reflector thinks in words, a trained policy answers with one token.
+"""Reflect-RL: a frozen reflector thinks in words, and a trained policy answers with one token.
 
-The reflector learns from a teacher's reflections and is then never touched again; the policy learns from the
-teacher's actions and after that from its own play. Imitation happens in stages, each a run of its own; play is the
-run itself, and `steps` counts it:
+The reflector learns from a teacher's reflections and is frozen after that. The policy learns from the teacher's
+actions, and then from its own play. Each imitation stage is a run of its own. Play is the run itself, and `steps`
+counts it:
 
-    RUN/stages/reflector    sft.reflector steps on reflections (0 where load.reflector brings one)
+    RUN/stages/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
     RUN/stages/policy       sft.policy steps on actions
-    RUN                     reinforcement: episodes, checkpoints with both players, evaluation
+    RUN                     reinforcement learning: episodes, checkpoints with both players, evaluation
 
-    reflect_play.py         prompts, labels, truncation, who speaks when
+    reflect_play.py         prompts, labels, truncation, order of the players
     reflect_imitation.py    the players, their lessons, the stages of imitation
-    here                    play: a memory of successes, a critic, the losses
+    this file               play: a replay memory of successes, a critic, the losses
 
-Undiscounted: G_t = sum_{k>=t} r_k is the reward still to come (the reference's cost to go with the other sign).
+There is no discount: G_t = sum_{k>=t} r_k is the return to go (the reference's cost to go with the opposite sign).
 
     pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
     ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
 
-over the N decisions handed in, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and pi_old are under
-the law a label was drawn from, so rho is exactly 1 in the first epoch; of remembered plays pi_old is what they were
-drawn with.
+The sums are over the N decisions of the batch, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and
+pi_old are under the sampling law that drew the label, so rho is exactly 1 in the first epoch. For replayed plays,
+pi_old is the probability at the time of play.
 
-What differs from the reference: the reflector learns to stop; dropout is off in rollouts; labels are the oracle's,
-not the mostly random behaviour's (`teacher.label`); choices are restricted to the listed labels (`head`); states that
-are too long lose their middle. The entropy of the label is a term of the loss with its own gradient, and never part
-of a return, so that it shifts no reported success; the critic reads the whole prompt (the reference's sees 20
-tokens), starts at V = 0 and regresses G itself, not G / 100; a curriculum always advances, also when there are fewer
-steps than records.
+What differs from the reference: the reflector learns to stop. Dropout is off in rollouts. Labels are the oracle's, not
+those of the mostly random behaviour (`teacher.label`). Choices are restricted to the listed labels (`head`). States
+that are too long lose their middle. The entropy of the label is a term of the loss with its own gradient and never part
+of a return, so it changes no reported success. The critic reads the whole prompt (the reference's reads 20 tokens),
+starts at V = 0 and regresses G, not G / 100. A curriculum always advances, also if there are fewer steps than records.
 """
 
 from __future__ import annotations
@@ -48,12 +47,13 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
+from trailmark.methods.base import Held, Method
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.methods.curriculum import level_starts
 from trailmark.methods.reflect_imitation import (
     ImitationMethod,
     Players,
-    deaf_to_chance,
+    always_reflecting,
     final_tasks,
     load_seat,
     seat_model,
@@ -112,11 +112,30 @@ class ReflectMethod(Players):
         taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
         return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
 
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        critic = config.rl.critic
+        separate = Held("critic", seat_model(config, "policy"), critic.optim, output=False)
+        own = [separate] if critic.kind == "separate" else []
+        return [*super().holds(config), *own]
+
+    @classmethod
+    def trainings(cls, config: ReflectRecipe) -> list[tuple[str, type[Method], Any]]:
+        """The stages, and play. Each begins with the models of the recipe: what the stages before will make of them
+        has the same shape."""
+        none = config.sft.model_copy(update={"reflector": 0, "policy": 0})
+        found: list[tuple[str, type[Method], Any]] = []
+        for seat, steps in imitated_steps(config).items():
+            alone = config.model_copy(update={"sft": none.model_copy(update={seat: steps})})
+            inner = imitation(alone, Path(config.out), seat, steps)
+            found.append((seat, ImitationMethod, inner))
+        return [*found, *([("play", cls, config.model_copy(update={"sft": none}))] if config.steps else [])]
+
     # -- imitation ------------------------------------------------------------------------------------------------
 
     @classmethod
     def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
-        """The policy as imitation left it; an older version kept no stages."""
+        """The policy after imitation. (Runs of an older version have no stages.)"""
         return seat_model(taught(config, run.path) if (run.path / "stages").is_dir() else config, "policy")
 
     @classmethod
@@ -135,13 +154,13 @@ class ReflectMethod(Players):
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
-            # Mistakes in what is played later are found before the first lesson.
+            # Find mistakes in the settings of play before the first lesson is trained.
             Players(fix_names(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
 
     @classmethod
     def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
-        """Before there were stages, imitation was part of the run."""
+        """In runs of an older version imitation was part of the run, without stages. They cannot be resumed."""
         if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
             raise RunError(
                 f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
@@ -153,7 +172,7 @@ class ReflectMethod(Players):
     # -- reinforcement --------------------------------------------------------------------------------------------
 
     def level_of(self, step: int) -> tuple[int, int]:
-        """The level of a step (from 1), and after which step it began."""
+        """The level of a step (from 1), and the step after which the level began."""
         if self.config.curriculum.index is not None:
             return self.config.curriculum.index, 0
         begins = level_starts([level.size for level in self.levels], self.config.steps)
@@ -166,7 +185,9 @@ class ReflectMethod(Players):
             self.level, self.replay.held = level, []
         self.publish(step - 1)
         tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
-        episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        with self.noting() as notes:
+            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
         if not good:
@@ -187,7 +208,7 @@ class ReflectMethod(Players):
             yield from self.judge(samples)
 
     def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
-        """After a policy update: where it is the critic's turn, regress it on the newest returns."""
+        """After a policy update: if the critic is due, fit it to the newest returns."""
         critic = self.config.rl.critic
         self.updated += 1
         if critic.kind != "none" and self.updated % critic.every == 0:
@@ -206,7 +227,7 @@ class ReflectMethod(Players):
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluations(self, step: int, last: bool) -> list[Evaluation]:
-        """The numbers of the method's table: after imitation, and at the end (with players that nobody trained, if
+        """The evaluations of the method's table: after imitation, and at the end (with untrained reference players if
         `final.references`)."""
         kind = "reflect-" if self.config.reflect else "plain-"
         if not last:
@@ -223,32 +244,32 @@ class ReflectMethod(Players):
         return out
 
     def final(self, name: str, step: int) -> list[Episode]:
-        """Play the final starts."""
+        """Play the starts of the final evaluation."""
         if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
-            raise RunError("the reflector's weights have changed since its lessons ended: it must stay frozen")
+            raise RunError("the reflector's weights have changed since imitation ended, but it must stay frozen")
         self.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        return wait(play_all(self.source, starts, self.seats(), deaf_to_chance(self.talk)))
+        return wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------
 
 
 def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
-    """The steps of each stage of imitation, in order."""
+    """The number of steps of each imitation stage, in order."""
     wanted = {"reflector": config.sft.reflector if config.reflect else 0, "policy": config.sft.policy}
     return {seat: n for seat, n in wanted.items() if n}
 
 
 def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
-    """The recipe with the players as its stages leave them."""
+    """The recipe with the players that the imitation stages made."""
     made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
     return config.model_copy(update={"load": config.load.model_copy(update=made)})
 
 
 def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> ImitationRecipe:
-    """The recipe of a stage."""
+    """The recipe of an imitation stage."""
     given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
     taught = seat == "policy" and "reflector" in imitated_steps(config)
     before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
@@ -272,7 +293,7 @@ def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> Imitat
 
 @dataclass
 class Replay:
-    """The last `size` plays that were won. A new stage begins with an empty one."""
+    """The last `size` successful plays. It is emptied when a new level begins."""
 
     size: int
     held: list[Episode] = field(default_factory=list)
@@ -282,19 +303,19 @@ class Replay:
         self.held = [*self.held, *won][-self.size :] if self.size else []
 
     def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
-        """`n` of them with replacement."""
+        """Draw `n` plays with replacement."""
         picks = np.random.default_rng(list(seed)).integers(0, len(self.held), n) if self.held else []
         return [self.held[i] for i in picks]
 
 
 def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    """Of every decision of the policy."""
+    """The return to go at every decision of the policy."""
     return {e.id: list(turn_returns(e, "policy")) for e in episodes}
 
 
 def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
-    """One sample for each decision, with its advantage. `fresh` plays were drawn by the policy as it is: what they
-    were drawn with is computed in the packing that training uses, so that the first ratio is 1 to the last bit."""
+    """One sample for each decision, with its advantage. `fresh` plays come from the current policy. Their old log-probs
+    are computed in the packing that training uses, so that the first ratio is exactly 1."""
     samples = build_samples(episodes, "policy", {"returns": returns_to_go(episodes)})
     fills = {"old": Readout("")} if fresh and config.algorithm == "ppo" else {}
     if config.critic.kind != "none":
@@ -315,7 +336,8 @@ def _advantaged(s: Sample, base: float) -> Sample:
 
 
 def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
-    """The advantages that fresh plays are trained with, and the critic's values where there is one."""
+    """Annotations with the advantages that fresh plays are trained with, and with the critic's values if there is
+    one."""
     if config.critic.kind == "none":
         less = "" if config.baseline == "none" else ", less the mean of the batch"
         return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
@@ -324,19 +346,19 @@ def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config:
 
 
 def objective(config: RlConfig, fresh: bool) -> Objective:
-    """Remembered plays carry no entropy term: they are not what the policy does now."""
+    """The loss. Replayed plays have no entropy term, because the current policy did not write them."""
     entropy = config.entropy if fresh else 0.0
     if config.algorithm == "pg":
         return WeightedLogp(entropy=entropy, gap=fresh)
     return Clipped(low=config.clip, high=config.clip, entropy=entropy)
 
 
-# --- what the words are worth --------------------------------------------------------------------------------------
+# --- the effect of reflections --------------------------------------------------------------------------------------
 
 
 def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
-    """The trained pair of a run, loaded from its last checkpoint, with its reflections withheld and with those of other
-    states: what are the words worth? No teacher is behind it: the reflector is the one that was saved."""
+    """Measure what the reflections are worth: play the trained pair of a run (its last checkpoint) without reflections,
+    and with reflections of other states. The reflector is the saved one; no teacher is involved."""
     source = get_task(config.task.name, **config.task.options)
     table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
     table.bind(source)

@@ -1,20 +1,20 @@
-"""The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector its words, the policy its
-actions.
+"""The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector imitates its words, the
+policy its actions.
 
-A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with a learner,
-an optimiser and a schedule of its own. It can be reported, evaluated and served like any other.
+A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with its own
+learner, optimiser and schedule. It can be reported, evaluated and served like any other run.
 
-A prompt that is imitated on is built by the functions that build it in play (`reflect_play.Talk`). What would not fit
-is counted before anything is trained: reflections longer than `thought`, states that would lose their middle, lists
-of actions that leave no room. Nothing of a lesson is cut. The recipe is refused with how many lessons it concerns,
-the first of them, and the keys to raise.
+Imitation and play build their prompts with the same functions (`reflect_play.Talk`). Before training, everything that
+would not fit is counted: reflections longer than `thought`, states that would lose their middle, lists of actions that
+leave no room. Lessons are never cut. Instead the recipe is refused, and the error says how many lessons are too long,
+the first of them, and which keys to raise.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, name_in_run
+from trailmark.methods.base import Held, Method, name_in_run
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
 from trailmark.methods.reflect_play import (
@@ -42,27 +43,28 @@ from trailmark.methods.reflect_play import (
     shuffled_menu,
     two_players,
 )
-from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
+from trailmark.progress import counted
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
-from trailmark.runs.store import Run, write_segment
+from trailmark.runs.store import Run
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import stored_model
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import add_labels
+from trailmark.token_bounds import Bounds
 from trailmark.types import Sample, SamplingLaw, Task
 
-STARTS = 16  # of a world that cannot list its menus, so many first ones are looked at
+STARTS = 16  # how many starts are checked if a world cannot list its menus
 
 
 class Players(Method):
-    """The world and those who play in it: what imitation and play have in common."""
+    """The world and its players: what imitation and play share."""
 
     def __init__(self, config: PlayersRecipe, run: Run | None, imitates: Sequence[str] = ()):
         """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the
@@ -85,7 +87,8 @@ class Players(Method):
         self.lessons: list[Lesson] = []
         if imitates:
             t = config.teacher
-            each = config.curriculum.kind == "modes" and t.name != "file"  # a file has its own starts, of whatever mode
+            # lessons from a file have their own starts, of any mode
+            each = config.curriculum.kind == "modes" and t.name != "file"
             shown = [Part(self.source, level) for level in self.levels] if each else [self.source]
             self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
             if not self.lessons:
@@ -94,7 +97,7 @@ class Players(Method):
                 )
             if "policy" in imitates:
                 check_labels(self.lessons, config, self.models["policy"].tokenizer)
-        final_tasks(config, self.source, self.levels)  # starts that are not there are missed now, not after hours
+        final_tasks(config, self.source, self.levels)  # fail now, not after hours, if the starts do not exist
         if config.eval.every:
             starts_of(self.levels, self.source, config.eval.split, config.eval.n, config.seed)
         self.check_room(imitates)
@@ -102,8 +105,7 @@ class Players(Method):
             raise RecipeError(f"curriculum.index is {config.curriculum.index}, and there are {len(self.levels)} stages")
 
     def check_room(self, imitates: Sequence[str]) -> None:
-        """Nothing of a lesson is cut, and every list of actions fits: else the recipe is refused, before its first
-        step."""
+        """Raise an error before the first step if a lesson would be cut, or if a list of actions does not fit."""
         c, policy = self.config, self.models["policy"]
         made = c.model.shape is not None and not c.load.policy
         room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
@@ -124,17 +126,19 @@ class Players(Method):
         self.publish(step)
         c = self.config
         tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
-        protocol = deaf_to_chance(self.talk)
-        episodes = play(self.source, tasks, self.seats(), protocol, seed=c.seed + 1, prefix="eval:")
-        write_segment(self.run.path / "evaluation", step, episodes)
+        protocol = always_reflecting(self.talk)
+        seats = self.seats()
+        episodes = self.keep_plays(
+            step, lambda: play(self.source, tasks, seats, protocol, seed=c.seed + 1, prefix="eval:")
+        )
         good, dropped = scored(episodes)
         parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}
         each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
         return {**summary(good), **each, **dropped}
 
     def sample(self, lesson: Lesson, seat: str, place: str) -> Sample:
-        """One lesson as a sample of a player, in the words that play would use; `place` names where it stands in the
-        run."""
+        """One lesson as a training sample of a player, with the prompt that play would use. `place` is its position in
+        the run."""
         tokenizer, limit = self.models[seat].tokenizer, self.engines[seat].max_len
         if seat == "reflector":
             prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
@@ -152,8 +156,14 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The players; in play the policy is trained."""
+        optim = {"policy": config.learner.optim}
+        return [Held(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
+
+    @classmethod
     def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
-        """The reflector is frozen in play, and lies in every checkpoint."""
+        """The seats. The reflector is frozen in play and stored in every checkpoint."""
         seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
         if config.reflect:
             thinks = SamplingConfig(max_tokens=config.thought)
@@ -162,7 +172,8 @@ class Players(Method):
 
     @classmethod
     def protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
-        """The labels are those of the tokenizer at the desk."""
+        """The order of the players. Labels depend on the tokenizer of the seat `policy`, so they are made when a play
+        begins."""
 
         async def as_in_training(desk: Desk) -> None:
             await two_players(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
@@ -171,10 +182,10 @@ class Players(Method):
 
     @classmethod
     def evaluation_protocol(cls, config: PlayersRecipe, source: TaskSource) -> Protocol:
-        """Every decision hears the reflector."""
+        """As in training, but every decision gets a reflection."""
 
         async def hears_all(desk: Desk) -> None:
-            await deaf_to_chance(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
+            await always_reflecting(talk_of(config, source, desk.seats["policy"].engine.tokenizer))(desk)
 
         return hears_all
 
@@ -185,7 +196,7 @@ class Players(Method):
 
 
 class ImitationMethod(Players):
-    """One player imitates. Checkpoints hold the other one too, for the two play together."""
+    """Trains one player by imitation. Checkpoints also hold the other player, because the two play together."""
 
     Config = ImitationRecipe
     config: ImitationRecipe
@@ -201,12 +212,19 @@ class ImitationMethod(Players):
         return [f"imitates: the {config.seat}, {config.steps} steps of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
+        yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
+
+    def drawn(self, step: int) -> list[Sample]:
         rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed)
-        samples = [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
-        yield Update(samples, Sft(model=self.config.seat), self.config.seat)
+        return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        optim = config.learner.optim
+        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().holds(config)]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        """A reflector does not play alone."""
+        """Only the policy is evaluated: a reflector cannot play alone."""
         return super().evaluate(step) if self.config.seat == "policy" else {}
 
 
@@ -218,7 +236,7 @@ def players_of(config: PlayersRecipe) -> tuple[Literal["policy", "reflector"], .
 
 
 def load_seat(config: PlayersRecipe, source: Any, seat: Literal["policy", "reflector"], words: Sequence[str]) -> LM:
-    """The model of a player. With `labels: all`, worlds that list many actions get those labels that it lacks."""
+    """Load the model of a player. With `labels: all`, labels that its tokenizer lacks are added."""
     lm = load_model(seat_model(config, seat), words)
     if config.labels == "all" and source.binds:
         add_labels(lm, seed=config.model.seed)
@@ -230,8 +248,8 @@ def imitated(lesson: Lesson, config: PlayersRecipe) -> str:
 
 
 def check_labels(lessons: Sequence[Lesson], config: PlayersRecipe, tokenizer: Any) -> None:
-    """Labels that lessons are answered with must be single tokens: the imitated ones, or any of a menu that is
-    permuted. Those drawn anew from the alphabet are."""
+    """Raise an error if a label of the lessons is not a single token: any label that is imitated, or any label of a
+    menu that is permuted. Labels drawn from the alphabet are always single tokens."""
     if config.shuffle == "alphabet":
         return
     answers = {imitated(x, config) for x in lessons}
@@ -247,7 +265,7 @@ def check_labels(lessons: Sequence[Lesson], config: PlayersRecipe, tokenizer: An
 
 
 def seat_model(config: PlayersRecipe, seat: Literal["policy", "reflector"]) -> ModelConfig:
-    """The model section of a player: made (each with a seed of its own), or from an earlier run."""
+    """The model section of a player: a new model (each player with its own seed), or one from an earlier run."""
     folder = getattr(config.load, seat)
     if folder is not None:
         return stored_model(config.model, folder)
@@ -255,15 +273,15 @@ def seat_model(config: PlayersRecipe, seat: Literal["policy", "reflector"]) -> M
 
 
 def talk_of(config: PlayersRecipe, source: Any, tokenizer: Any) -> Talk:
-    """How the players of a run talk."""
+    """The `Talk` of a run's players."""
     draws = config.head == "alphabet" or config.shuffle == "alphabet"
     known = label_alphabet(source, tokenizer) if draws else ()
     return Talk(config.reflect, config.head, config.shuffle, config.reflect_prob, known, None, config.thought,
                 config.instruction)  # fmt: skip
 
 
-def deaf_to_chance(talk: Talk) -> Protocol:
-    """As in training, but every decision hears the reflector."""
+def always_reflecting(talk: Talk) -> Protocol:
+    """As in training, but every decision gets a reflection."""
     return two_players(dataclasses.replace(talk, share=1.0))
 
 
@@ -287,8 +305,8 @@ def _seat(name: str, engine: LocalEngine, config: PlayersRecipe, law: SamplingLa
 
 @dataclass(frozen=True)
 class Room:
-    """What a sequence may take: `limit` tokens here; `asked` is what the recipe says (engine.max_len), `context` what
-    the model holds, `made` whether a model of any context could be made (model.shape)."""
+    """The size limit of a sequence: `limit` tokens. `asked` is what the recipe asks for (engine.max_len), `context`
+    what the model supports, `made` whether the model is created from a shape, with any context (model.shape)."""
 
     limit: int
     asked: int | None
@@ -296,7 +314,7 @@ class Room:
     made: bool
 
     def raised(self, needed: int) -> str:
-        """The keys that make room for `needed` tokens."""
+        """The settings that make room for `needed` tokens."""
         keys = [f"engine.max_len={needed}"]
         if self.context < needed:
             keys.append(f"model.shape.context={needed}" if self.made else "a model with a longer context")
@@ -306,19 +324,21 @@ class Room:
 def check_lessons(
     lessons: Sequence[Lesson], talk: Talk, tokenizers: dict[str, Any], room: Room, imitates: Sequence[str]
 ) -> None:
-    """Refuse lessons of which something would have to be cut. `imitates` names the players that learn from them."""
+    """Raise an error if a lesson would have to be cut. `imitates` names the players that learn from the lessons."""
     thought, problems = talk.thought, []
     if "reflector" in imitates:
-        long = [n for x in lessons if (n := len(encode(tokenizers["reflector"], x.reflection)) + 1) > talk.thought]
+        sizes = Sizes(tokenizers["reflector"])
+        long = [(n, x) for x in lessons if (n := sizes.at_most(x.reflection, talk.thought - 1) + 1) > talk.thought]
         if long:
-            thought = max(long)
-            first = next(x for x in lessons if len(encode(tokenizers["reflector"], x.reflection)) + 1 > talk.thought)
+            thought, first = max(n for n, _ in long), long[0][1]
             problems.append(
                 f"{len(long)} of {len(lessons)} lessons have reflections longer than thought={talk.thought} "
                 f"tokens, up to "
                 f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
             )
-    needs = [_needed(x, talk, tokenizers, thought, imitates) for x in lessons]
+    sized = {name: Sizes(tokenizer) for name, tokenizer in tokenizers.items()}
+    shown = counted(lessons, "checking the lessons", "lessons", len(lessons))
+    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in shown]
     long = [n for n in needs if n > room.limit]
     if long:
         first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
@@ -328,24 +348,42 @@ def check_lessons(
             f"set {room.raised(max(long))}, or make shorter states. The first: {_brief(first.state)}"
         )
     if problems:
-        raise RecipeError("nothing of a lesson is cut. " + " ".join(problems))
+        raise RecipeError("lessons are never cut. " + " ".join(problems))
 
 
-def _needed(lesson: Lesson, talk: Talk, tokenizers: dict[str, Any], thought: int, imitates: Sequence[str]) -> int:
-    """Tokens of the longest sequence that play may make of a lesson's moment, a reflection of full length included."""
+class Sizes:
+    """How many tokens texts have. One that surely fits is not encoded."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.bounds = tokenizer, Bounds(tokenizer)
+
+    def at_most(self, text: str, room: int, prompt: bool = False) -> int:
+        """A size that is right if it is above `room`, and else may be too large. A prompt may get a BOS."""
+        most = self.bounds.most(text)
+        if most is not None and most + prompt <= room:
+            return most + prompt
+        return len((prompt_ids if prompt else encode)(self.tokenizer, text))
+
+
+def _needed(
+    lesson: Lesson, talk: Talk, sized: Mapping[str, Sizes], thought: int, imitates: Sequence[str], limit: int
+) -> int:
+    """The number of tokens of the longest sequence that play can make from a lesson's state, with a reflection of full
+    length. Below `limit` the number may be too large."""
     sizes = []
     before = talk.instruction if talk.reflect else ""
     if "reflector" in imitates:
-        sizes.append(len(prompt_ids(tokenizers["reflector"], before + lesson.state + ANALYZE)) + thought)
+        text = before + lesson.state + ANALYZE
+        sizes.append(sized["reflector"].at_most(text, limit - thought, prompt=True) + thought)
     if "policy" in imitates:
         rest = ANALYZE + lesson.menu + ACTION if talk.reflect else lesson.menu + ACTION
-        said = thought if talk.reflect else 0
-        sizes.append(len(prompt_ids(tokenizers["policy"], before + lesson.state + rest)) + said + 1)
+        said = (thought if talk.reflect else 0) + 1
+        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - said, prompt=True) + said)
     return max(sizes)
 
 
 def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room) -> None:
-    """Refuse a world with a list of actions that leaves a prompt no room for the state."""
+    """Raise an error if a list of actions leaves no room for the state in a prompt."""
     worst, bad, seen, first = 0, 0, 0, ""
     for where, menu in menus(source, split):
         rest = CUT + ANALYZE + menu + ACTION if talk.reflect else CUT + menu + ACTION
@@ -362,7 +400,7 @@ def check_menus(source: Any, split: str, talk: Talk, tokenizer: Any, room: Room)
 
 
 def menus(source: Any, split: str) -> Iterator[tuple[str, str]]:
-    """(where, menu): every list of actions of a world that can say them (`menus`), else those of some first moments."""
+    """(where, menu) for every list of actions, if the world can list them (`menus`); else for some first states."""
     if (listed := source.menus()) is not None:
         yield from listed
         return

@@ -1,18 +1,18 @@
-"""How Reflect-RL's two players talk: their prompts, the labels they may say, what is cut when a prompt is too long.
+"""How Reflect-RL's two players talk: their prompts, the labels they may say, and what is cut if a prompt is too long.
 
 Prompts, with the world's text as `state` and the list of actions as `menu`:
 
-    reflector   state + " # Analyze:\\n"                                      -> reflection, until its end of text
-    policy      state + " # Analyze:\\n" + reflection + menu + " # Action:\\n"  -> one label
-    without     state + menu + " # Action:\\n"                                -> one label
+    reflector   state + " # Analyze:\n"                                      -> reflection, until its end of text
+    policy      state + " # Analyze:\n" + reflection + menu + " # Action:\n"  -> one label
+    without     state + menu + " # Action:\n"                                -> one label
 
-*Labels.* `head` says what the one token is drawn from: the labels that the menu lists, the whole label alphabet (as the
-reference does: a label that is not listed can be said, and wastes a step), or the vocabulary. All label scores come from one
-forward pass. `shuffle` gives the listed actions other labels at every decision, so that a label means nothing but what the
-menu says; imitation and reinforcement do it by the same function.
+*Labels.* `head` says which tokens a label is sampled from: the labels in the menu, the whole label alphabet (as in the
+reference: a label that is not listed can be said, and wastes a step), or the vocabulary. All label scores come from one
+forward pass. `shuffle` renames the listed actions at every decision, so that a label means only what the menu says.
+Imitation and reinforcement learning use the same function for this.
 
-*Too long.* The task statement stands at the top of a state and what just happened at its end, so the middle is cut. (The
-reference cuts on the left and so loses the statement first.)
+*Too long.* The task statement is at the top of a state and the latest events are at its end, so the middle is cut. (The
+reference cuts on the left, and so loses the statement first.)
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from trailmark.types import Episode, Task
 
 ANALYZE, ACTION = " # Analyze:\n", " # Action:\n"
 CUT = "\n[...]\n"
-ROOM = 1024  # of an engine that does not say how much it holds
+ROOM = 1024  # for an engine that does not say its longest sequence
 Advice = Callable[[str, str], str]
 
 
 @dataclass(frozen=True)
 class Talk:
-    """What both stages of the method and its evaluation agree on. `alphabet` are the labels that can be drawn at all;
-    `share` of the decisions hear the reflector; `limit` tokens fit a prompt and its answer (None: what the engine holds)."""
+    """What imitation, play and evaluation agree on. `alphabet` are the labels that can be sampled at all. `share` of
+    the decisions get a reflection. `limit` tokens fit a prompt and its answer (None: what the engine holds)."""
 
     reflect: bool = True
     head: Head = "listed"
@@ -57,8 +57,8 @@ class Talk:
         return fit(tokenizer, self.instruction + state, ANALYZE, limit - self.thought) + ANALYZE
 
     def policy_prompt(self, tokenizer: Any, state: str, thought: str | None, menu: str, limit: int) -> str:
-        """`thought` None: without the reflector. A reflection may be more tokens of the policy than it was of the reflector:
-        where it leaves no room for the state, it loses its end."""
+        """The policy's prompt. `thought` None: without a reflection. A reflection may have more tokens for the policy
+        than it had for the reflector; if it leaves no room for the state, its end is cut."""
         rest = menu + ACTION if thought is None else ANALYZE + thought + menu + ACTION
         if thought and len((CUT + rest).encode(errors="replace")) + 3 >= limit:
             size = lambda n: len(prompt_ids(tokenizer, CUT + ANALYZE + thought[:n] + menu + ACTION))
@@ -67,14 +67,15 @@ class Talk:
 
 
 def coin(name: str, share: float) -> bool:
-    """Heads with probability `share`, the same for the same name."""
+    """True with probability `share`; always the same for the same name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") < share * 2**32
 
 
 def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
-    """`state`, shortened so that state + rest is at most `limit` tokens: whole lines from the top that take no more than half
-    of the room, a mark, and as many whole lines from the end as still fit (where none does, as many characters)."""
-    if len((state + rest).encode(errors="replace")) < limit:  # a token is a byte or more, and some tokenizers put one before the first
+    """Shorten `state` so that state + rest has at most `limit` tokens: whole lines from the top that take at most half
+    of the room, a mark, and as many whole lines from the end as fit (if none fits, as many characters)."""
+    # a token is at least one byte, and some tokenizers add a BOS token
+    if len((state + rest).encode(errors="replace")) < limit:
         return state
     size = lambda text: len(prompt_ids(tokenizer, text))
     if size(state + rest) <= limit:
@@ -82,7 +83,7 @@ def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
     room = limit - size(CUT + rest)
     if room < 2:
         raise TaskError(
-            f"the menu and what stands behind the state take {size(rest)} tokens, and a prompt may have {limit}: raise "
+            f"the menu and the text after the state take {size(rest)} tokens, and a prompt may have {limit}: raise "
             "engine.max_len (and the model's context), or choose a world with shorter menus."
         )
     lines = [0, *(i + 1 for i, c in enumerate(state) if c == "\n"), len(state)]
@@ -97,7 +98,7 @@ def fit(tokenizer: Any, state: str, rest: str, limit: int) -> str:
 
 
 def _longest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest n up to `most` that fits, where less always fits better than more."""
+    """The largest n up to `most` that fits. If n fits, every smaller one must fit too."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -109,14 +110,14 @@ def _longest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def label_words(source: Any) -> tuple[str, ...]:
-    """Labels of several digits, which a tiny tokenizer must have as words. Only worlds that ask for the policy's tokenizer
-    (`bind`) have such long lists."""
+    """Labels of several digits, which a tiny tokenizer must have as single tokens. Only worlds that ask for the
+    policy's tokenizer (`bind`) have such long lists."""
     return tuple(c for c in CHOICES if len(c) > 1) if source.binds else ()
 
 
 def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
-    """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu, where menus
-    never change."""
+    """The labels that this world may list: those it took from the tokenizer (`bind`), or those of its first menu if
+    menus never change."""
     if source.binds:
         return tuple(source.labels or alphabet(tokenizer))
     first = source.tasks("train", 1, 0)[0]
@@ -124,8 +125,8 @@ def label_alphabet(source: Any, tokenizer: Any) -> tuple[str, ...]:
 
 
 def new_labels(labels: Sequence[str], shuffle: Shuffle, known: Sequence[str], name: str) -> dict[str, str]:
-    """Old label -> new one: a permutation of the listed labels, or distinct ones out of all `known`; the same for the same
-    name."""
+    """A mapping from old to new labels: a permutation of the listed labels, or distinct labels out of all `known`. It
+    is the same for the same name."""
     pool = list(labels) if shuffle == "permute" else list(known)
     if len(pool) < len(labels):
         raise TaskError(f"{len(labels)} actions are listed, and there are {len(pool)} labels to draw from.")
@@ -133,7 +134,7 @@ def new_labels(labels: Sequence[str], shuffle: Shuffle, known: Sequence[str], na
 
 
 def shuffled_menu(talk: Talk, menu: str, labels: Sequence[str], name: str) -> tuple[str, dict[str, str]]:
-    """The menu under new labels, and old -> new."""
+    """The menu with new labels, and the mapping from old to new."""
     if talk.shuffle == "none" or not labels:
         return menu, {x: x for x in labels}
     if menu_labels(menu) != tuple(labels):
@@ -146,8 +147,8 @@ def shuffled_menu(talk: Talk, menu: str, labels: Sequence[str], name: str) -> tu
 
 
 def two_players(talk: Talk, advice: Advice | None = None) -> Protocol:
-    """The reflector, then the policy, then the world. `advice(state, reflection)` puts other words in the reflection's place,
-    to measure what the words are worth."""
+    """The reflector speaks, then the policy, then the world. `advice(state, reflection)` can replace the reflection, to
+    measure its effect."""
 
     async def protocol(desk: Desk) -> None:
         policy = desk.seats["policy"].engine
@@ -179,11 +180,11 @@ async def _think(desk: Desk, talk: Talk, name: str, limit: int, advice: Advice |
     return thought if advice is None else advice(seen.state, thought)
 
 
-# --- players that nobody trained -----------------------------------------------------------------------------------
+# --- untrained reference players -----------------------------------------------------------------------------------
 
 
 def random_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] | None = None) -> list[Episode]:
-    """The uniform choice among listed labels: where every comparison starts."""
+    """Chooses uniformly among the listed labels: the lower reference of every comparison."""
 
     async def protocol(desk: Desk) -> None:
         while not desk.over:
@@ -198,7 +199,7 @@ def random_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] 
 
 
 def oracle_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] | None = None) -> list[Episode]:
-    """The best move at every step, of worlds that know it: as far as anybody can come within the horizon."""
+    """Plays the best move at every step, in worlds that know it: the upper reference within the horizon."""
 
     async def protocol(desk: Desk) -> None:
         while not desk.over:
@@ -211,7 +212,7 @@ def oracle_player(source: Any, seed: int, tokenizer: Any, tasks: Sequence[Task] 
 
 
 def best_label(world: World) -> str:
-    """The label of a best action now; empty at a moment without one."""
+    """The label of a best action in this state; empty if there is none."""
     return str(world.oracle() or "")
 
 

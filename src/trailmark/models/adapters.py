@@ -61,6 +61,35 @@ def fingerprint(folder: str | Path) -> str:
     return digest.hexdigest() if files else ""
 
 
+def weights_print(model: ModelConfig) -> str:
+    """A text that changes if the weights of a `model:` section change; nothing is loaded. For a folder: its
+    fingerprint. For an adapter: the fingerprints of base and adapter. For a tiny model: its shape and seed. For a name
+    on the hub: its revision in the local cache."""
+    folder = Path(model.name)
+    if is_adapter(folder):
+        base = find_base(folder)
+        under = fingerprint(base.path) if Path(base.path).is_dir() else f"{base.path} {base.revision}"
+        own = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(folder.glob("adapter_model*.safetensors"))))
+        return f"{under} {own.hexdigest()}"
+    if folder.is_dir():
+        return fingerprint(folder)
+    if model.name == "tiny":
+        return f"tiny {model.shape and model.shape.model_dump_json()} {model.seed} {model.tokenizer}"
+    return f"{model.name} {model.revision or _commit(model.name)}"
+
+
+def _commit(name: str) -> str:
+    """The commit of a hub model in the local cache; "" if there is none."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # smollm2, or no name of the hub at all
+        return ""
+    return Path(found).parent.name if isinstance(found, str) else ""
+
+
 def add_lora(model: Any, config: ModelConfig) -> Any:
     """A new adapter, initialised from the model's seed."""
     import torch

@@ -22,7 +22,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from trailmark.errors import ModelError
-from trailmark.models import decode
+from trailmark.models import decode_kernel
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
@@ -116,6 +116,50 @@ class Prefill(Layout):
         return super().attend(module, q, k, v, scale, window, softcap)
 
 
+class Extension(Prefill):
+    """New tokens after prefixes whose keys and values are already stored: `before[layer]` holds them as [B, Hkv, C, D],
+    of which row b uses the first `length[b]`. `pos` are the positions of the new tokens. `kept` receives prefix and new
+    tokens together, `width` columns wide."""
+
+    def __init__(self, before: dict[int, tuple[Tensor, Tensor]], length: Tensor, pos: Tensor, width: int):
+        super().__init__(torch.zeros_like(pos), pos)
+        self.before = before
+        columns = next(iter(before.values()))[0].shape[2]
+        place = torch.arange(width, device=pos.device)[None, :].expand(len(pos), -1)
+        new = columns + (place - length[:, None]).clamp(max=pos.shape[1] - 1)
+        self.index = torch.where(place < length[:, None], place, new)[:, None, :, None]
+        self.columns = place[0]
+
+    def mask(self, window: int | None) -> Tensor:
+        """[B, 1, new tokens, width] bool: a token attends to its own position and to those before it."""
+        if window not in self._masks:
+            gap = self.pos[:, :, None] - self.columns
+            allowed = gap >= 0
+            self._masks[window] = (allowed if window is None else allowed & (gap < window))[:, None]
+        return self._masks[window]
+
+    @torch.compiler.disable
+    def attend(
+        self,
+        module: torch.nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        layer = number_of(module)
+        whole = []
+        for old, new in zip(self.before[layer], (k, v)):
+            both = torch.cat([old, new], 2)
+            whole.append(both.gather(2, self.index.expand(-1, both.shape[1], -1, both.shape[3])))
+        k, v = self.kept[layer] = whole[0], whole[1]
+        if q.is_cuda and q.shape[1] > k.shape[1]:  # with a mask, shared heads have no fast kernel
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        return _dense(q, k, v, self.mask(window), scale, softcap)
+
+
 class Slots:
     """Keys and values of `rows` sequences that grow by one token at a time, each with its own length.
 
@@ -140,6 +184,11 @@ class Slots:
                 self.values[layer] = v.new_zeros(self.rows, v.shape[1], self.capacity, v.shape[3])
             self.keys[layer][to, :, : k.shape[2]] = k[of]
             self.values[layer][to, :, : v.shape[2]] = v[of]
+
+    def read(self, rows: list[int], columns: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """Keys and values of some slots, as far as `columns`, by layer."""
+        at = torch.tensor(rows, device=next(iter(self.keys.values())).device)
+        return {n: (k[at, :, :columns], self.values[n][at, :, :columns]) for n, k in self.keys.items()}
 
     def at(self, index: Tensor, width: int | None = None) -> Decoding:
         """One step: the next token of every row goes to `index`; `width` limits how many columns are looked at."""
@@ -168,8 +217,8 @@ class Decoding:
         keys, values = self.slots.keys[layer], self.slots.values[layer]
         keys[rows, :, self.index] = k[:, :, 0]
         values[rows, :, self.index] = v[:, :, 0]
-        if decode.suits(q, keys):
-            return decode.attend(q, keys, values, self.index, scale, window, softcap)
+        if decode_kernel.suits(q, keys):
+            return decode_kernel.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
             j = torch.arange(self.width, device=q.device)[None, :]
             allowed = j <= self.index[:, None]

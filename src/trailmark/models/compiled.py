@@ -1,10 +1,11 @@
-"""Compiled code on a GPU: the decoder layers of a learner's pass, and the readout of log-probs over the vocabulary.
+"""Compiled code on a GPU: the decoder layers in a learner's forward pass, and the readout of log-probs over the
+vocabulary.
 
-A decoder layer is compiled with static shapes, FlexAttention inside it, so that its kernels are few and fused; all layers of a
-model share one graph. Every length is a graph of its own, so `models/layout.py` rounds lengths up to a few. A model that meets
-more lengths than `MOST`, or a torch that cannot compile it, takes the plain path, and one line says so. The compiler keeps what
-it made on disk (TORCHINDUCTOR_CACHE_DIR) for the next run. TRAILMARK_COMPILE=0 turns all of this off, 1 turns it on for small
-models too.
+A decoder layer is compiled with static shapes and FlexAttention inside, so that it has few, fused kernels. All layers
+of a model share one graph. Every length needs its own graph, so `models/layout.py` rounds lengths up to a few values.
+If a model meets more than `MOST` lengths, or torch cannot compile it, the model runs uncompiled, with a one-line
+warning. The compiler caches its results on disk (TORCHINDUCTOR_CACHE_DIR) for the next run. TRAILMARK_COMPILE=0 turns
+compilation off; 1 turns it on for small models too.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ from torch import Tensor
 
 from trailmark.models.attention import Layout, Prefill
 
-LEAST = 30_000_000  # weights of a model that is worth compiling
-MOST = 24  # shapes
-WORTH = 16384  # tokens of a prefill below which launches cost more than kernels
+LEAST = 30_000_000  # smallest number of weights of a model that is worth compiling
+MOST = 24  # most shapes that are compiled
+WORTH = 16384  # below this many tokens of a prefill, launches cost more than kernels
 
 
 @dataclass(eq=False)
 class CompiledLayers:
-    """The layers of one model. `wanted` None: where the model is large enough to be worth it."""
+    """The compiled layers of one model. `wanted` None: compile if the model is large enough."""
 
     wanted: bool | None = None
     lengths: set[tuple[Any, ...]] = field(default_factory=set)
-    shapes: set[tuple[int, ...]] = field(default_factory=set)  # prefills that were met
+    shapes: set[tuple[int, ...]] = field(default_factory=set)  # shapes of prefills so far
     _calls: dict[int, Any] = field(default_factory=dict)
 
     def run(self, base: Any, layout: Any, forward: Callable[[], Tensor]) -> Tensor:
-        """`forward`, in compiled layers where the layout is one line of a length that FlexAttention takes, or a large prefill."""
+        """`forward` with compiled layers, if the layout is one line of a length that FlexAttention supports, or a large
+        prefill."""
         if not self._use(base, layout):
             self._switch(base, False)
             return forward()
         self._switch(base, True)
         if type(layout) is Layout:
             for window in _windows(base.config):
-                layout.block_mask(window)  # built here: a compiled layer only reads it
+                layout.block_mask(window)  # built here, because a compiled layer can only read it
         try:
             return forward()
         except FAILURES as problem:
@@ -70,7 +72,7 @@ class CompiledLayers:
             if layout.end.numel() < WORTH:
                 return False
             shape = tuple(layout.end.shape)
-            if shape not in self.shapes:  # a shape that comes once is not worth compiling
+            if shape not in self.shapes:  # a shape that occurs once is not worth compiling
                 self.shapes.add(shape)
                 return False
         elif type(layout) is not Layout or not layout.flexible or len(layout.end) != 1:
@@ -84,7 +86,8 @@ class CompiledLayers:
         return True
 
     def _switch(self, base: Any, on: bool) -> None:
-        """Stays as it is until the next pass: a checkpointed layer runs again in the backward pass and must be the same one."""
+        """Stays the same until the next pass: a checkpointed layer runs again in the backward pass and must be the
+        same."""
         if on and not self._calls:
             _set_up()
             self._calls = {id(x): torch.compile(x._call_impl, dynamic=False) for x in _layers(base)}
@@ -113,7 +116,8 @@ def _set_up() -> None:
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
     if hasattr(functorch, "force_non_lazy_backward_lowering"):
-        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]  # a failure shows in the forward pass
+        # So a failure to compile shows in the forward pass.
+        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]
 
 
 def _failures() -> tuple[type[BaseException], ...]:
@@ -128,7 +132,7 @@ FAILURES = _failures()
 
 
 def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A step of constant shapes, compiled; plain where this torch cannot, and then a line says so."""
+    """Compile a step of constant shapes. If torch cannot, the step runs uncompiled, with a one-line warning."""
     _set_up()
     made = torch.compile(step, dynamic=False)
 
@@ -152,7 +156,7 @@ CHUNK = 2048
 
 
 def _numbers(logits: Tensor, target: Tensor, heat: Tensor, entropies: bool) -> tuple[Tensor, ...]:
-    """log p(target) and, if asked for, the entropy, of softmax(logits / heat)."""
+    """log p(target) of softmax(logits / heat) and, if requested, its entropy."""
     x = logits.float() / heat[:, None]
     whole = torch.logsumexp(x, -1)
     logp = x.gather(1, target[:, None])[:, 0] - whole

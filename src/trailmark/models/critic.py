@@ -1,4 +1,4 @@
-"""A critic beside a policy: a value head on the policy's body, which it does not train, or on a model of its own."""
+"""A critic: a value head on the policy's body, whose gradient stops at the head, or on a model of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trailmark.models.lm import LM
 
 
 class MlpHead(nn.Sequential):
-    """Linear, LayerNorm, ReLU, Linear; the last one starts at 0, and so does V."""
+    """Linear, LayerNorm, ReLU, Linear. The last layer starts at 0, so V does too."""
 
     def __init__(self, width: int, device: torch.device, dtype: torch.dtype, seed: int):
         with torch.random.fork_rng():
@@ -26,12 +26,12 @@ class MlpHead(nn.Sequential):
 
     @property
     def weight(self) -> Tensor:
-        """Whose dtype the states take on."""
+        """Gives the dtype that hidden states are converted to."""
         return self[0].weight  # type: ignore[return-value]
 
 
 class _SharedBody(nn.Module):
-    """The policy's body seen from the critic: nothing of it is trained or saved here."""
+    """The policy's body as the critic sees it. It is neither trained nor saved here."""
 
     def __init__(self, policy: LM):
         super().__init__()
@@ -55,7 +55,7 @@ class _SharedBody(nn.Module):
 
 
 class SharedCritic(LM):
-    """A head on the policy's last hidden state. No gradient reaches the body, and dropout is off in it."""
+    """A head on the policy's last hidden state. No gradient reaches the body, and its dropout is off."""
 
     def __init__(self, policy: LM):
         super().__init__(_SharedBody(policy), policy.tokenizer, f"{policy.name} (critic)", sharing=policy.sharing)
@@ -72,8 +72,8 @@ class SharedCritic(LM):
 
 
 def make_critic(policy: LM, own: LM | None, head: str, seed: int) -> LM:
-    """A model with a head "value". `own` is a model for it alone, None: it reads the policy's body. `head` is linear
-    or mlp."""
+    """A model with a head "value". `own` is a model for the critic alone; None: the critic reads the policy's body.
+    `head` is linear or mlp."""
     lm = SharedCritic(policy) if own is None else own
     lm.add_head("value")
     if head == "mlp":

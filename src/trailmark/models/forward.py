@@ -1,7 +1,7 @@
-"""The one teacher-forced pass: from token sequences to numbers per token, computed in chunks over tokens.
+"""The teacher-forced forward pass: from token sequences to numbers per token, computed in chunks over tokens.
 
-`pack` lays samples out, `view` runs models over one layout (with gradients where they are wanted), `fill` adds what was read
-to the samples. The learner, the values of a search, the engine's scores and everything in `score/` go through here.
+`pack` lays samples out, `view` runs models over one layout (with gradients if they are trained), and `fill` adds the
+results to the samples. The learner, the values of a search, the engine's scores and everything in `score/` use this.
 
 Legend: M sample tokens, N tokens that are read (where the readout's stream is not 0), V vocabulary, W hidden width.
 """
@@ -29,20 +29,22 @@ from trailmark.models.readout import Readout, View
 from trailmark.types import Sample, SamplingLaw
 
 CHUNK = 1024
-PLACES = 65536  # computed in one pass where nobody says how many
+PLACES = 65536  # default number of tokens in one pass
 
 
 def choose_shape(wish: Shape, lm: LM) -> Shape:
-    """What was asked for, or the richest that is exact for the model."""
+    """The requested shape, or the richest one that is exact for the model."""
     if wish == "fixed":
         return wish
     wish = "tree" if wish == "auto" else wish
     return wish if RICHNESS[wish] <= RICHNESS[lm.sharing] else lm.sharing  # type: ignore[return-value]
 
 
-def pack(models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES) -> list[Packed]:
-    """Lay samples out so that every one of the models can read them. The same samples are always packed the same way, so
-    scoring and training see equal numbers."""
+def pack(
+    models: Mapping[str, LM], samples: Sequence[Sample], shape: Shape = "auto", budget: int = PLACES
+) -> list[Packed]:
+    """Lay samples out so that all these models can read them. The same samples are always packed the same way, so
+    scoring and training give equal numbers."""
     poorest = min(models.values(), key=lambda lm: RICHNESS[lm.sharing])
     longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in models.values())
     if longest > context:
@@ -58,7 +60,7 @@ def fill(
     readouts: Sequence[Readout],
     amp: bool = False,
 ) -> list[Sample]:
-    """The samples, each with one stream more per readout, computed without gradient in these layouts of them."""
+    """The samples with one more stream per readout, computed without gradient in these layouts."""
     places: dict[int, list[int]] = {}
     for i, s in enumerate(samples):
         places.setdefault(id(s), []).append(i)
@@ -82,20 +84,20 @@ def view(
     amp: bool = False,
     learned: Mapping[str, float] | None = None,
 ) -> View:
-    """Run each needed model once over the layout and gather every readout back to sample tokens. Gradients flow into the
-    models named in `train` and into no other."""
+    """Run each needed model once over the layout, and gather every readout back to sample tokens. Gradients flow only
+    into the models named in `train`."""
     with _as(models, readouts[0].model if readouts else next(iter(models))) as lead:
         pass
     device, real = lead.device, torch.float64 if lead.dtype == torch.float64 else torch.float32
-    streams = {n: torch.as_tensor(s, device=device) for n, s in packed.streams.items()}
+    streams = {n: moved(s, device) for n, s in packed.streams.items()}
     streams = {n: s.to(real) if s.is_floating_point() else s for n, s in streams.items()}
-    ids, end, pos = (torch.as_tensor(a, device=device) for a in (packed.ids, packed.end, packed.pos))
+    ids, end, pos = (moved(a, device) for a in (packed.ids, packed.end, packed.pos))
     layout = Layout(end, pos)
     trained = {id(models[name]) for name in train}
     with_grad = {r.model for r in readouts if not r.detach and id(models.get(r.model)) in trained}
     needed = dict.fromkeys([r.model for r in readouts] + [r.to for r in readouts if r.kind == "kl"])
     hidden: dict[str, Tensor] = {}
-    passes: dict[tuple[int, str, bool], Tensor] = {}  # one model under two names (a shared body) runs once
+    passes: dict[tuple[int, str, bool], Tensor] = {}  # a model with two names (a shared body) runs once
     for name in needed:
         with _as(models, name) as lm, torch.set_grad_enabled(name in with_grad), _autocast(lm, amp):
             key = (id(lm), name.partition("/")[2], name in with_grad)
@@ -110,7 +112,8 @@ def view(
             )
         if at == "before" and (packed.streams[where][packed.index == 0] != 0).any():
             raise LearnError(
-                f"'{where}' is not 0 on the first token of a sample: nothing comes before it, so it cannot be read there"
+                f"'{where}' is not 0 on the first token of a sample: nothing comes before it, so it cannot be read "
+                "there"
             )
         m = np.nonzero(
             packed.streams[where].reshape(len(packed.where), -1).any(1) & ((packed.index > 0) | (at == "after"))
@@ -119,12 +122,18 @@ def view(
         target = packed.ids.reshape(-1)[packed.where[m]]
         with _as(models, model) as lm, torch.set_grad_enabled(model in with_grad), _autocast(lm, amp):
             parts = _read(lm, models, hidden, model, group, packed, m, place, target)
-        at_m = torch.as_tensor(m, device=device)
+        at_m = moved(m, device)
         for r, value in zip(group, parts):
             value = value.to(real)
             out = torch.zeros((len(packed.where), *value.shape[1:]), dtype=real, device=device)
             read[r.name] = out.index_copy(0, at_m, value.detach() if r.detach else value)
-    return View(packed, streams, read, torch.as_tensor(packed.row, device=device), learned or {})
+    return View(packed, streams, read, moved(packed.row, device), learned or {})
+
+
+def moved(array: np.ndarray, device: torch.device) -> Tensor:
+    """An array as a tensor on a device. The host does not wait for a GPU to take it."""
+    tensor = torch.as_tensor(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _read(
@@ -139,31 +148,22 @@ def _read(
     target: np.ndarray,
 ) -> list[Tensor]:
     device = lm.device
-    at = torch.as_tensor(place, device=device)
+    at = moved(place, device)
     states = hidden[model].index_select(0, at)
     out: dict[str, list[Tensor]] = {r.name: [] for r in group}
     tokens = [r for r in group if r.kind != "head"]
     for r in group:
         if r.kind == "head":
-            if r.head not in lm.heads:
-                raise LearnError(
-                    f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {', '.join(lm.heads) or 'none'}"
-                )
-            head: Any = lm.heads[r.head]
-            # Where shapes are constant the head reads every place: what it computes must not depend on how many are wanted.
-            read = hidden[model] if packed.constant else states
-            with torch.autocast(lm.device.type, enabled=False):
-                value = head(read.to(head.weight.dtype))
-            value = value.index_select(0, at) if packed.constant else value
-            out[r.name].append(value[:, 0] if value.shape[1] == 1 else value)
+            out[r.name].append(_read_head(lm, r, model, hidden[model], states, at, packed.constant))
     others = {r.to: hidden[r.to].index_select(0, at) for r in tokens if r.kind == "kl"}
     law = packed.streams["law"][m]
     written = packed.streams["written"][m] if "written" in packed.streams else np.full(len(m), 1 << 30)
-    goal = torch.as_tensor(target, device=device)
+    goal = moved(target, device)
     whole = [untruncated(w) for w in packed.laws]
     if any(r.law for r in tokens) and any(packed.laws[k].temperature == 0 for k in np.unique(law) if k >= 0):
         raise LearnError(
-            "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, or read them with law=False"
+            "these tokens were drawn at temperature 0: their law has no gradient; sample with a temperature above 0, "
+            "or read them with law=False"
         )
 
     if tokens and (heat := _temperatures(lm, tokens, packed.laws, law)) is not None:
@@ -179,47 +179,67 @@ def _read(
             under = law_logits(logits, packed.laws, law[span], written[span], t)
         results = []
         for r in tokens:
-            use = under if r.law else own
-            if r.kind == "kl" and r.law:
-                use = law_logits(logits, whole, law[span], written[span])
-            if r.kind == "logp":
-                results.append(use.log_softmax(-1).gather(1, t[:, None])[:, 0])
-            elif r.kind == "entropy":
-                results.append(entropy(use))
-            elif r.kind == "rank":
-                every = use.log_softmax(-1)
-                results.append((every > every.gather(1, t[:, None])).sum(-1) + 1)
-            elif r.kind == "top":
-                best = use.log_softmax(-1).topk(min(r.top, use.shape[1]))
-                results.append(torch.stack([best.indices.to(best.values.dtype), best.values], 1))
-            else:
-                with _as(models, r.to) as second, torch.no_grad():
-                    b = working(second.logits(other[list(others).index(r.to)]))
-                if r.law:
-                    b = law_logits(b, whole, law[span], written[span])
-                results.append(exact_kl(use, b) if r.reverse else exact_kl(b, use))
+            if r.kind != "kl":
+                results.append(_number(r, under if r.law else own, t))
+                continue
+            with _as(models, r.to) as second, torch.no_grad():
+                b = working(second.logits(other[list(others).index(r.to)]))
+            a = own
+            if r.law:
+                a, b = (law_logits(x, whole, law[span], written[span]) for x in (logits, b))
+            results.append(exact_kl(a, b) if r.reverse else exact_kl(b, a))
         return tuple(results)
 
     for first in range(0, len(m) if tokens else 0, CHUNK):
         span = slice(first, first + CHUNK)
         args = (states[span], goal[span], span, *[o[span] for o in others.values()])
-        # Recomputed in the backward pass, so that no [N, V] tensor outlives its chunk.
+        # Recomputed in the backward pass, so that no [N, V] tensor is kept after its chunk.
         results = checkpoint(chunk, *args, use_reentrant=False) if torch.is_grad_enabled() else chunk(*args)
         for r, value in zip(tokens, results):
             out[r.name].append(value)
     return [torch.cat(out[r.name]) if out[r.name] else states.new_zeros(0) for r in group]
 
 
+def _read_head(
+    lm: LM, r: Readout, model: str, hidden: Tensor, states: Tensor, at: Tensor, constant: bool
+) -> Tensor:
+    """A head's output at the places `at`, whose hidden states are `states`."""
+    if r.head not in lm.heads:
+        has = ", ".join(lm.heads) or "none"
+        raise LearnError(f"readout '{r.name}' reads head '{r.head}' of model '{model}', which has: {has}")
+    head: Any = lm.heads[r.head]
+    # If shapes are constant, the head reads all places, so that its shape does not depend on how many are wanted.
+    with torch.autocast(lm.device.type, enabled=False):
+        value = head((hidden if constant else states).to(head.weight.dtype))
+    value = value.index_select(0, at) if constant else value
+    return value[:, 0] if value.shape[1] == 1 else value
+
+
+def _number(r: Readout, logits: Tensor, token: Tensor) -> Tensor:
+    """One readout of the distributions softmax(logits), [N, V], at tokens [N]."""
+    if r.kind == "entropy":
+        return entropy(logits)
+    every = logits.log_softmax(-1)
+    if r.kind == "logp":
+        return every.gather(1, token[:, None])[:, 0]
+    if r.kind == "rank":
+        return (every > every.gather(1, token[:, None])).sum(-1) + 1
+    best = every.topk(min(r.top, logits.shape[1]))
+    return torch.stack([best.indices.to(best.values.dtype), best.values], 1)
+
+
 def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:
-    """One temperature for each token where that is all that its law does, and the compiled readout is at hand; else None."""
+    """One temperature for each token, if every law is only a temperature and the compiled readout is available; else
+    None."""
     if lm.device.type != "cuda" or not lm.compiled.wanted or lm.dtype == torch.float64 or not len(law):
         return None
     used = [laws[k] for k in np.unique(law) if k >= 0]
     only = all(dataclasses.replace(w, temperature=1.0).plain and w.temperature > 0 for w in used)
     if not only or any(r.kind not in ("logp", "entropy") for r in wanted) or len({r.law for r in wanted}) > 1:
         return None
-    table = np.array([w.temperature for w in laws] + [1.0], np.float32)  # -1 is the last one: the model's own distribution
-    return torch.as_tensor(table[law] if wanted[0].law else np.ones(len(law), np.float32), device=lm.device)
+    # index -1 is the last entry: the model's own distribution
+    table = np.array([w.temperature for w in laws] + [1.0], np.float32)
+    return moved(table[law] if wanted[0].law else np.ones(len(law), np.float32), lm.device)
 
 
 def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[Readout]) -> list[Tensor]:
@@ -239,7 +259,8 @@ def _fused(lm: LM, states: Tensor, goal: Tensor, heat: Tensor, wanted: Sequence[
 
 
 def exact_kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)); tokens without mass under a count 0."""
+    """KL(softmax a || softmax b) per row = sum_v p_a(v) (log p_a(v) - log p_b(v)). Tokens without mass under a count
+    0."""
     pa, pb = a.log_softmax(-1), b.log_softmax(-1)
     gap = torch.where(pa == NEVER, torch.zeros_like(pa), pa - pb)
     return (pa.exp() * gap).sum(-1)

@@ -1,7 +1,7 @@
-"""Lay a micro-batch of samples out for one forward pass: as padded rows, as rows behind one another, or as a trie.
+"""Lay a micro-batch of samples out for one forward pass: as padded rows, as packed rows, or as a trie.
 
-Objectives never see the layout. They see one flat token axis M (all samples' tokens behind one another); `where[m]`
-says at which place of the [B, L] layout token m sits, so a shared prefix is computed once and read by many.
+Objectives never see the layout. They see one flat token axis M (the tokens of all samples, one sample after the other).
+`where[m]` is the place of token m in the [B, L] layout. So a shared prefix is computed once and read by many samples.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from trailmark.types import Sample, SamplingLaw
 
 Shape = Literal["auto", "tree", "flat", "rows", "left", "fixed"]
-RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # what a model's attention computes exactly
-FIXED_ROWS, FIXED_BUCKET = 4, 32  # of the shape "fixed": rows of a pass, and what a width is rounded up to
-NEAR = 256  # looking at so many places costs a small model on a CPU about what the rest of its layers cost
+RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # order of the layouts that a model may compute exactly
+FIXED_ROWS, FIXED_BUCKET = 4, 32  # shape "fixed": rows of a pass, and the multiple that widths are rounded up to
+NEAR = 256  # on a CPU, attention to this many places costs a small model about as much as the rest of its layers
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,18 +32,19 @@ class Packed:
     streams: dict[str, np.ndarray]  # each [M, ...]
     laws: tuple[SamplingLaw, ...]
     samples: tuple[Sample, ...]
-    constant: bool = False  # its shape says nothing about what lies in it: a row must not depend on its neighbours
+    constant: bool = False  # the shape is constant, because a row must not depend on its neighbours
 
     @property
     def computed(self) -> int:
-        """Places the forward pass computes, padding included."""
+        """The number of places that the forward pass computes, padding included."""
         return self.ids.size
 
 
 def trie(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
-    """tokens, end, pos of the trie of `rows` in depth-first order, and for each row its nodes.
+    """tokens, end, pos of the trie of `rows` in depth-first order, and the nodes of each row.
 
-    Rows sorted as big-endian bytes stand next to the rows they share most with, so one pass over neighbours suffices.
+    If rows are sorted as big-endian bytes, neighbours share the longest prefixes, so one pass over neighbours is
+    enough.
     """
     order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
     tokens: list[np.ndarray] = []
@@ -72,15 +73,16 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1, budget: int | None = None) -> Packed:
-    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention wants 128). With a `budget` of
-    places, what shares nothing may stand in lines of its own where that is cheaper; without, all is one line. "fixed" are
-    padded rows of constant height: `micro_batches` gives it only samples of one width."""
+    """Place samples in one [B, L]. `multiple`: pad L up to a multiple of it (FlexAttention needs 128). With a `budget`
+    of places, samples that share nothing may be put in separate lines if that is cheaper; without, all are in one line.
+    "fixed" are padded rows of constant height: `micro_batches` gives it only samples of one width."""
     rows = [s.tokens for s in samples]
     if shape in ("rows", "left", "fixed"):
         width = _fixed_width(rows[0], multiple) if shape == "fixed" else _up(max(map(len, rows)), multiple)
         height = FIXED_ROWS if shape == "fixed" else len(rows)
         ids, pos = np.zeros((height, width), np.int64), np.zeros((height, width), np.int64)
-        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()  # padding sees itself and is seen by none
+        # padding attends to itself only, and no token attends to it
+        end = np.broadcast_to(np.arange(1, width + 1), ids.shape).copy()
         places = []
         for b, row in enumerate(rows):
             start = width - len(row) if shape == "left" else 0
@@ -127,8 +129,8 @@ def lay_out(samples: Sequence[Sample], shape: Shape = "tree", multiple: int = 1,
 def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree", multiple: int = 1) -> list[Packed]:
     """Split a batch so that each part computes at most `budget` places (a single unit may exceed it).
 
-    Samples of one unit stay together; neighbours share prefixes (tree) or lengths (rows). "fixed" knows no budget: parts of
-    at most `FIXED_ROWS` samples of one width, in the order they came.
+    Samples of one unit stay together. Neighbours share prefixes (tree) or lengths (rows). "fixed" has no budget: its
+    parts have at most `FIXED_ROWS` samples of one width, in their order.
     """
     if shape == "fixed":
         widths: dict[int, list[Sample]] = {}
@@ -170,14 +172,15 @@ def micro_batches(samples: Sequence[Sample], budget: int, shape: Shape = "tree",
 
 
 def saving(samples: Sequence[Sample]) -> float:
-    """Share of tokens that a trie does not compute again."""
+    """The share of tokens that a trie computes only once."""
     total = sum(len(s.tokens) for s in samples)
     return 1.0 - len(trie([s.tokens for s in samples])[0]) / total if total else 0.0
 
 
 def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> list[list[int]]:
-    """Which rows become one trie. Where lines are short, a little that all share (a BOS, a header) is better computed again
-    than made the reason for one long line: the least shared prefix that still joins neighbours is the one that costs least."""
+    """Which rows form one trie. If lines are short, a short prefix that all rows share (a BOS, a header) is cheaper to
+    compute again than to join all rows in one long line. So the smallest shared prefix that still joins neighbours is
+    chosen by its cost."""
     if budget is None or multiple > 1:
         return [list(range(len(rows)))]
     order = sorted(range(len(rows)), key=lambda r: rows[r].astype(">u4").tobytes())
@@ -194,11 +197,12 @@ def _pieces(rows: Sequence[np.ndarray], multiple: int, budget: int | None) -> li
 
 
 def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """Where each piece goes that shares nothing with the others: its line, what to add to its places (which count on from
-    piece to piece), the lines' width, and what it costs.
+    """Where each piece goes (pieces share nothing): its line, the offset of its places (places count on from piece to
+    piece), the width of the lines, and the cost.
 
-    A GPU skips what a mask hides, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a line:
-    the pieces are put into several lines, largest first, of that width for which places * (1 + width / NEAR) is least.
+    A GPU skips masked blocks, so one long line is best there (`multiple` > 1). A CPU computes the whole square of a
+    line. So the pieces are put into several lines, largest first, with the width for which places * (1 + width / NEAR)
+    is least.
     """
     total, largest, first = int(sizes.sum()), int(sizes.max()), np.cumsum(sizes) - sizes
     zeros = np.zeros(len(sizes), np.int64)
@@ -223,20 +227,21 @@ def _lines(sizes: np.ndarray, multiple: int, budget: int | None) -> tuple[np.nda
 
 
 def _fixed_width(row: np.ndarray, multiple: int) -> int:
-    """A row's width under "fixed" is its own alone, so that its shape does not depend on its neighbours."""
+    """The width of a row under "fixed". It depends on that row only, so that its shape does not depend on its
+    neighbours."""
     multiple = max(FIXED_BUCKET, multiple)
     return -(-len(row) // multiple) * multiple
 
 
 def _up(n: int, multiple: int) -> int:
-    """`n` rounded up; where a `multiple` is wanted, to one of eight lengths between two powers of two, so that lengths repeat."""
+    """`n` rounded up. With a `multiple`, there are eight lengths between two powers of two, so that lengths repeat."""
     if multiple > 1:
         multiple = max(multiple, (1 << (n - 1).bit_length()) // 16) if n > 1 else multiple
     return -(-n // multiple) * multiple
 
 
 def _laws(samples: Sequence[Sample]) -> tuple[tuple[SamplingLaw, ...], np.ndarray]:
-    """One table of laws for the batch, and each token's place in it."""
+    """One table of laws for the batch, and each token's index in it."""
     table: dict[SamplingLaw, int] = {}
     parts = []
     for s in samples:

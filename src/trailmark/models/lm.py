@@ -28,8 +28,8 @@ class LM:
     heads: nn.ModuleDict = field(default_factory=nn.ModuleDict)
     sharing: str = "tree"
     notes: tuple[str, ...] = ()
-    base_print: str = ""  # fingerprint of the folder that an adapter is laid over; empty: not computed yet
-    decodes: str | None = None  # what is wrong with decoding from kept keys and values; None: not looked at yet
+    base_print: str = ""  # fingerprint of the folder of an adapter's base; empty: not computed yet
+    decodes: str | None = None  # what is wrong with decoding from cached keys and values; None: not checked yet
     compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 
     def __post_init__(self) -> None:
@@ -73,13 +73,13 @@ class LM:
         return FLEX_BLOCK if self.device.type == "cuda" else 1
 
     def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
-        """[B, L] ids -> [B, L, width], each place seeing what the layout allows."""
+        """[B, L] ids -> [B, L, width]. Each place attends to the places that the layout allows."""
         if self.device.type != "cuda":
             return self.body(ids, layout, pos)
         return self.compiled.run(self.base, layout, lambda: self.body(ids, layout, pos))
 
     def body(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
-        """`hidden` as plain code, for whoever compiles a whole step of his own."""
+        """`hidden` without compiled layers, for callers that compile a whole step themselves."""
         return self.base.base_model(
             input_ids=ids, position_ids=pos, attention_mask=self._dummy, tree=layout, use_cache=False
         ).last_hidden_state

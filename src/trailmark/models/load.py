@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pick_device(wish: str = "auto") -> str:
-    """cuda, mps, npu or cpu. CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES are honoured by the backends themselves."""
+    """cuda, mps, npu or cpu. The backends themselves read CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES."""
     import torch
 
     def there(kind: str) -> bool:
@@ -41,14 +41,15 @@ def pick_device(wish: str = "auto") -> str:
 
 
 def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
-    """Load, adapt, move, and find out which layouts are exact for it. `words`: whole tokens of a tiny tokenizer."""
+    """Load a model, add adapters, move it to its device, and test which layouts are exact for it. `words` become single
+    tokens of a tiny tokenizer."""
     import torch
     from transformers.utils import logging
 
     from trailmark.models.lm import LM
     from trailmark.models.probe import richest_layout
 
-    logging.disable_progress_bar()  # our own progress says what a person wants to know
+    logging.disable_progress_bar()  # Trailmark shows its own progress
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
     model, tokenizer = _weights(config, device, dtype, words)
     adapted = hasattr(model, "peft_config")
@@ -79,16 +80,16 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
 
 
 def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
-    """The policy of `config` as it starts (or the model `name`), frozen. None: a new adapter is laid over it, so that the policy
-    without its adapter is the reference and costs no second copy."""
+    """The policy of `config` before training (or the model `name`), frozen. None if the policy is a new adapter: then
+    the policy without its adapter is the reference, and needs no second copy."""
     if name is None and config.lora and not is_adapter(config.name):
         return None
     return load_model(config.model_copy(update={"lora": None, "name": name or config.name})).freeze()
 
 
 def _no_dropout(model: Any) -> None:
-    """Rollouts and updates must see one policy, and on a tree dropout has no meaning. Some families keep their rates as
-    numbers and call the function."""
+    """Turn dropout off: rollouts and updates must use the same policy, and on a tree dropout has no meaning. Some
+    families store their rates as numbers and call the function."""
     import torch
 
     for module in model.modules():
@@ -100,16 +101,17 @@ def _no_dropout(model: Any) -> None:
 
 
 def _mark_ends(lm: LM) -> None:
-    """Write into the model's configs where its turns end, so that what we save stops in transformers, TRL and vLLM where it
-    stops here: at the tokenizer's end of sequence and the template's end of turn. What the model itself names stays, if it is
-    a special token of this tokenizer. No pad token goes into config.json: a model would freeze that row of its embedding."""
+    """Write into the model's configs which tokens end a turn: the tokenizer's end of sequence and the template's end of
+    turn. So a saved model stops in transformers, TRL and vLLM where it stops here. An end token that the model already
+    names stays, if it is a special token of this tokenizer. No pad token is written to config.json: a model would
+    freeze that row of its embedding."""
     from trailmark.chat import end_of_turn
 
     tokenizer, base = lm.tokenizer, lm.base
     own = "own" if getattr(tokenizer, "chat_template", None) else None
     try:
         ends = [tokenizer.eos_token_id, end_of_turn(tokenizer, template=own)]
-    except TrailmarkError:  # neither template nor tokenizer has an end: nothing stops here but the length
+    except TrailmarkError:  # neither template nor tokenizer has an end token: only the length ends a turn
         ends = []
     generation, config = base.generation_config, base.config
     known = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -122,7 +124,8 @@ def _mark_ends(lm: LM) -> None:
         generation.pad_token_id = ends[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     try:
         generation.validate(strict=True)
-    except ValueError:  # a temperature without sampling, as some published models have it: transformers would not save it
+    # some published models set a temperature without sampling, which transformers would not save
+    except ValueError:
         generation.do_sample = True
 
 
@@ -131,12 +134,12 @@ def _listed(ids: Any) -> list[int]:
 
 
 def _load_heads(lm: LM, folder: Path) -> None:
-    """A checkpoint's heads lie beside its weights."""
+    """Load the heads of a checkpoint, which are stored next to its weights."""
     if (folder / "heads.safetensors").is_file():
         from safetensors.torch import load_file
 
         tensors = load_file(folder / "heads.safetensors")
-        tensors = {n: t for n, t in tensors.items() if n.count(".") == 1 and n.endswith(".weight")}  # linear ones
+        tensors = {n: t for n, t in tensors.items() if n.count(".") == 1 and n.endswith(".weight")}  # linear heads
         for name, weight in tensors.items():
             lm.add_head(name.removesuffix(".weight"), weight.shape[0])
         lm.heads.load_state_dict(tensors)
@@ -172,8 +175,8 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = next((f.name for f in sorted(folder.glob("*.bin")) if f.name.startswith("pytorch_model")), None)
         raise ModelError(
-            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it again with "
-            "save_pretrained, which writes model.safetensors"
+            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it "
+            "again with save_pretrained, which writes model.safetensors"
             if pickled
             else f"{folder}: no weights there (model.safetensors is missing)"
         )
@@ -195,7 +198,7 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
 
         from transformers import BitsAndBytesConfig
 
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it would tell of a cast at every product
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it would warn about a cast at every product
         eight = config.quant == "int8"
         more = {
             "quantization_config": BitsAndBytesConfig(
@@ -220,14 +223,12 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
 
 
 def need_weights(count: int, what: str, bytes_each: int, device: str, layers: int = 0) -> None:
-    need(
-        count * bytes_each + layers * LAYER, f"{what}: a model of {count:,} weights", "choose a smaller model or another device",
-        device,
-    )  # fmt: skip
+    size = count * bytes_each + layers * LAYER
+    need(size, f"{what}: a model of {count:,} weights", "choose a smaller model or another device", device)
 
 
 def stored_parameters(path: str) -> int:
-    """The number of weights in a local folder; 0 for a model that is not here yet."""
+    """The number of weights in a local folder; 0 if the model is not there."""
     from safetensors import SafetensorError, safe_open
 
     count = 0
@@ -259,7 +260,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
 
 
 def tokenizer_by_name(name: str) -> Any:
-    """What `--tokenizer` means: tiny, smollm2, a folder, or a name on the hub."""
+    """The tokenizer that `--tokenizer` names: tiny, smollm2, a folder, or a name on the hub."""
     if name == "tiny":
         from trailmark.models.tiny import tiny_tokenizer
 
@@ -272,15 +273,15 @@ def tokenizer_by_name(name: str) -> Any:
 
 
 def _hub_answers(path: str) -> bool:
-    """Asked once before the hub's own calls, which try six times each to reach a hub that is not there. Any answer will do:
-    what the hub says of this model, it says in the call that follows. A local folder needs no hub."""
+    """Ask the hub once before its own calls, which retry six times each if the hub cannot be reached. Any answer is
+    fine: the next call reports what the hub says about this model. A local folder needs no hub."""
     from huggingface_hub import constants, get_session
 
     if Path(path).exists():
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)
-    except Exception:  # its errors are those of an http library that changes with the version of huggingface_hub
+    except Exception:  # the HTTP library, and so its errors, depend on the version of huggingface_hub
         return False
     return True
 
@@ -291,14 +292,17 @@ def _why(path: str, problem: Exception) -> str:
     lines = str(problem).strip().split("\n")
     if "remote code" in str(problem) or "trust_remote_code" in str(problem):
         return (
-            f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of a family "
-            "that transformers knows"
+            f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of "
+            "a family that transformers knows"
         )
     if Path(path).exists():
         return f"{path}: the model cannot be loaded: {lines[0][:200]}"
     answered = not isinstance(problem.__cause__, LocalEntryNotFoundError)
     said = " ".join(lines[: 1 + answered])[:400]  # its second line says what to do: ask for access, log in
-    return f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, describe it in model.shape"
+    return (
+        f"model '{path}' is neither a local folder nor reachable on the hub ({said}). For a dry run without it, "
+        "describe it in model.shape"
+    )
 
 
 def _check_quant(config: ModelConfig, device: str) -> None:
@@ -326,30 +330,17 @@ def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """What `--dry-run` says of a model, without network and without weights: its family and number of parameters."""
+    """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    from trailmark.models.tiny import tiny_config, tiny_tokenizer
+    from trailmark.models.tiny import tiny_tokenizer
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
         count = parameters(shape, shape.vocab or len(tiny_tokenizer()))
         return {"family": shape.family, "parameters": count, "context": shape.context}
-    elif Path(config.name).is_dir():
-        try:
-            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
-            shaped = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError) as problem:
-            raise ModelError(_why(config.name, problem)) from problem
-    elif config.name == "smollm2":
-        shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
-        shaped.tie_word_embeddings = True
-    else:
-        raise ModelError(
-            f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
-            f"this recipe without it"
-        )
+    shaped = shape_of(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shaped)
     return {
@@ -357,3 +348,28 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "context": shaped.max_position_embeddings,
     }
+
+
+def shape_of(config: ModelConfig) -> Any:
+    """The transformers config of a model, without network and without weights."""
+    from transformers import AutoConfig
+
+    from trailmark.models.tiny import tiny_config, tiny_tokenizer
+
+    if config.shape or config.name == "tiny":
+        shape = config.shape or ModelShape()
+        return _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+    if Path(config.name).is_dir():
+        try:
+            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
+            return AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError) as problem:
+            raise ModelError(_why(config.name, problem)) from problem
+    if config.name == "smollm2":
+        shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
+        shaped.tie_word_embeddings = True
+        return shaped
+    raise ModelError(
+        f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
+        f"this recipe without it"
+    )

@@ -1,5 +1,6 @@
-"""What can be read off a model: numbers per sample token. Objectives, scores and engines ask for them; `models/forward.py`
-computes them. This module imports without torch, because recipes are checked before torch is imported.
+"""Readouts: the numbers per sample token that a model can give. Objectives, scores and engines ask for them, and
+`models/forward.py` computes them. This module imports without torch, because recipes are checked before torch is
+imported.
 
 Legend: M sample tokens.
 """

@@ -11,6 +11,7 @@ from trailmark.objectives.classify import Classify
 from trailmark.objectives.clipped import Clipped
 from trailmark.objectives.kto import Kto
 from trailmark.objectives.pairwise import Pairwise
+from trailmark.objectives.ranking import Ranking
 from trailmark.objectives.sft import Sft
 from trailmark.objectives.soft_bellman import SoftBellman
 from trailmark.objectives.value import Value
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "value": Value,
     "classify": Classify,
     "pairwise": Pairwise,
+    "ranking": Ranking,
     "kto": Kto,
     "soft_bellman": SoftBellman,
 }
@@ -44,6 +46,7 @@ __all__ = [
     "Note",
     "Objective",
     "Pairwise",
+    "Ranking",
     "Sft",
     "SoftBellman",
     "Term",

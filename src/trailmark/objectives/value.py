@@ -9,8 +9,9 @@ from trailmark.objectives.base import Objective, Term
 
 
 class Value(Objective):
-    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t. With `clip`, the larger of
-    this error and the error of V clipped to old_value +- clip is used (PPO). Stream: returns; old_value with clip."""
+    """L = sum_t w_t (V(s_t) - G_t)^2 / mass, times `scale`. V(s_t) is read before token t, or after it (`at`): then it
+    is the worth of a step that token t ends. With `clip`, the larger of this error and the error of V clipped to
+    old_value +- clip is used (PPO). Stream: returns; old_value with clip."""
 
     kind: Literal["value"] = "value"
     model: str = "critic"
@@ -18,9 +19,10 @@ class Value(Objective):
     clip: float | None = None
     scale: float = 1.0
     weight: str = "value_weight"
+    at: Literal["before", "after"] = "before"
 
     def readouts(self) -> list[Readout]:
-        return [Readout("value", "head", model=self.model, head=self.head, where=self.weight)]
+        return [Readout("value", "head", model=self.model, head=self.head, at=self.at, where=self.weight)]
 
     def terms(self, view: View) -> list[Term]:
         v, goal = view["value"], view["returns"]

@@ -21,6 +21,7 @@ from trailmark.report.concerns import concerns
 from trailmark.report.episodes import Texts, credit_source, starts, view
 from trailmark.report.pieces import run_pieces
 from trailmark.report.tables import curves, evaluation_row
+from trailmark.runs.annotations import misfits
 from trailmark.runs.store import Run
 from trailmark.types import Annotation, Episode
 
@@ -39,7 +40,8 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
     chosen = read.spread(files, ITERATIONS)
     read_in = {f: lines.rows(f, Episode) for f in (*chosen, *tests)}
-    notes = read.annotations(run, chosen, lines)
+    notes = {f: read.annotated(f, lines) for f in read_in}  # by file: evaluations during training play the same starts
+    wrong = [m for f, episodes in read_in.items() for m in misfits(f, episodes)]
     panels = curves(metrics, timings)
     data: dict[str, Any] = {
         "name": str(recipe.get("name") or run.path.resolve().name),
@@ -57,6 +59,9 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     data |= _sources(run, read_in, tests, notes, tokenizer)
     played = [e for f in chosen for e in read_in[f]]
     data["concerns"] = concerns(panels, played, recipe, state, last, lines.broken)
+    if wrong:
+        more = f" In total, {len(wrong)} annotations do not fit." if len(wrong) > 1 else ""
+        data["concerns"] += [{"level": "warn", "text": f"An annotation does not fit: {wrong[0]}{more}"}]
     data["concerns"] += [
         {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."}
         for r in data["evaluation"]
@@ -69,7 +74,7 @@ def _sources(
     run: Run,
     files: dict[Path, list[Episode]],
     tests: dict[Path, str],
-    notes: dict[str, dict[str, list[Annotation]]],
+    notes: dict[Path, dict[str, dict[str, list[Annotation]]]],
     tokenizer: str | None,
 ) -> dict[str, Any]:
     """The episodes of the page by their source. Starts that were played in several sources come first."""
@@ -85,11 +90,11 @@ def _sources(
             if size + texts.size > SIZE:
                 break
             e = rows[i]
-            seen = view(e, pieces, texts, notes.get(e.id, {}), f not in tests)
+            seen = view(e, pieces, texts, notes[f].get(e.id, {}), f not in tests)
             shown.append(seen | {"start": names[e.task.id]})
             size += len(json.dumps(seen))
         label = f"evaluation {tests[f]}" if f in tests else f"iteration {int(f.stem)}"
-        source = {"name": label, "test": f in tests, "total": len(rows), "credit": credit_source(rows, notes),
+        source = {"name": label, "test": f in tests, "total": len(rows), "credit": credit_source(rows, notes[f]),
                   "episodes": shown}  # fmt: skip
         sources.append(source)
     decoded = any("id" in t for s in sources for e in s["episodes"] for t in e["turns"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json, object_from_json
 from trailmark.runs.older import read_recipe
@@ -92,14 +93,12 @@ def _held(path: Path) -> bool:
     return False
 
 
-def annotations(run: Run, files: list[Path], lines: LineReader) -> dict[str, dict[str, list[Annotation]]]:
-    """Annotations of the given segments: episode id -> name -> its annotations."""
+def annotated(file: Path, lines: LineReader) -> dict[str, dict[str, list[Annotation]]]:
+    """The annotations of a file of episodes: episode id -> name -> its annotations."""
     found: dict[str, dict[str, list[Annotation]]] = {}
-    root = run.path / "annotations"
-    for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        for file in files:
-            for a in lines.rows(folder / file.name, Annotation):
-                found.setdefault(a.episode, {}).setdefault(a.name, []).append(a)
+    for path in annotation_files(file):
+        for a in lines.rows(path, Annotation):
+            found.setdefault(a.episode, {}).setdefault(a.name, []).append(a)
     return found
 
 
@@ -116,7 +115,7 @@ def evaluation_files(run: Run, most: int) -> dict[Path, str]:
     if not folder.is_dir():
         return {}
     numbered = segments(folder)
-    named = sorted(p for p in folder.glob("*.jsonl") if p not in numbered and not p.name.startswith("."))
+    named = named_episodes(folder)
     return {p: f"after step {int(p.stem)}" for p in spread(numbered, most)} | {p: p.stem for p in named}
 
 

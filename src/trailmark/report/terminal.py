@@ -17,10 +17,12 @@ from rich.text import Text
 from trailmark.errors import DataError, nearest
 from trailmark.report.episodes import credit_source, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
-from trailmark.report.read import LineReader
+from trailmark.report.read import LineReader, annotated
+from trailmark.runs.annotations import misfits, named_episodes
 from trailmark.runs.store import Run, segments
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
+MISFITS = 3  # most warnings per file about annotations that do not fit
 FEW = 80  # turns with at most this many written tokens show one line per token
 LONG = 2000  # most characters of a prompt that are shown
 SEATS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -42,6 +44,7 @@ def inspect_file(
     ids: list[str] = []
     for file in files:
         episodes = lines.rows(file, Episode)
+        _say_misfits(file, episodes)
         for e in episodes:
             ids.append(e.id)
             if wanted is None:
@@ -75,7 +78,7 @@ def inspect_file(
         if seat is not None and seat not in seats:
             raise DataError(f"episode '{e.id}' has no seat '{seat}'.{nearest(seat, seats)}", file)
         pieces = Pieces(default=named(tokenizer)) if tokenizer else run_pieces(run) if run else Pieces()
-        notes = _notes(file, e)
+        notes = annotated(file, LineReader()).get(e.id, {})
         _detail(console, e, seat, by, tokens, pieces, credit_source([e], {e.id: notes}), notes, _learnt(file))
 
 
@@ -96,21 +99,19 @@ def _files(path: Path) -> tuple[list[Path], Run | None]:
     if not path.is_dir():
         raise DataError("there is no such file or folder.", path)
     whole = path / "episodes" if (path / "recipe.yaml").is_file() else path
-    files = segments(whole) or sorted(whole.glob("*.jsonl"))
+    files = segments(whole) or named_episodes(whole)
     if not files:
         raise DataError("holds no episodes (files that end in .jsonl).", whole)
     return files, Run(whole.parent) if (whole.parent / "recipe.yaml").is_file() else None
 
 
-def _notes(file: Path, e: Episode) -> dict[str, list[Annotation]]:
-    """Annotations of the episode, from the files of the same name beside `episodes/`."""
-    found: dict[str, list[Annotation]] = {}
-    root = file.parent.parent / "annotations"
-    for folder in sorted(root.iterdir()) if root.is_dir() and file.parent.name == "episodes" else []:
-        for a in LineReader().rows(folder / file.name, Annotation):
-            if a.episode == e.id:
-                found.setdefault(a.name, []).append(a)
-    return found
+def _say_misfits(file: Path, episodes: Sequence[Episode]) -> None:
+    """Warn about annotations that are damaged or do not fit the episodes."""
+    found = misfits(file, episodes)
+    for problem in found[:MISFITS]:
+        print(f"warning: {problem}", file=sys.stderr)
+    if len(found) > MISFITS:
+        print(f"warning: {len(found) - MISFITS} more annotations of {file.name} do not fit", file=sys.stderr)
 
 
 def _outcome(o: Scored | Invalid | Failed) -> Text:

@@ -1,4 +1,4 @@
-"""Best of n: play every task n times and keep the episode that a scorer likes most."""
+"""Best of n: play every task n times and keep the episode with the highest score."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from trailmark.types import Episode, Scored
 
 
 def best_of(episodes: Sequence[Episode], score: Callable[[Episode], float] | None = None) -> list[Episode]:
-    """One episode per group: the first of those with the highest score (default: the reward). Episodes that failed
-    take no part; a group in which all failed is left out."""
+    """One episode per group: the first with the highest score (default: the reward). Failed episodes are left out, and
+    so is a group in which all failed."""
 
     def reward(e: Episode) -> float:
         assert isinstance(e.outcome, Scored)

@@ -1,7 +1,8 @@
-"""Plain text as a prompt: its tokens behind exactly one beginning-of-sequence token, where the tokenizer wants one.
+"""Plain text as a prompt: its tokens after exactly one beginning-of-sequence (BOS) token, if the tokenizer uses one.
 
-A tokenizer that puts a BOS before every text (Llama's does) was trained with it. A prompt of plain text gets it here, and a text
-that brings it along, as some published prompts do, keeps that one and no second. Conversations get theirs from the chat template.
+Some tokenizers put a BOS before every text (Llama's does), and their models were trained with it. A plain-text prompt
+gets its BOS here. A text that already begins with a BOS, as some published prompts do, gets no second one.
+Conversations get theirs from the chat template.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ def adds_bos(tokenizer: Any) -> bool:
 
 
 def prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of a prompt that is plain text, or a `Marked` text that may have its BOS marked."""
+    """The tokens of a plain-text prompt, or of a `Marked` text that may contain a marked BOS."""
     ids = encode(tokenizer, text)
     if not adds_bos(tokenizer) or ids[:1] == [tokenizer.bos_token_id]:
         return ids
-    if text.startswith(tokenizer.bos_token):  # written out, as some published prompts have it
+    if text.startswith(tokenizer.bos_token):  # the text contains the BOS, as some published prompts do
         ids = encode(tokenizer, text.removeprefix(tokenizer.bos_token))
     return [int(tokenizer.bos_token_id), *ids]

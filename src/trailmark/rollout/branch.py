@@ -1,6 +1,6 @@
-"""Re-enter any step of a stored episode and continue: with another seat, temperature or seed, any number of times.
+"""Re-enter a stored episode at any point and continue it: with another seat, temperature or seed, any number of times.
 
-Monte-Carlo values of intermediate states, search, and a person's debugging are all this one call.
+This serves Monte-Carlo values of intermediate states, search, and debugging by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trailmark.types import Annotation, Episode, Parent
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Before token `token` of turn `turn` of an episode."""
+    """The point before token `token` of turn `turn` of an episode."""
 
     episode: Episode
     turn: int
@@ -36,15 +36,17 @@ def branch(
     judge: Judge | None = None,
     notes: list[Annotation] | None = None,
 ) -> list[list[Episode]]:
-    """`n` continuations from every point. The world is brought there by replaying the stored actions, the written tokens
-    are kept as they are; what was written of the turn itself is forced on the seat that goes on."""
+    """`n` continuations from every point. The stored actions are replayed to bring the world to the point, and the
+    earlier turns are kept as they are. If the point is inside a turn, its tokens so far are forced on the seat that
+    continues it."""
     starts = branch_starts(points, n, seed)
     episodes = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
 
 
 def branch_starts(points: Sequence[Point], n: int = 1, seed: int = 0) -> list[Start]:
-    """`n` starts from every point, for whoever plays them himself, such as a long collection (`runs/collect.py`)."""
+    """`n` starts from every point, for callers that play them themselves, such as a long collection
+    (`runs/collect.py`)."""
     return [s for p in points for s in _starts(p, n, seed)]
 
 
@@ -57,11 +59,13 @@ def _starts(point: Point, n: int, seed: int) -> list[Start]:
     turn = e.turns[point.turn]
     if not 0 <= point.token <= len(turn.tokens):
         raise TaskError(
-            f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token {point.token}"
+            f"turn {point.turn} of episode '{e.id}' has {len(turn.tokens)} tokens: it cannot be entered at token "
+            f"{point.token}"
         )
     if point.token and point.token == len(turn.tokens) and (turn.stop == "stop" or turn.law.allowed is not None):
         raise TaskError(
-            f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the next turn"
+            f"turn {point.turn} of episode '{e.id}' is complete at token {point.token}: enter it earlier, or at the "
+            "next turn"
         )
     parent = Parent(e.id, point.turn, point.token)
     name = f"{e.id}>{point.turn}.{point.token}"

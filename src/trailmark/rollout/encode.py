@@ -1,13 +1,14 @@
-"""Text to tokens, with every line encoded once.
+"""Encode text to tokens, each line only once.
 
-Prompts of one play repeat most of their lines, and so do menus and lessons. Where a tokenizer never joins two lines, the tokens
-of a text are those of its lines one after the other, and a line that was met before costs a look-up.
+The prompts of a play repeat most of their lines, and so do menus and lessons. If a tokenizer never joins two lines, the
+tokens of a text are the tokens of its lines in order, and a known line costs one look-up.
 
-When is that so? A byte-level BPE with GPT-2's pattern cuts a text into words before it merges anything, and no word of it reaches
-over a newline that stands between two letters or signs (`borders`): the newline is a word of its own. Added tokens are looked for
-first, so none of them may go on behind a newline or swallow what stands around it. All other tokenizers get the whole text.
+Which tokenizers never join lines? A byte-level BPE with GPT-2's pattern splits a text into words before it merges
+anything. No word extends over a newline between two letters or signs (`borders`): that newline is a word of its own.
+Added tokens are matched first, so none of them may continue after a newline or absorb the text around it. All other
+tokenizers encode the whole text.
 
-A text is content: a control token in it is encoded as the characters it is made of (`texts.py`).
+A text is content: a control token in it is encoded as its characters (`texts.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any
 
 from trailmark import texts
 
-MOST = 1 << 16  # lines remembered for a tokenizer
+MOST = 1 << 16  # most lines in the cache of a tokenizer
 borders = re.compile(r"(?<=\S\n)(?=\S)")
 
 _known: weakref.WeakKeyDictionary[Any, tuple[int, dict[str, list[int]] | None]] = weakref.WeakKeyDictionary()
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of `text` as content, but faster the second time."""
+    """The tokens of `text` as content. Repeated lines come from a cache."""
     if (lines := _lines(tokenizer)) is None or getattr(text, "spans", ()):
         return texts.encode(tokenizer, text)
     parts = borders.split(text)
@@ -43,7 +44,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _lines(tokenizer: Any) -> dict[str, list[int]] | None:
-    """What is remembered for a tokenizer (None: it may join lines). New tokens make everything new."""
+    """The cache of a tokenizer (None: it may join lines). New tokens in the tokenizer give a new cache."""
     if not getattr(tokenizer, "is_fast", False):
         return None
     size = len(tokenizer)
@@ -54,7 +55,7 @@ def _lines(tokenizer: Any) -> dict[str, list[int]] | None:
 
 
 def keeps_lines_apart(tokenizer: Any) -> bool:
-    """Whether the tokens of a text are those of its lines, by what the tokenizer is made of (see above)."""
+    """Whether the tokens of a text are those of its lines. The parts of the tokenizer decide it (see above)."""
     core = tokenizer.backend_tokenizer
     cutter = core.pre_tokenizer
     if core.normalizer is not None or type(core.model).__name__ != "BPE" or type(cutter).__name__ != "ByteLevel":

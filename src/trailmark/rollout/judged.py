@@ -1,17 +1,19 @@
-"""Plays of a world that cannot judge itself: a judge gives each its outcome before anybody sees the episode.
+"""Plays of a world that cannot judge itself: a judge gives each its outcome before the episode is returned or written.
 
-A judge may give one outcome, or one for each side. The reward of an outcome is put on the turn that acted last; of a side's
-own outcome, on the turn of that side that acted last.
+A judge may give one outcome, or one for each side. The reward of a single outcome goes to the turn that acted last. The
+reward of a side's own outcome goes to the turn of that side that acted last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.errors import JudgeError, TaskError
+from trailmark.errors import JudgeError, TaskError, TrailmarkError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict
 from trailmark.tasks.base import Observation, TaskSource, declared
@@ -19,23 +21,38 @@ from trailmark.types import Annotation, Episode, Outcome, Scored, Turn
 
 
 def judge_of(source: Any, given: Judge | None) -> Judge | None:
-    """Who judges the plays of a source: the one that was given, or the source's own. None: the world judges itself."""
+    """The judge of a source's plays: the given one, or the source's own. None: the world judges itself."""
     source = declared(source)
     if not source.judged:
         return None
     judge = given or source.judge
     if judge is None:
         raise TaskError(
-            f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: my_file.py:score."
+            f"task '{source.name}' cannot judge what is played: name who gives the reward, such as reward: "
+            "my_file.py:score."
         )
     return judge
+
+
+@contextlib.contextmanager
+def noting(source: Any) -> Iterator[list[Annotation]]:
+    """Collect the judge's notes on all plays of a source in this block, even if other functions call `play`."""
+    source = declared(source)
+    if not source.judged:
+        yield []
+        return
+    before, source.judge_notes = source.judge_notes, []
+    try:
+        yield source.judge_notes
+    finally:
+        source.judge_notes = before
 
 
 async def give_verdicts(
     episodes: dict[int, Episode], first: Mapping[int, Observation], judge: Judge, notes: list[Annotation] | None = None
 ) -> None:
-    """Ask the judge about the episodes whose numbers are in `first`, all at once, and put what it says into them. `first` is
-    what each was shown first."""
+    """Ask the judge about the episodes with the numbers in `first`, all at once, and store its verdicts in them.
+    `first` maps a number to the first prompt."""
     numbers = sorted(first)
     plays = [as_play(episodes[k], first[k]) for k in numbers]
     for k, play, verdict in zip(numbers, plays, await _ask(judge, plays)):
@@ -43,26 +60,57 @@ async def give_verdicts(
 
 
 def judge_episodes(source: TaskSource, episodes: Sequence[Episode], judge: Judge) -> list[Verdict]:
-    """What a judge says about plays that are over, whoever gave their outcomes: one verdict for each. The episodes stay as they
-    are."""
+    """One verdict for each finished play, even if it already has an outcome. The episodes stay as they are."""
     return wait(_ask(judge, [as_play(e, source.make().reset(e.task)) for e in episodes]))
 
 
 async def _ask(judge: Judge, plays: Sequence[Play]) -> list[Verdict]:
-    verdicts = await judge.judge(plays)
+    """The verdicts of a judge. A user may have written its class, so they are checked before anything is stored."""
+    name = judge.name if judge.name != Judge.name else type(judge).__name__  # a user's class may set no name
+    who = f"judge '{name}'"
+    try:
+        verdicts = await judge.judge(plays)
+    except Exception as problem:
+        if isinstance(problem, TrailmarkError) or type(judge).__module__.startswith("trailmark."):
+            raise
+        raise JudgeError(f"reward: {who} raised {type(problem).__name__}: {problem}.") from problem
+    if not isinstance(verdicts, Sequence) or isinstance(verdicts, str):
+        raise JudgeError(f"reward: {who} returned {_shown(verdicts)}: it must return a list of verdicts.")
     if len(verdicts) != len(plays):
-        raise JudgeError(f"judge '{judge.name}' gave {len(verdicts)} verdicts for {len(plays)} plays.")
+        raise JudgeError(f"reward: {who} gave {len(verdicts)} verdicts for {len(plays)} plays.")
     for play, verdict in zip(plays, verdicts):
-        wrong = next((n.episode for n in verdict.notes if n.episode != play.episode.id), None)
-        if wrong is not None:
-            raise JudgeError(f"judge '{judge.name}' answered for episode '{wrong}' where '{play.episode.id}' was asked.")
-        sides = set(play.episode.outcomes)
-        if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
-            raise JudgeError(
-                f"judge '{judge.name}' gave outcomes to {_listed(verdict.outcome)} in {play.where}, where "
-                f"{_listed(sides)} played."
-            )
-    return verdicts
+        if why := _unusable(play, verdict):
+            raise JudgeError(f"reward: {who} {why}.")
+    return list(verdicts)
+
+
+def _unusable(play: Play, verdict: Any) -> str:
+    """What is wrong with a verdict; "" if nothing is."""
+    if not isinstance(verdict, Verdict):
+        return f"gave {_shown(verdict)} for {play.where}: it must give a Verdict"
+    sides = set(play.episode.outcomes)
+    if isinstance(verdict.outcome, Mapping) and set(verdict.outcome) != sides:
+        return f"gave outcomes to {_listed(verdict.outcome)} in {play.where}, where {_listed(sides)} played"
+    for outcome in verdict.outcome.values() if isinstance(verdict.outcome, Mapping) else [verdict.outcome]:
+        if not isinstance(outcome, Outcome):
+            return f"gave {_shown(outcome)} as the outcome of {play.where}: it must be Scored, Invalid or Failed"
+        if isinstance(outcome, Scored) and not _finite(outcome.reward):
+            return f"gave the reward {_shown(outcome.reward)} for {play.where}: it must be a finite number"
+    for note in verdict.notes:
+        if note.episode != play.episode.id:
+            return f"answered for episode '{note.episode}' where '{play.episode.id}' was asked"
+        if not all(map(_finite, note.values)):
+            return f"noted {_shown(list(note.values))} as '{note.name}' of {play.where}: only finite numbers are stored"
+    return ""
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _listed(sides: Any) -> str:
@@ -80,7 +128,7 @@ def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annota
         if turns[i].reward:
             own[str(i)] = turns[i].reward
         turns[i] = dataclasses.replace(turns[i], reward=turns[i].reward + reward)
-    if own:  # one number where there is one outcome
+    if own:  # one number if there is one outcome
         about |= {"world_rewards": own} if isinstance(given, Mapping) else {"world_reward": next(iter(own.values()))}
     if notes is not None:
         for k, (side, outcome) in enumerate(outcomes.items()):
@@ -92,20 +140,20 @@ def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annota
 
 
 def as_play(e: Episode, first: Observation) -> Play:
-    """An episode as a judge sees it; `first` is what it was shown first."""
+    """An episode as a judge sees it. `first` is its first prompt."""
     acted = last_act(e)
     answer = "" if acted is None else e.turns[acted].action or ""
     return Play(e, first.text, answer, {**e.task.data, **e.task.meta}, first.messages)
 
 
 def last_act(e: Episode, side: str | None = None) -> int | None:
-    """The turn that acted last: of all, or of one side."""
+    """The turn that acted last: of all turns, or of one side."""
     acted = [i for i, t in enumerate(e.turns) if t.action is not None and side in (None, side_of(e, t.seat))]
     return max(acted, default=None)
 
 
 def judged_rewards(e: Episode) -> dict[int, float]:
-    """What a judge paid, by turn."""
+    """The rewards from the judge, by turn."""
     about: Mapping[str, Any] = e.info.get("judge", {})
     named = {p.side for p in e.players.values()}
     whose: list[tuple[str | None, Outcome]] = [(None, e.outcome)]
@@ -120,7 +168,7 @@ def judged_rewards(e: Episode) -> dict[int, float]:
 
 
 def as_played(e: Episode) -> tuple[Turn, ...]:
-    """The turns of an episode with the rewards that its world gave, without what a judge added."""
+    """The turns of an episode with the rewards of its world only, without the judge's."""
     about: Mapping[str, Any] = e.info.get("judge", {})
     turns = list(e.turns)
     for i in judged_rewards(e):

@@ -1,8 +1,8 @@
 """Play tasks: many episodes at once, any number of seats, an engine per seat.
 
-A *protocol* is an async function that says who speaks when. It gets a `Desk`: `await desk.ask(seat, …)` lets a seat
-decide, `await desk.act(action)` tells the world. The default, `solo`, lets one seat act on what the world shows;
-two-player methods bring their own of a dozen lines.
+A *protocol* is an async function that decides who speaks when. It gets a `Desk`: `await desk.ask(seat, …)` lets a seat
+decide, and `await desk.act(action)` passes an action to the world. The default, `solo`, lets one seat act on what the
+world shows. Methods with two players write their own protocol, about a dozen lines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trailmark.types import (
 
 @dataclass(frozen=True)
 class Seat:
-    """A named player: who writes its tokens, and how they are drawn."""
+    """A named player: its engine, and how its tokens are sampled."""
 
     name: str
     engine: Engine
@@ -49,12 +49,13 @@ class Seat:
     max_tokens: int = 64
     stop_strings: tuple[str, ...] = ()
     kind: Literal["trained", "frozen", "remote", "scripted", "person"] = "frozen"
-    speaks: Literal["text", "chat"] | None = None  # how its engine is asked; None: as the engine can
-    side: str = ""  # whose rewards and outcome are its own; empty: the only side
+    # whether its engine gets tokens or messages; None: what the engine supports
+    speaks: Literal["text", "chat"] | None = None
+    side: str = ""  # the side that it plays for; empty: the only side
 
     @property
     def hears_messages(self) -> bool:
-        """Whether its engine is given messages, to which it applies a template of its own; else it is given tokens."""
+        """Whether its engine gets messages, to which it applies its own template. Else it gets tokens."""
         return self.speaks == "chat" or (
             self.speaks is None and (getattr(self.engine, "by_chat", False) or self.engine.tokenizer is None)
         )
@@ -66,8 +67,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Start:
-    """Where an episode begins: at its task, or inside a stored one. `turns` are kept as they were; the next decision of
-    `seat` begins with `forced` tokens already written."""
+    """Where an episode begins: at its task, or inside a stored episode. `turns` are kept as they were. The next
+    decision of `seat` begins with the `forced` tokens."""
 
     task: Task
     group: str
@@ -76,7 +77,7 @@ class Start:
     parent: Parent | None = None
     turns: tuple[Turn, ...] = ()
     forced: Tokens = ()
-    entered: Turn | None = None  # the stored turn that the next decision takes the place of
+    entered: Turn | None = None  # the stored turn that the next decision replaces
     players: Mapping[str, Player] = dataclasses.field(default_factory=dict)
 
 
@@ -96,7 +97,7 @@ class Desk:
         self.step: Step | None = None
         self._replay = list(start.turns)
         self._talk: dict[str, tuple[Conversation, int | None]] = {}
-        self._heard: dict[str, list[Mapping[str, Any]]] = {}  # the conversation of a seat that hears messages
+        self._heard: dict[str, list[Mapping[str, Any]]] = {}  # the conversation of each seat that gets messages
         self._forced, self._entered, self._goes_on = start.forced, start.entered, False
         self.observation = observation
 
@@ -119,9 +120,9 @@ class Desk:
         prefix: str = "",
         fresh: bool = False,
     ) -> Turn:
-        """Let a seat decide. With `text` the turn starts a new sequence that is exactly this text; with `messages` the
-        seat's conversation grows by them (`fresh`: a new one begins). `allowed` restricts the answer to one of these
-        labels, each a single token. With a `prefix` the answer begins with these words, which are forced on it."""
+        """Let a seat decide. With `text` the turn starts a new sequence with exactly this prompt. With `messages` the
+        seat's conversation grows by them (`fresh`: a new conversation begins). `allowed` restricts the answer to one of
+        these labels, each a single token. With a `prefix` the answer begins with this text."""
         player = self.seat(seat)
         if (text is None) == (messages is None):
             raise TaskError(f"seat '{seat}' must be asked with either text or messages")
@@ -143,7 +144,7 @@ class Desk:
             budget = max_tokens or player.max_tokens
             stops = stop_ids(engine.tokenizer, chat=messages is not None)
         law = dataclasses.replace(law, stop_ids=stops if law.min_tokens else ())
-        if self._goes_on and self.start.parent:  # what the stored turn had already written counts
+        if self._goes_on and self.start.parent:  # tokens that the stored turn had already written count
             done_before = self.start.parent.token
             budget, law = (
                 max(1, budget - done_before),
@@ -179,8 +180,8 @@ class Desk:
         law: SamplingLaw | None,
         prefix: str,
     ) -> Turn:
-        """A turn of a seat that hears messages. Its tokens and log-probs are those that the server tells; what it was
-        shown is known there only, so the turn has no prompt and cannot be trained on."""
+        """A turn of a seat that gets messages. Its tokens and log-probs are those that the server reports. Only the
+        server knows the prompt's tokens, so the turn has no prompt and cannot be trained on."""
         engine: Any = player.engine
         told = (
             [*self._heard.get(player.name, ()), *messages]
@@ -216,16 +217,16 @@ class Desk:
         return self._note(turn, talking=False)
 
     def _key(self) -> str:
-        """The name of the next decision: its draws depend on it and on the seed."""
+        """The name of the next decision. Its random draws depend on this name and the seed."""
         return f"{self.start.id}\0{len(self.turns)}"
 
     def seat(self, seat: str) -> Seat:
         if seat not in self.seats:
-            raise TaskError(f"nobody sits in seat '{seat}' (seats: {', '.join(self.seats)})")
+            raise TaskError(f"there is no seat '{seat}' (seats: {', '.join(self.seats)})")
         return self.seats[seat]
 
     def _begun(self, seat: str, prompt: Tokens) -> Tokens:
-        """The tokens that a re-entered turn has written already; empty for every other turn."""
+        """The tokens that a re-entered turn has already written; empty for every other turn."""
         entered, begun = self._entered, self._forced
         if entered is not None and (seat == entered.seat or begun):
             self._must_equal(entered, seat, prompt)
@@ -233,11 +234,11 @@ class Desk:
         return begun
 
     async def act(self, action: str) -> Step:
-        """Tell the world. The turn that was just taken remembers the action and what it paid: to the side of its seat,
-        and to others where the world pays several."""
+        """Pass an action to the world. The turn that was just taken stores the action and its reward: for the side of
+        its seat, and for other sides if the world pays several."""
         if not self.turns or self.turns[-1].action is not None:
             raise TaskError(
-                "the world was told twice after one turn, or before any: each turn carries one action and its reward"
+                "act was called twice after one turn, or before any turn: each turn has one action and its reward"
             )
         self.step = await _call(self.threads, self.world.step, action)
         last = len(self.turns) - 1
@@ -253,7 +254,7 @@ class Desk:
         return self.step
 
     def mark_steps(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Say where the reasoning steps of the last turn lie among its tokens."""
+        """Store where the reasoning steps of the last turn are among its tokens."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], steps=tuple(spans))
 
     def _prompt(
@@ -290,11 +291,11 @@ class Desk:
 
     @property
     def pending(self) -> bool:
-        """Whether a re-entered episode has not yet come to the point where it was to go on."""
+        """Whether a re-entered episode has not yet reached the point where it continues."""
         return bool(self._replay) or self._entered is not None
 
     def _repeat(self, seat: str, prompt: Tokens, talking: bool) -> Turn:
-        """Re-entering a stored episode: its turns come back as they were, provided the world still asks the same."""
+        """For a re-entered episode: return the stored turn, if the world still asks the same."""
         turn = self._replay.pop(0)
         self._must_equal(turn, seat, prompt)
         return self._note(dataclasses.replace(turn, action=None, reward=0.0, rewards={}), talking)
@@ -324,7 +325,7 @@ class Desk:
         )
 
     def _by_side(self, outcome: Outcome | Mapping[str, Outcome], side: str) -> Mapping[str, Outcome]:
-        """The side of the first seat comes first: its outcome is the episode's."""
+        """The outcomes by side. The side of the first seat comes first: its outcome is the episode's."""
         sides = [s or side for s in self.sides]
         if not isinstance(outcome, Mapping):
             return dict.fromkeys(sides, outcome)
@@ -342,10 +343,10 @@ def solo(
     opening: Sequence[Mapping[str, str]] = (),
     told: Callable[[Task], Sequence[Mapping[str, str]]] | None = None,
 ) -> Protocol:
-    """One seat acts until the world ends; where the world says whose turn it is, that seat. Listed actions are answered
-    by a label; otherwise the whole text is the action. `opening` are messages of a conversation before its first
-    observation. `told` are the messages of a task whose observation is a whole prompt, template and all: a seat that
-    hears messages has a template of its own."""
+    """One seat acts until the world ends; if the world says whose turn it is, that seat acts. If actions are listed,
+    the answer is a label; otherwise the whole text is the action. `opening` are messages before the first observation.
+    `told` are the messages of a task whose observation is a complete prompt with its template: they are for a seat that
+    gets messages and applies its own template."""
 
     async def play_one(desk: Desk) -> None:
         begun: set[str] = set()
@@ -354,7 +355,7 @@ def solo(
             who = seen.seat or seat
             labels = seen.labels or None
             messages: list[Mapping[str, str]] = list(seen.messages) or [{"role": "user", "content": seen.text}]
-            if desk.seat(who).hears_messages and (markov or told):  # every observation is a conversation of its own
+            if desk.seat(who).hears_messages and (markov or told):  # every observation starts a new conversation
                 asked = told(desk.start.task) if told else [*opening, *messages]
                 turn = await desk.ask(who, messages=asked, allowed=labels, fresh=True)
             elif markov and not chat and not seen.messages:
@@ -379,12 +380,13 @@ async def play_all(
     notes: list[Annotation] | None = None,
     each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Play every start; results in the order of the starts. A crash of a world or an engine is a `Failed` episode. A
-    source may have `first_messages` that are said before its first observation. The plays of a source that is `judged`
-    are shown to `judge` (or the source's own), whose annotations are added to `notes`. `each` is given every episode
-    when it is over and judged; without it, the judge is asked once, about all."""
+    """Play every start. Returns episodes in the order of the starts. If a world or an engine crashes, its episode is
+    `Failed`. A source may have `first_messages`, which come before its first observation. If a source is `judged`, its
+    plays go to `judge` (or the source's own judge), whose annotations are added to `notes`. `each` gets every episode
+    when it is finished and judged. Without `each`, the judge is asked once, about all episodes."""
     source = declared(source)
     judge, unjudged = judge_of(source, judge), dict[int, Observation]()
+    notes = source.judge_notes if notes is None else notes
     played: dict[int, Episode] = {}
     asking = asyncio.Lock()
     table = {s.name: s for s in seats}
@@ -394,43 +396,18 @@ async def play_all(
     gate = asyncio.Semaphore(at_once)
     threads = ThreadPoolExecutor(min(at_once, 64)) if source.slow else None
 
-    async def one(number: int, start: Start) -> Episode:
-        async with gate:
-            desk: Desk | None = None
-            try:
-                world = source.make()
-                desk = Desk(start, world, table, await _call(threads, world.reset, start.task), threads)
-                first = desk.observation
-                await protocol(desk)
-                if desk.pending:
-                    raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-                if judge is not None and desk.step is not None and desk.over and desk.step.outcome is None:
-                    unjudged[number] = first
-                    outcome: Outcome | Mapping[str, Outcome] = Invalid("not judged yet")
-                elif desk.step is None or not desk.over or desk.step.outcome is None:
-                    outcome = Invalid("the protocol ended before the world did")
-                else:
-                    outcome = desk.step.outcome
-                return desk.episode(outcome, side)
-            except EngineError as problem:
-                outcome = Failed(f"engine: {problem}")
-            except Exception as problem:  # a world may raise anything; it must not take the others with it
-                outcome = Failed(f"{type(problem).__name__}: {problem}")
-            if desk is None:
-                return Episode(
-                    start.id, start.task, start.group, (), {side: outcome}, parent=start.parent, seed=start.seed
-                )
-            return desk.episode(outcome, side)
-
     async def verdicts() -> None:
-        async with asking:  # who comes first asks about all that are over by then
+        async with asking:  # the first to get the lock asks about all episodes that are finished by then
             if judge is not None and unjudged:
                 now = dict(unjudged)
                 unjudged.clear()
                 await give_verdicts(played, now, judge, notes)
 
     async def told(number: int, start: Start) -> None:
-        played[number] = await one(number, start)
+        async with gate:
+            played[number], first = await _play_one(source, start, table, protocol, threads, side, judge is not None)
+        if first is not None:
+            unjudged[number] = first
         if each is not None:
             await verdicts()
             each(played[number])
@@ -444,8 +421,41 @@ async def play_all(
     return [played[k] for k in range(len(starts))]
 
 
+async def _play_one(
+    source: TaskSource,
+    start: Start,
+    seats: Mapping[str, Seat],
+    protocol: Protocol,
+    threads: Executor | None,
+    side: str,
+    judged: bool,
+) -> tuple[Episode, Observation | None]:
+    """One episode; and its first observation, if a judge must give it an outcome."""
+    desk: Desk | None = None
+    try:
+        world = source.make()
+        desk = Desk(start, world, seats, await _call(threads, world.reset, start.task), threads)
+        first = desk.observation
+        await protocol(desk)
+        if desk.pending:
+            raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
+        outcome = desk.step.outcome if desk.step is not None and desk.over else None
+        if outcome is None and desk.over and judged:
+            return desk.episode(Invalid("not judged yet"), side), first
+        ended = Invalid("the protocol ended before the world did") if outcome is None else outcome
+        return desk.episode(ended, side), None
+    except EngineError as problem:
+        failure = Failed(f"engine: {problem}")
+    except Exception as problem:  # a world may raise anything; the other episodes must go on
+        failure = Failed(f"{type(problem).__name__}: {problem}")
+    if desk is None:
+        outcomes = {side: failure}
+        return Episode(start.id, start.task, start.group, (), outcomes, parent=start.parent, seed=start.seed), None
+    return desk.episode(failure, side), None
+
+
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
-    """A world's method: here and now, or in a thread when worlds wait."""
+    """Call a world's method: directly, or in a thread if worlds wait."""
     if threads is None:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
@@ -463,14 +473,14 @@ def play(
     judge: Judge | None = None,
     notes: list[Annotation] | None = None,
 ) -> list[Episode]:
-    """`n` episodes of every task; those of one task form a group."""
+    """Play `n` episodes of every task. The episodes of one task form a group."""
     starts = start_all(tasks, n, seed, prefix)
     return wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
-    """`n` starts of each task. A task that is listed twice is played 2n times in one group, each with draws of its
-    own."""
+    """`n` starts of each task. A task that is listed twice is played 2n times in one group, each time with other random
+    draws."""
     seen: dict[str, int] = {}
     out = []
     for t in tasks:
@@ -481,7 +491,8 @@ def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = ""
 
 
 def _joined(tokenizer: Any, forced: Tokens, done: Completion, stops: Tokens, strings: tuple[str, ...]) -> str:
-    """What forced and written tokens say together; decoded as one, for a letter may be cut in two."""
+    """The text of forced and written tokens together. They are decoded as one, because a character may be split between
+    them."""
     body = done.tokens[:-1] if done.tokens and done.tokens[-1] in stops else done.tokens
     text, given = tokenizer.decode(forced + body), len(tokenizer.decode(forced))
     found = [at for s in strings if (at := text.find(s, given)) >= 0]
@@ -489,14 +500,14 @@ def _joined(tokenizer: Any, forced: Tokens, done: Completion, stops: Tokens, str
 
 
 def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
-    """The single token of each label; a label of several tokens is refused by name."""
+    """The single token of each label. An error names a label of several tokens."""
     ids = []
     for label in labels:
         found = encode(tokenizer, label)
         if len(found) != 1:
             raise TaskError(
-                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose others or "
-                "add it as a token"
+                f"label '{label}' is {len(found)} tokens in this tokenizer; labels must be single tokens: choose "
+                "others or add it as a token"
             )
         ids.append(int(found[0]))
     if len(set(ids)) != len(ids):
@@ -505,7 +516,7 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
 
 
 def stop_ids(tokenizer: Any, chat: bool = False) -> Tokens:
-    """What ends a turn: the end-of-sequence token and, in a conversation, the template's end of turn."""
+    """The tokens that end a turn: the end-of-sequence token and, in a conversation, the template's end of turn."""
     if tokenizer not in _STOPS:
         turn = end_of_turn(tokenizer, template=_template(tokenizer))
         _STOPS[tokenizer] = tuple(dict.fromkeys(int(t) for t in (turn, tokenizer.eos_token_id) if t is not None))

@@ -1,16 +1,16 @@
-r"""Search at test time: let a value choose among what the policy writes. It works on any engine, for any world and any scorer.
+r"""Search at test time: a value chooses among what the policy writes. It works with any engine, world and scorer.
 
-    beam:B     step by step: sample B ways to go on from each of the (at most B) texts, score them, keep the B best that are not
-               finished; what is finished goes to a pool, and the answer is the best of the pool
-    best_of:N  N whole answers, the best one
-    actions:K  the same for one turn of many: K actions, the best one is played
+    beam:B     step by step: sample B continuations of each of the (at most B) texts, score them, keep the B best
+               unfinished ones; finished texts go to a pool, and the answer is the best of the pool
+    best_of:N  N whole answers, of which the best is kept
+    actions:K  the same for one turn of many: K actions, of which the best is played
 
-`Searcher` stands where an engine stands: every decision that a protocol asks for is searched. So problems are searched at the same
-time as episodes are played at the same time, and engine and scorer see all that is asked together. With one candidate there is
-nothing to choose, and `best_of:1` and `actions:1` are the plain run, token by token.
+`Searcher` is used in place of an engine: every decision of a protocol is searched. Episodes are played at the same
+time, so they are also searched at the same time, and engine and scorer see all requests together. With one candidate
+there is no choice: `best_of:1` and `actions:1` give exactly the tokens of a plain run.
 
-What differs from the published search: the scorer sees the last token of a step; a text that was already kept is not kept twice;
-tokens are kept as they were drawn, so a token that reaches over the end of a step stays whole.
+What differs from the published search: the scorer sees the last token of a step. A text that is already kept is not
+kept twice. Tokens are kept as they were sampled, so a token that extends over the end of a step stays whole.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ State = Literal["kept", "dropped", "double", "finished", "cut"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to search. `rounds`: most steps of a beam. `budget`: most tokens that one decision may draw, all candidates together.
-    `tree`: keep every candidate, for people."""
+    """How to search. `rounds`: most steps of a beam. `budget`: most tokens that one decision may sample, over all
+    candidates. `tree`: store every candidate, for people to look at."""
 
     kind: Kind
     width: int
@@ -53,13 +53,15 @@ class Plan:
             raise TrailmarkError("a beam needs texts that end a step, such as a newline.")
 
     def check(self, temperature: float) -> None:
-        """Several greedy candidates would all be the same."""
+        """Raise an error at temperature 0: all candidates would be the same."""
         if self.width > 1 and temperature == 0:
-            raise EngineError(f"{self.kind}:{self.width} needs a temperature above 0: at 0 all candidates are one.")
+            raise EngineError(
+                f"{self.kind}:{self.width} needs a temperature above 0: at 0 all candidates are the same."
+            )
 
 
 def parse_plan(text: str, **more: Any) -> Plan:
-    """`beam:3`, `best_of:8`, `actions:5`."""
+    """Parse `beam:3`, `best_of:8` or `actions:5`."""
     m = re.fullmatch(r"(beam|best_of|actions):([1-9]\d{0,3})", text.strip())
     if not m:
         raise TrailmarkError(f"search '{text}': expected beam:B, best_of:N or actions:K, such as beam:3.")
@@ -69,7 +71,7 @@ def parse_plan(text: str, **more: Any) -> Plan:
 
 @dataclass(frozen=True)
 class Node:
-    """One candidate: what it added to its parent (None: to the prompt), and what became of it."""
+    """One candidate: the text it added to its parent (None: to the prompt), and its result."""
 
     id: int
     parent: int | None
@@ -85,7 +87,7 @@ class Node:
 
 @dataclass(eq=False)
 class Text:
-    """What was written so far of one decision."""
+    """The text of one decision so far."""
 
     tokens: Tokens = ()
     logp: tuple[float, ...] = ()
@@ -107,8 +109,8 @@ class Text:
 
 @dataclass(eq=False)
 class Found:
-    """`best` is None when nothing was finished: such a decision is wrong. `why` the search ended: "finished" (nothing is left to go
-    on with), "rounds" or "budget"."""
+    """`best` is None if nothing was finished: such a decision counts as wrong. `why` the search ended: "finished" (no
+    unfinished text is left), "rounds" or "budget"."""
 
     best: Text | None
     pool: list[Text]
@@ -118,8 +120,8 @@ class Found:
     tree: list[Node] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        out: dict[str, Any] = {"score": self.best and self.best.score, "finished": len(self.pool), "tokens": self.tokens,
-                               "rounds": self.rounds, "why": self.why}  # fmt: skip
+        out: dict[str, Any] = {"score": self.best and self.best.score, "finished": len(self.pool)}
+        out |= {"tokens": self.tokens, "rounds": self.rounds, "why": self.why}
         if self.tree:
             out["tree"] = [n.plain() for n in self.tree]
             out["best"] = self.best and self.best.node
@@ -127,7 +129,7 @@ class Found:
 
 
 class Searcher:
-    """An engine that searches. `found` has what each decision's search found, by the request's key, while `keep` is set."""
+    """An engine that searches. While `keep` is set, `found` stores the result of each search by the request's key."""
 
     def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, keep: bool = False):
         self.engine, self.scorer, self.plan, self.keep = engine, scorer, plan, keep
@@ -136,7 +138,8 @@ class Searcher:
         self.found: dict[str, Found] = {}
 
     async def sample(self, request: Request) -> list[Completion]:
-        """`n` searches of one prompt, each with draws of its own. One that finished nothing answers with an empty text."""
+        """`n` searches of one prompt, each with its own random draws. A search that finished nothing gives an empty
+        text."""
         keys = [request.key if k == 0 else f"{request.key}\0search {k}" for k in range(request.n)]
         found = await asyncio.gather(*(self.search(dataclasses.replace(request, n=1, key=key)) for key in keys))
         if self.keep:
@@ -153,11 +156,11 @@ class Searcher:
 
 
 class _Search:
-    """One decision."""
+    """The search of one decision."""
 
     def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, request: Request):
         self.engine, self.scorer, self.plan, self.request = engine, scorer, plan, request
-        self.spent, self.nodes, self.short = 0, 0, False  # short: the budget cut a candidate off
+        self.spent, self.nodes, self.short = 0, 0, False  # short: the budget cut a candidate
         held = getattr(engine, "max_len", None)  # an engine may end an answer before the request does
         self.room = request.max_tokens if held is None else min(request.max_tokens, held - len(request.prompt))
         self.tree: list[Node] = []
@@ -171,7 +174,7 @@ class _Search:
             return Found(None, [], 0, 0, "budget")
         drawn = await self.engine.sample(dataclasses.replace(request, n=plan.width, max_tokens=most))
         texts = [self._grown(Text(), c) for c in drawn]
-        # With a budget, what it cuts off is no answer.
+        # A candidate that the budget cuts off is no answer.
         pool = [t for t in texts if t.stop != "length" or most == request.max_tokens]
         await self._score(pool if plan.width > 1 else [])
         for t in texts:
@@ -179,7 +182,7 @@ class _Search:
         return self._found(pool, 1, "finished" if len(pool) == len(texts) else "budget")
 
     async def beam(self) -> Found:
-        """Rounds of: sample from every open text, score, keep the best."""
+        """In each round: sample from every open text, score the results, keep the best."""
         plan, open_, pool = self.plan, [Text()], []
         why: Literal["finished", "rounds", "budget"] = "rounds"
         done = 0
@@ -196,12 +199,12 @@ class _Search:
         return self._found(pool, done, why if open_ else "budget" if self.short else "finished")
 
     def _most(self, beams: int) -> int:
-        """Tokens that each candidate of this round may have."""
+        """The most tokens of each candidate of this round."""
         most, budget = self.request.max_tokens, self.plan.budget
         return most if budget is None else min(most, (budget - self.spent) // (beams * self.plan.width))
 
     async def _expand(self, open_: Sequence[Text], done: int, most: int) -> list[tuple[Text, Text, bool]]:
-        """(parent, text, whether it may go on) of every candidate of a round."""
+        """(parent, text, whether it may go on) for every candidate of a round."""
         asks, request = [], self.request
         for i, text in enumerate(open_):
             left = self.room - len(text.tokens)
@@ -223,13 +226,15 @@ class _Search:
             left = self.room - len(text.tokens)
             for c in samples:
                 grown = self._grown(text, c)
-                short = c.stop == "length" and len(c.tokens) == ask.max_tokens < left  # the budget ended it: no answer
+                # cut off by the budget: no answer
+                short = c.stop == "length" and len(c.tokens) == ask.max_tokens < left
                 self.short |= short
                 out.append((text, dataclasses.replace(grown, stop="") if short else grown, not short))
         return out
 
     def _grown(self, text: Text, c: Completion) -> Text:
-        """`text` with one completion behind it, finished if that ended in a stopping token, a stop string or for its length."""
+        """`text` with one completion added. It is finished if the completion ended with a stop token, a stop text, or
+        at its length limit."""
         tokens = text.tokens + c.tokens
         self.spent += len(c.tokens)
         stops, strings = self.request.stop_ids, self.request.stop_strings
@@ -253,12 +258,12 @@ class _Search:
             t.score = float(value)
 
     def _sorted(self, grown: Sequence[tuple[Text, Text, bool]], done: int, pool: list[Text]) -> list[Text]:
-        """The open texts of the next round. What is finished goes to the pool, whatever its score."""
+        """The open texts of the next round. Finished texts go to the pool, whatever their score."""
         going = [(i, t) for i, (_, t, whole) in enumerate(grown) if not t.stop and whole]
         best: list[int] = []
         seen: set[Tokens] = set()
         states: dict[int, State] = {}
-        for i, t in sorted(going, key=lambda it: -(it[1].score or 0.0)):  # the earlier of equals
+        for i, t in sorted(going, key=lambda it: -(it[1].score or 0.0)):  # ties: the earlier one
             states[i] = "double" if t.tokens in seen else "kept" if len(best) < self.plan.width else "dropped"
             seen.add(t.tokens)
             best += [i] if states[i] == "kept" else []
@@ -288,7 +293,7 @@ class _Search:
 
 
 def search(engine: Engine, requests: Sequence[Request], scorer: Scorer, plan: Plan) -> list[Found]:
-    """Search many prompts at the same time, from ordinary code."""
+    """Search many prompts at the same time, from synchronous code."""
 
     async def together() -> list[Found]:
         searcher = Searcher(engine, scorer, plan)

@@ -1,4 +1,4 @@
-"""Whole episodes by search: every decision searched (beam, actions), or the best of several whole plays (best_of)."""
+"""Whole episodes by search: search every decision (beam, actions), or choose the best of several plays (best_of)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def search_episodes(
     seed: int = 0,
     prefix: str = "eval:",
 ) -> tuple[list[Episode], list[Episode], int]:
-    """The chosen episodes; the plain ones they were chosen from (best_of); and how many tokens were drawn in all."""
+    """Returns the chosen episodes, the plain ones that they were chosen from (best_of), and the number of all sampled
+    tokens."""
     if plan.kind == "best_of":
         plain = play(source, tasks, [seat], n=plan.width, seed=seed, prefix=prefix)
         return best_by_value(plain, scorer, seat), plain, sum(map(written, plain))
@@ -37,8 +38,8 @@ def written(e: Episode) -> int:
 
 
 def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
-    """One episode of each group: the first with the highest value at its last state. One that failed takes no part, unless all
-    did. One that is invalid may be chosen: its value is all that is known when it is chosen."""
+    """One episode of each group: the first with the highest value at its last state. Failed episodes are only chosen if
+    all failed. An invalid one may be chosen, because only the value is known when it is chosen."""
     groups: dict[str, list[Episode]] = {}
     for e in episodes:
         groups.setdefault(e.group, []).append(e)
@@ -59,7 +60,7 @@ def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> li
 
 
 def last_state(e: Episode, seat: Seat) -> Any:
-    """The last thing that the seat wrote, behind all it had seen."""
+    """The last text that the seat wrote, with everything before it."""
     turn = max(i for i, t in enumerate(e.turns) if t.seat == seat.name)
     t = e.turns[turn]
     stops = stop_ids(seat.engine.tokenizer, chat=True)
@@ -67,8 +68,8 @@ def last_state(e: Episode, seat: Seat) -> Any:
 
 
 def noted(e: Episode, searcher: Searcher) -> Episode:
-    """With what was searched in its `info`. Where the last decision finished nothing, the answer is wrong, whatever a world makes of
-    an empty one."""
+    """The episode with its searches in `info`. If the last decision finished nothing, the answer is wrong, whatever the
+    world makes of an empty one."""
     decisions = [searcher.found.get(f"{e.id}\0{i}") for i in range(len(e.turns))]
     known = [d for d in decisions if d is not None]
     if not known:

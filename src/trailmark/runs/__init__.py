@@ -1,1 +1,1 @@
-"""What is on disk: episodes, annotations, metrics, and the folder that holds a run."""
+"""Files on disk: episodes, annotations, metrics, stages, and the folder of a run."""

@@ -1,4 +1,5 @@
-"""The checkpoints of a run as folders on disk: which are whole, which may go. What is in them is `learn/checkpoint.py`'s."""
+"""The checkpoint folders of a run: which are complete, and which may be deleted. `learn/checkpoint.py` writes and reads
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """The complete checkpoints, oldest first."""
     return [p for p in numbered(folder) if is_checkpoint(p)]
 
 
@@ -26,7 +27,8 @@ def is_run(folder: Path) -> bool:
 
 
 def prune(folder: Path, keep_last: int, best: list[int]) -> None:
-    """Remove all but the newest and the named best ones; each leaves the listing before its files go."""
+    """Delete all checkpoints but the newest and the best ones. Each is renamed first, so that a half-deleted one is not
+    listed."""
     for path in listed(folder)[:-keep_last]:
         if int(path.name) not in best:
             gone = path.with_name(f".{path.name}.partial")
@@ -36,6 +38,6 @@ def prune(folder: Path, keep_last: int, best: list[int]) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process left unfinished."""
+    """Delete what a killed process left unfinished."""
     for path in folder.glob(".*.partial"):
         shutil.rmtree(path)

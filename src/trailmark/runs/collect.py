@@ -1,11 +1,11 @@
-"""A long collection, written as it finishes: a kill loses at most the episodes that were being played.
+"""A long collection of episodes. Each is written as it finishes, so a kill loses only the episodes in progress.
 
-    FOLDER/000003.partial.jsonl    finished episodes, in the order in which they came
-    FOLDER/000003.jsonl            all of them, in the order of their starts; then the partial file goes
-    FOLDER/000003.annotations.jsonl (and 000003.partial.annotations.jsonl)    what a judge noted about them, if it did
+    FOLDER/000003.partial.jsonl    finished episodes, in the order in which they finished
+    FOLDER/000003.jsonl            all episodes, in the order of their starts; then the partial file is deleted
+    FOLDER/000003.annotations.jsonl (and 000003.partial.annotations.jsonl)    a judge's annotations, if there are any
 
-An episode's draws depend on its seed and its id alone, so the file that a resumed collection writes is the one of a
-collection that was never stopped.
+The random draws of an episode depend only on its seed and its id. So a resumed collection writes the same file as one
+that was never stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import append_text, atomic_write, whole_lines
+from trailmark.runs.store import append_text, atomic_write, beside, whole_lines
 from trailmark.types import Annotation, Episode
 
 
@@ -29,7 +29,7 @@ Keep = Callable[[Episode], None]
 
 
 class Collection:
-    """Episodes on their way to `path`. What an earlier process had finished is not played again."""
+    """Collects episodes into `path`. Episodes that an earlier process finished are not played again."""
 
     def __init__(self, path: Path):
         self.path, self.partial = path, path.with_name(f"{path.stem}.partial.jsonl")
@@ -47,8 +47,8 @@ class Collection:
             }
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
-        """The episodes of all starts, in their order. `play(left, each)` plays those that are left and gives each
-        episode to `each` when it is over, as `rollout.play.play_all` does."""
+        """The episodes of all starts, in order. `play(left, each)` plays the starts that are left and calls `each` with
+        every finished episode, as `rollout.play.play_all` does."""
         if left := [s for s in starts if s.id not in self.found]:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             play(left, self._keep)
@@ -59,7 +59,8 @@ class Collection:
         self.found[episode.id] = episode
 
     def note(self, annotations: Sequence[Annotation]) -> None:
-        """Keep what was noted about an episode. Said before the episode is kept, so that no episode is without its notes."""
+        """Store annotations of an episode. Call this before the episode is stored, so that no episode lacks its
+        annotations."""
         if annotations:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             append_text(self.partial_notes, "".join(to_json(a) + "\n" for a in annotations), "noted")
@@ -67,7 +68,8 @@ class Collection:
             self._note(a)
 
     def _note(self, a: Annotation) -> None:
-        self.notes[a.episode, a.name, a.turn] = a  # noted again after a kill: the last one counts
+        # after a kill an annotation may be written twice: the last one counts
+        self.notes[a.episode, a.name, a.turn] = a
 
     def notes_of(self, episodes: Sequence[Episode]) -> list[Annotation]:
         by: dict[str, list[Annotation]] = {}
@@ -76,12 +78,11 @@ class Collection:
         return [a for e in episodes for a in by.get(e.id, ())]
 
     def finish(self, episodes: Iterable[Episode]) -> Path:
-        """Write the whole file. From then on there is nothing to go on with."""
+        """Write the complete file. The collection is then finished and cannot be resumed."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         episodes = list(episodes)
         if notes := self.notes_of(episodes):
-            beside = self.path.with_suffix(".annotations.jsonl")
-            atomic_write(beside, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+            atomic_write(beside(self.path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
         atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
         self.partial.unlink(missing_ok=True)
         self.partial_notes.unlink(missing_ok=True)

@@ -1,8 +1,9 @@
-"""Runs that go on from one another: one log, one curve, and no more checkpoints than wanted.
+"""Runs that continue other runs: one merged log, one curve, and deleting old checkpoints.
 
-A run that began from a checkpoint of another (`load.policy` of method reflect, `model.name` of the others) continues
-it: its step k is step `offset + k` of the whole, where the offset counts the steps up to that checkpoint, over all runs
-before it. Steps that the earlier run took after that checkpoint belong to another branch and are left out.
+A run that started from a checkpoint of another run (`load.policy` of method reflect, `model.name` of other methods)
+continues it. Its step k is step `offset + k` of the whole chain, where the offset counts the steps up to that
+checkpoint over all earlier runs. Steps that the earlier run made after that checkpoint are another branch and are left
+out.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
-MODELS = "models.json"  # of a run: the folders that the names of models in its recipe meant
-PANELS = ("success", "reward", "loss")  # what a curve shows where it is not told
+MODELS = "models.json"  # file in a run: the folders that the model names of its recipe stood for
+PANELS = ("success", "reward", "loss")  # the default metrics of a curve
 COLOURS = ("#2f6fb3", "#c8501e", "#2a9d5c", "#8250a8", "#b08900", "#5b6770")
 
 
 @dataclass(frozen=True)
 class Link:
-    """One run of a chain: its steps up to `until` (None: all) come after `offset` earlier ones."""
+    """One run of a chain. Its steps up to `until` (None: all) follow `offset` earlier steps."""
 
     run: Path
     offset: int
@@ -34,8 +35,8 @@ class Link:
 
 
 def origin(run: Path) -> tuple[Path, int] | None:
-    """The run and step that a run began from: its stage `policy`, or another run; None where it began from no run's
-    checkpoint."""
+    """The run and step that a run started from: its stage `policy`, or another run. None if it did not start from a
+    checkpoint of a run."""
     if taught := listed(run / "stages" / "policy" / "checkpoints"):
         return run / "stages" / "policy", int(taught[-1].name)
     recipe = read_recipe(run)
@@ -48,7 +49,7 @@ def origin(run: Path) -> tuple[Path, int] | None:
     folder = Path(meant["folder"] if meant else said).resolve()
     if not said or not folder.is_dir():
         return None
-    if is_run(folder):  # a run of before models.json: its newest checkpoint, as far as one can know
+    if is_run(folder):  # an older run without models.json: assume its newest checkpoint
         found = listed(folder / "checkpoints")
         return (folder, int(found[-1].name)) if found else None
     at = folder if is_checkpoint(folder) else folder.parent
@@ -58,8 +59,8 @@ def origin(run: Path) -> tuple[Path, int] | None:
 
 
 def read_models(run: Path) -> dict[str, dict[str, str]]:
-    """What the names of models in a run's recipe meant when it began (`seats/names.py` writes it); empty where nothing
-    had to be fixed."""
+    """What the model names of a run's recipe stood for when the run began (`seats/names.py` writes this file). Empty if
+    no name had to be fixed."""
     file = run / MODELS
     if not file.is_file():
         return {}
@@ -75,7 +76,7 @@ def read_models(run: Path) -> dict[str, dict[str, str]]:
 
 
 def chain(run: str | Path) -> list[Link]:
-    """The runs that led to `run`, oldest first, and last the run itself."""
+    """The runs that led to `run`, oldest first, with the run itself last."""
     here = Path(run).resolve()
     if not (here / "recipe.yaml").is_file():
         raise RunError(f"{run} is no run: it has no recipe.yaml.")
@@ -92,8 +93,8 @@ def chain(run: str | Path) -> list[Link]:
 
 
 def merged(run: str | Path) -> list[dict[str, Any]]:
-    """The metrics of a run and of those it goes on from, as one log: `step` counts through, `run` and `own_step` say
-    whose."""
+    """The metrics of a run and of the runs that it continues, as one log. `step` counts over the whole chain; `run` and
+    `own_step` say which run a row is from."""
     rows = []
     for link in chain(run):
         for row in read_metrics(link.run):
@@ -103,8 +104,7 @@ def merged(run: str | Path) -> list[dict[str, Any]]:
 
 
 def smooth(steps: Sequence[int], values: Sequence[float], width: int) -> list[float]:
-    """The mean over the values within `width` steps, half before and half after; steps without a value count
-    nothing."""
+    """The mean over the values within `width` steps, half before and half after. Steps without a value are left out."""
     out, first, last = [], 0, 0
     for step in steps:
         while steps[first] < step - width // 2:
@@ -116,7 +116,7 @@ def smooth(steps: Sequence[int], values: Sequence[float], width: int) -> list[fl
 
 
 def curve(rows: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric; "loss" is the loss of reinforcement, or whichever there is."""
+    """The steps and values of a metric. "loss" is the loss of reinforcement learning, or any loss that there is."""
     names = ("rl/loss", "loss", "policy/loss") if metric == "loss" else (metric,)
     first = [(r["step"], next((r[n] for n in names if isinstance(r.get(n), int | float)), None)) for r in rows]
     found = [(s, v) for s, v in first if v is not None]
@@ -124,7 +124,7 @@ def curve(rows: Sequence[Mapping[str, Any]], metric: str) -> tuple[list[int], li
 
 
 def draw_curves(runs: Sequence[str | Path], out: Path, metrics: Sequence[str] = PANELS, width: int = 99) -> Path:
-    """One picture: a panel for each metric, a curve for each run with all it goes on from."""
+    """Draw one picture: a panel for each metric, and a curve for each run with the runs that it continues."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -160,7 +160,7 @@ def _endless(n: int) -> list[str]:
 
 
 def write_merged(run: str | Path, out: Path) -> int:
-    """The merged log as JSON lines; the number of lines."""
+    """Write the merged log as JSON lines. Returns the number of lines."""
     if out.exists():
         raise RunError(f"{out} exists: choose another file.")
     rows = merged(run)
@@ -170,8 +170,8 @@ def write_merged(run: str | Path, out: Path) -> int:
 
 
 def prune_run(run: str | Path, keep: int = 1) -> int:
-    """Remove all but the newest `keep` checkpoints of a run that nobody trains now; the bytes that were freed.
-    Checkpoints that another run beside it goes on from are not looked for: prune a chain's last run first."""
+    """Delete all but the newest `keep` checkpoints of a run that no process trains. Returns the number of freed bytes.
+    This does not check whether another run starts from a deleted checkpoint: prune the last run of a chain first."""
     with Run.open(run, lock=True) as held:
         before = _bytes(held.checkpoints_dir)
         prune(held.checkpoints_dir, keep, [])

@@ -1,4 +1,4 @@
-"""Are two runs the same? Recipes by key, metrics and episodes by line, checkpoints by tensor: all bit for bit."""
+"""Compare two runs: recipes by key, metrics and episodes by line, checkpoints by tensor. All comparisons are exact."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that differs in one file of the runs (of a recipe: every key that does)."""
+    """The first difference in one file of the two runs (in a recipe: every key that differs)."""
 
     file: str
     what: str
@@ -54,7 +54,7 @@ def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
 
 
 def _lines(a: Path, b: Path) -> str:
-    """Where two files of JSON lines part: the line, the episode or step it is about, and the key."""
+    """The first difference of two JSON lines files: the line, its episode or step, and the key."""
     for i, (x, y) in enumerate(zip_longest(a.read_bytes().split(b"\n"), b.read_bytes().split(b"\n")), 1):
         if x != y:
             if not x or not y:
@@ -78,7 +78,8 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _tensors(a: Path, b: Path) -> str:
-    """The first tensor that differs, in the order of the first file. By bytes: numpy has no bfloat16."""
+    """The first tensor that differs, in the order of the first file. Bytes are compared, because numpy has no
+    bfloat16."""
     (heads, start), (others, other_start) = _header(a), _header(b)
     with a.open("rb") as f, b.open("rb") as g:
         for name in dict.fromkeys([*heads, *others]):
@@ -108,13 +109,13 @@ def _same(a: Path, b: Path) -> bool:
 
 
 def _json(path: Path, root: Path) -> Any:
-    """The values of a file; where it names its own run, the name is left out (an adapter says where its base lies)."""
+    """The values of a JSON file. The path of its own run is left out (an adapter stores where its base is)."""
     own = json.dumps(str(root.resolve()))[1:-1]
     return json.loads(path.read_text("utf-8").replace(own, "RUN"))
 
 
 def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
-    """What differs first between two files of two runs, as their kind allows to say."""
+    """The first difference of two files, described by the kind of file."""
     try:
         if _same(a, b):
             return None
@@ -133,19 +134,22 @@ def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
 def diff_recipes(
     a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = translate
 ) -> list[str]:
-    """A sentence for each key that differs between two resolved recipes, once both are in today's `words`."""
+    """A sentence for each key that differs between two resolved recipes, after both are translated by `words` to
+    today's names."""
     x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
-    keep = lambda recipe: {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
+    keep = lambda recipe: (
+        {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
+    )
     return list(_changes(keep(x), keep(y)))
 
 
 def few(found: Sequence[Difference], most: int = 3) -> list[str]:
-    """The differences for people: of many files in one folder that differ in one way (a longer run has more of everything), the
-    first `most` and how many more there are."""
+    """The differences for people. If many files of a folder differ in the same way (a longer run has more of
+    everything), only the first `most` are listed, with the number of the others."""
     kinds: dict[tuple[str, str], list[Difference]] = {}
     for d in found:
         top = d.file.split("/")[0]
-        # Checkpoints of two runs differ tensor by tensor, each in words of its own: they are one kind as well.
+        # Checkpoints differ in different tensors, so their sentences differ; they are one kind as well.
         kind = d.what if d.what.startswith("only in") else "key" if top == "recipe.yaml" else "content"
         kinds.setdefault((top, kind), []).append(d)
     lines, left = [], 0
@@ -164,16 +168,18 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
 def diff_runs(
     a: str | Path, b: str | Path, words: Callable[[Mapping[str, Any]], Any] = translate
 ) -> list[Difference]:
-    """Compare two run directories; an empty list means that they are identical. Clock times are not compared. Recipes are compared
-    in today's `words`, and files of an older run by the names that they have today."""
+    """Compare two run directories. An empty list means that they are identical. Clock times are not compared. Recipes
+    are compared in today's names (`words`), and files of an older run by the names that they have today."""
     one, two = Run.open(a).path, Run.open(b).path
     found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe, words=words)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
         here, there = _files(one, top), _files(two, top)
         for name in NOT_WRITTEN if top == "annotations" else ():
             both = [any(file.startswith(f"annotations/{name}/") for file in found) for found in (here, there)]
-            if not all(both):  # credit is compared where both runs stored it
-                here, there = ({f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there))
+            if not all(both):  # credit is only compared if both runs stored it
+                here, there = (
+                    {f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there)
+                )
         for name in sorted({*here, *there}):
             if name not in here or name not in there:
                 found.append(Difference(name, _only(name not in here)))
@@ -183,7 +189,7 @@ def diff_runs(
 
 
 def _files(root: Path, top: str) -> dict[str, Path]:
-    """The files of one kind in a run, by the names that they have today."""
+    """The files of one kind in a run, by today's names."""
     paths = (root / top).rglob("*") if (root / top).is_dir() else [root / top]
     found = [p for p in paths if p.is_file() and not p.name.endswith(".tmp")]
     return {moved(p.relative_to(root).as_posix()): p for p in found}

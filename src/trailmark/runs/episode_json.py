@@ -1,8 +1,8 @@
 """Episodes and annotations as lines of JSON.
 
-A line is compact, its keys stand in the order of the dataclass, and defaults are left out: what was read is written
-again byte for byte. Both ways every value is checked against the types of types.py; what does not fit is refused with
-the path to it.
+A line is compact, its keys are in the order of the dataclass, and defaults are left out. So a line that is read and
+written again has the same bytes. Reading and writing check every value against the types of types.py. An error names
+the path to the wrong value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SURROGATES = re.compile("[\ud800-\udbff][\udc00-\udfff]|[\ud800-\udfff]")
 
 
 class _Bad(Exception):
-    """What is wrong, and the path to it, filled in from the inside out."""
+    """What is wrong, and the path to it. The path is filled in from the inside to the outside."""
 
     def __init__(self, message: str, *path: str | int):
         self.message, self.path = message, list(path)
@@ -119,7 +119,7 @@ def _codec(tp: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         def items(v: Any, each: Callable[[Any], Any]) -> list[Any]:
             if not isinstance(v, list | tuple) or (size is not None and len(v) != size):
                 raise _Bad(f"must be a list{'' if size is None else f' of {size}'}, not {repr(v)[:60]}")
-            plain = args[0] in (int, float) and set(map(type, v)) <= {args[0]}  # the common case, at the speed of C
+            plain = args[0] in (int, float) and set(map(type, v)) <= {args[0]}  # a fast path for plain numbers
             if plain and (args[0] is int or all(map(math.isfinite, v))):
                 return list(v)
             return [_at(i, each, x) for i, x in enumerate(v)]
@@ -169,14 +169,15 @@ def _record(cls: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
                 raise _Bad("is missing." + (close if "Did" in close else ""), name)
         try:
             return cls(**values)
-        except ValueError as e:  # a type that checks itself
+        except ValueError as e:  # raised by a type that checks its own values
             raise _Bad(f"holds what cannot be: {e}") from None
 
     return write, read
 
 
 def _check_turns(row: Any) -> None:
-    """What the types cannot say: turns that continue an earlier one, one log-probability per token, spans inside."""
+    """Checks that types cannot express: a turn only continues an earlier one, there is one log-prob per token, and
+    spans are inside the tokens."""
     for i, t in enumerate(getattr(row, "turns", ())):
         if t.continues is not None and not 0 <= t.continues < i:
             raise _Bad(f"is {t.continues}; turn {i} can only continue an earlier one", "turns", i, "continues")
@@ -192,7 +193,7 @@ def _dumps(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if text.isascii():
         return text
-    # Half a surrogate pair has no UTF-8 and is escaped; two halves side by side are one character.
+    # A lone surrogate has no UTF-8 and is escaped; two that form a pair are one character.
     join = lambda m: m.encode("utf-16", "surrogatepass").decode("utf-16") if len(m) == 2 else f"\\u{ord(m):04x}"
     return _SURROGATES.sub(lambda m: join(m[0]), text)
 

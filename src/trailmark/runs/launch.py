@@ -1,10 +1,10 @@
-"""Start a run in its directory, or go on with it: what `trailmark train`, every training stage and every arm of a
-study do."""
+"""Start or resume a run in its directory. `trailmark train`, training stages and the arms of a study all use this."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
+from trailmark.runs.data_files import named_files, note_files
 from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.older import translate
 from trailmark.runs.stages import BEFORE, Stage
@@ -19,16 +20,18 @@ from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
-    """What the method's `train` returns. With `resume`, a run that died before its first line starts anew."""
+    """Returns what the method's `train` returns. With `resume`, a run that died before its first metrics line starts
+    again."""
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
     with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
         try:
             if not resume:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
+                note_files(run, config, method.staged)
             return method.train(config, run, resume)
         except TrailmarkError:
-            run.discard_if_empty()  # a mistake found before the first step leaves no run behind
+            run.discard_if_empty()  # an error before the first step leaves no run behind
             raise
 
 
@@ -40,21 +43,24 @@ def training_stage(
     inputs: Mapping[str, str | Path] | None = None,
     **more: Any,
 ) -> Stage:
-    """A stage that is an ordinary run. `root` is the folder of the pipeline: paths below it are no part of the
-    settings, so it may be moved. What lies there and is read belongs to `inputs`."""
+    """A stage that is an ordinary run. `root` is the folder of the pipeline. Paths below it are no part of the
+    settings, so the folder may be moved; files there that the stage reads belong to `inputs`. The stage is also made
+    again if a data file that the recipe names has changed."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
-    # Without defaults: a key that a later version adds is no change.
+    # Without defaults, so that a new key of a later version is no change.
     settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
-    return Stage(name, make, without_place(settings, str(root)), inputs or {}, **more)
+    known = {os.path.realpath(p) for p in (inputs or {}).values()}
+    files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
+    return Stage(name, make, without_place(settings, str(root)), inputs or {}, files=files, **more)
 
 
 def without_place(value: Any, root: str) -> Any:
-    """JSON values in which paths below `root` do not say where it lies."""
+    """JSON values with paths below `root` written relative to it."""
     if isinstance(value, dict):
         return {k: without_place(v, root) for k, v in value.items()}
     if isinstance(value, list):
@@ -65,7 +71,7 @@ def without_place(value: Any, root: str) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What a run is made with."""
+    """The versions of Python and of the libraries that a run was made with."""
     names = ("trailmark", "torch", "transformers", "tokenizers", "peft", "numpy", "safetensors")
     found = {n: v for n in names if (v := _version(n))}
     return {**found, "python": platform.python_version()}
@@ -79,29 +85,30 @@ def _version(name: str) -> str:
 
 
 def continue_run(config: RunConfig, text: str, method: Any) -> Run:
-    """The run in `config.out`, locked, if the recipe is still the one it was started with, in whichever words. Its
-    `steps` may be changed, and keys that only its stages read (`method.staged`): the stages see to that."""
+    """The run in `config.out`, locked. Its recipe must be the one that it started with (old names count as the new
+    ones). Only `steps` may change, and keys that only stages read (`method.staged`): the stages check these."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
         today = translate(recipe)
         try:
             return resolve(today, type(config)).model_dump(mode="json")
-        except RecipeError:  # of another method, or of a version that had other keys: it is compared as it stands
+        except RecipeError:  # another method, or an older version with other keys: compare the recipe as it is
             return today
 
     out = config.out
     run = Run.open(out, lock=True)
     try:
-        # An older version kept no records of stages.
+        # An older version wrote no records of stages.
         free = method.staged if any((run.path / "stages").rglob("*.json")) else ()
         if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
             raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
         method.can_go_on(config, run)
+        note_files(run, config, method.staged)
     except TrailmarkError:
         run.close()
         raise
     if run.recipe != text:
-        before = run.path / "stages" / BEFORE  # for what is set aside if a stage is made again
+        before = run.path / "stages" / BEFORE  # the recipe for the old results, if a stage is made again
         if free and not before.exists() and diff_recipes(run.recipe, text, (*IGNORED, "steps"), whole):
             atomic_write(before, run.recipe_file.read_bytes())
         atomic_write(run.recipe_file, text.encode(), "recipe")

@@ -1,8 +1,8 @@
-"""Recipes of older runs in today's words.
+"""Recipes of older runs, translated to today's names.
 
-Names and keys of recipes change. `train` refuses the old ones and says the new ones; commands that open a run that
-exists (`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. A
-change is one entry of `CHANGES`, which does both. `moved` does the same for files of a run.
+Names and keys of recipes change. `train` refuses old ones and says the new ones. Commands that open an existing run
+(`report`, `inspect`, `eval`, `serve`, `verify`, `diff`, `--resume`) read its recipe through `translate`. One entry of
+`CHANGES` does both. `moved` does the same for files of a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PREFERENCES = ("rejection", "dpo", "ipo", "kto")
 
 @dataclass(frozen=True)
 class Change:
-    """`was` finds an old recipe; `becomes` gives the new one; `say` tells a person, who wrote the old `key`."""
+    """`was` recognises an old recipe, `becomes` translates it, and `say` is the error for a person who wrote the old
+    `key`."""
 
     key: str
     was: Callable[[Recipe], bool]
@@ -33,7 +34,7 @@ class Change:
 
 
 def without(recipe: Recipe, *keys: str) -> Recipe:
-    """A copy without some keys; "a.b" is the key b of the section a."""
+    """A copy without some keys. "a.b" is key b of section a."""
     out = dict(recipe)
     for key in keys:
         first, _, rest = key.partition(".")
@@ -44,14 +45,20 @@ def without(recipe: Recipe, *keys: str) -> Recipe:
     return out
 
 
-OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log", "hinge", "target", "freeze", "critic_only",
-           "critic", "final.search", "final.temperature")  # fmt: skip
+OF_OREO = ("level", "states", "split", "kl", "reward", "importance", "clip_log", "hinge", "target", "freeze",
+           "critic_only", "critic", "final.search", "final.temperature")  # fmt: skip
 OF_PREFERENCE = ("objective", "pairs", "desirable", "undesirable")
 
 
+def _objective(r: Recipe) -> Any:
+    """The objective of a recipe: a word, or (as in policy_gradient) the kind of a section."""
+    said = r.get("objective")
+    return said.get("kind") if isinstance(said, dict) else said
+
+
 def _rate(section: str, to: str, name: str) -> Change:
-    """A learning rate of Reflect-RL, which was a key of its section and is now one of an optimiser. The other keys of
-    the optimiser were those of learner.optim."""
+    """A learning rate of Reflect-RL: it was a key of its section and is now a key of an optimiser. The optimiser's
+    other keys were those of learner.optim."""
     *way, last = section.split(".")
 
     def found(r: Recipe) -> Any:
@@ -88,17 +95,17 @@ CHANGES: list[Change] = [
     ),
     Change(
         "objective",
-        lambda r: r.get("method") == "oreo" and r.get("objective") in PREFERENCES,
-        lambda r: {**without(r, *OF_OREO), "method": "preference"},
+        lambda r: r.get("method") == "oreo" and _objective(r) in PREFERENCES,
+        lambda r: {**without(r, *OF_OREO), "method": "preference", "objective": _objective(r)},
         lambda r: (
-            f"{r['objective']} is now an objective of method preference: write 'method: preference' and "
-            f"'objective: {r['objective']}', "
+            f"{_objective(r)} is now an objective of method preference: write 'method: preference' and "
+            f"'objective: {_objective(r)}', "
             "and leave out what is OREO's own (level, kl, critic and the like)."
         ),
     ),
     Change(
         "objective",
-        lambda r: r.get("method") == "oreo" and r.get("objective") == "oreo",
+        lambda r: r.get("method") == "oreo" and _objective(r) == "oreo",
         lambda r: without(r, *OF_PREFERENCE),
         lambda r: "method oreo has one objective, so leave this key out.",
     ),
@@ -106,12 +113,12 @@ CHANGES: list[Change] = [
 NOT_WRITTEN = (
     "advantage",
     "value",
-)  # annotations that older runs did not write: a run without any of them is not different for it
-MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files of a run that lie elsewhere now
+)  # annotations that older runs did not write; `diff` ignores them if one run has none
+MOVED: list[tuple[str, str]] = []  # (pattern, new name) of files that are in another place today
 
 
 def translate(recipe: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run in today's words; one that is new already stays as it is."""
+    """The recipe of a run in today's names. A new recipe stays as it is."""
     out = dict(recipe)
     for change in CHANGES:
         if change.was(out):
@@ -120,7 +127,7 @@ def translate(recipe: Mapping[str, Any]) -> Recipe:
 
 
 def refuse(loaded: Loaded) -> None:
-    """Tell who wrote an old recipe the new words, and where the old one stands."""
+    """Raise an error that names the old key, its line, and the new key."""
     for change in CHANGES:
         if change.was(loaded.raw):
             where = loaded.marks.get(tuple(change.key.split(".")), Mark(loaded.file)).where
@@ -128,14 +135,14 @@ def refuse(loaded: Loaded) -> None:
 
 
 def moved(name: str) -> str:
-    """Where a file of an older run lies in a run of today; both as seen from the run."""
+    """The path of an older run's file in a run of today. Both paths are relative to the run."""
     for pattern, new in MOVED:
         name = re.sub(pattern, new, name)
     return name
 
 
 def read_recipe(run: Run | str | Path) -> Recipe:
-    """The recipe of a run as plain values, in today's words."""
+    """The recipe of a run as plain values, in today's names."""
     run = run if isinstance(run, Run) else Run(run)
     found = parse(run.recipe, str(run.recipe_file))[0]
     if not isinstance(found, dict):

@@ -1,20 +1,21 @@
-"""Pipelines: stages that are made one after the other, each once.
+"""Pipelines: stages that are made in order, each once.
 
     FOLDER/NAME/               the outputs of a stage; a training stage is an ordinary run
     FOLDER/NAME/stage.json     written last: settings, fingerprints of inputs and outputs, a summary
-    FOLDER/NAME.begun.json     settings and inputs of a stage that is being made
-    FOLDER/replaced/NAME-1/    a stage that was made with other settings or inputs, kept
+    FOLDER/NAME.begun.json     settings and inputs of a stage in progress
+    FOLDER/replaced/NAME-1/    old outputs, from other settings or inputs
 
-`run_stages` looks at each stage in turn:
+`run_stages` checks each stage in order:
 
-    done       stage.json is there, settings and inputs are the same: the stage is skipped
-    killed     begun.json is there: `make` is called again on the folder, which may hold a part of the outputs
-    changed    a setting or an input is another one: the old outputs are set aside, and the stage is made again
-    edited     an output is not what was written: refused, with the stage and the file
+    done       stage.json exists, settings and inputs are the same: the stage is skipped
+    killed     begun.json exists: `make` is called again on the folder, which may hold a part of the outputs
+    changed    a setting, an input or a file that a setting names has changed: the old outputs are moved away, and the
+               stage is made again
+    edited     an output was changed by hand: an error names the stage and the file
     busy       another process makes this stage: RunBusy
 
-An input is a file (by its content), a folder (by its files), a run (by its recipe, metrics and newest checkpoint) or
-another stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
+An input is a file (compared by its content), a folder (by its files), a run (by its recipe, metrics and newest
+checkpoint) or another stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
 from trailmark.runs.checkpoints import listed
+from trailmark.runs.data_files import known_files
 from trailmark.runs.diff import IGNORED
-from trailmark.runs.store import atomic_write, cannot_write, hold
+from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
 
 RECORD = "stage.json"
-BEFORE = "recipe.before.yaml"  # the recipe of a run that goes on with another one, until its stages are looked at
-# What a run makes itself.
+BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
+# The files that a run writes itself.
 TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -48,27 +50,29 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of a pipeline. `make(folder)` writes the outputs and returns a summary of JSON values. It is called
-    again after a kill and finds what it had written, so it must go on from there or write the same files again."""
+    """One step of a pipeline. `make(folder)` writes the outputs and returns a summary of JSON values. After a kill it
+    is called again and finds what it had written. It must then continue, or write the same files again."""
 
     name: str
     make: Callable[[Path], Summary | None]
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, str | Path] = field(default_factory=dict)
-    outputs: tuple[str, ...] | None = None  # files and folders that count, below the stage's folder; None: all of them
-    single: bool = False  # the output is one file that lies where the folder would
-    grows: tuple[str, ...] = ()  # settings that may change without a new start, such as a number of steps
-    earlier: Callable[[Path], Summary | None] | None = None  # the summary of outputs that an older version finished
+    outputs: tuple[str, ...] | None = None  # the outputs: files and folders below the stage's folder; None: all of them
+    single: bool = False  # the output is one file, in place of the folder
+    grows: tuple[str, ...] = ()  # settings that may change without making the stage again, such as a number of steps
+    # gives the summary of outputs that an older version finished
+    earlier: Callable[[Path], Summary | None] | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)  # files that settings name, by key; they may not exist
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a stage has its outputs, its record and its notes, below the folder of the pipeline."""
+    """Where a stage has its outputs, its record and its notes, relative to the folder of the pipeline."""
 
     home: str = "{name}"
     record: str = "{name}/" + RECORD
     begun: str = "{name}.begun.json"
-    locks: bool = True  # False: whoever calls holds a lock of the whole folder
+    locks: bool = True  # False: the caller has locked the whole folder
 
 
 class _Place:
@@ -95,14 +99,14 @@ class _Place:
         fd = hold(self.begun.with_name(f".{name}.lock"), f"stage '{self.stage.name}' in {self.folder}")
         try:
             for path in (self.begun, self.record):
-                for temp in path.parent.glob(f".{path.name}.*.tmp"):  # of a process that died
+                for temp in path.parent.glob(f".{path.name}.*.tmp"):  # left by a process that died
                     temp.unlink(missing_ok=True)
             yield
         finally:
             os.close(fd)
 
     def parts(self) -> list[Path]:
-        """The outputs that lie there."""
+        """The outputs that exist."""
         if self.stage.outputs is None:
             return [self.home] if _has_files(self.home) else []
         return [p for name in self.stage.outputs if _has_files(p := self.home / name)]
@@ -119,7 +123,7 @@ class _Place:
         }  # fmt: skip
 
     def set_aside(self, shelf: Path) -> None:
-        """Move the outputs and the record to `shelf`. What was moved before a kill is not there any more."""
+        """Move the outputs and the record to `shelf`. (A killed process may have moved some of them already.)"""
         shelf.parent.mkdir(parents=True, exist_ok=True)
         outside = self.record.exists() and (self.shared or self.home not in self.record.parents)
         if self.shared:
@@ -145,8 +149,9 @@ def run_stages(
     folder: str | Path, stages: Sequence[Stage], say: Say | None = None, only: Sequence[str] | None = None,
     layout: Layout = Layout(), each: Callable[[str, Summary], None] = lambda name, summary: None,
 ) -> dict[str, Summary]:  # fmt: skip
-    """Make every stage that is not done, in order; the summary of each, which `each` is told at once. `only`: make
-    these alone, those before them must be done. `say` is told why a stage is made again."""
+    """Make every stage that is not done, in order. Returns the summary of each; `each` gets a summary as soon as it
+    exists. `only`: make only these stages, and the ones before them must be done. `say` gets the reason if a stage is
+    made again."""
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     names = [s.name for s in stages]
     if twice := next((n for n in names if names.count(n) > 1), None):
@@ -178,14 +183,16 @@ def _must_be_done(place: _Place, later: str) -> None:
 
 
 def _wanted(stage: Stage) -> dict[str, Any]:
-    return {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage)}
+    files = {key: about["sha256"] for key, about in known_files(stage.files).items()}
+    made_from = {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage)}
+    return {**made_from, "files": files} if files else made_from
 
 
 def _make(place: _Place, say: Say) -> Summary:
     stage = place.stage
     wanted = _wanted(stage)
     begun = _read(place.begun) if place.begun.exists() else None
-    if begun and (shelf := begun.pop("replaces", None)):  # killed while the old outputs were set aside
+    if begun and (shelf := begun.pop("replaces", None)):  # killed while the old outputs were moved
         place.set_aside(place.folder / shelf)
         _note(place.begun, wanted)
         begun = wanted
@@ -216,7 +223,7 @@ def _make(place: _Place, say: Say) -> Summary:
             place.home.mkdir(parents=True, exist_ok=True)
         summary = dict(stage.make(place.home) or {})
     except TrailmarkError:
-        if not place.parts():  # a mistake that was found before anything was made leaves nothing behind
+        if not place.parts():  # an error before the first output leaves nothing behind
             place.begun.unlink(missing_ok=True)
             if not place.shared:
                 remove_empty(place.home)
@@ -234,15 +241,15 @@ def _finish(place: _Place, wanted: Mapping[str, Any], summary: Summary) -> Summa
 
 
 def _record(place: _Place, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What stage.json says. Outputs that an older version finished get one."""
+    """The content of stage.json. Outputs that an older version finished get a record here."""
     earlier = place.stage.earlier
     found = _read(place.record) if place.record.exists() else None
     if found is not None and all(k in found for k in ("settings", "inputs", "outputs", "summary")):
         return found
     if found is not None and earlier is None:
         raise RunError(
-            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' is "
-            "made again."
+            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' "
+            "is made again."
         )
     if earlier is not None and not place.begun.exists() and (summary := earlier(place.home)) is not None:
         _finish(place, wanted, summary)
@@ -260,8 +267,8 @@ def _replace(place: _Place, wanted: Mapping[str, Any], why: str, say: Say) -> No
 
 
 def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> None:
-    """Note which stages a run trains from. Where they are not those that it was begun from, what it has trained is
-    set aside in RUN/replaced, and it begins again."""
+    """Store which stages a run trains from. If they have changed since the run began, its results are moved to
+    RUN/replaced, and the run starts again."""
     note, say = run / "stages" / "used.json", say or (lambda line: print(line, file=sys.stderr, flush=True))
     now = {s.name: fingerprint(run / "stages" / s.name)[RECORD] for s in stages}
     old = _read(note) if note.exists() else now
@@ -286,10 +293,11 @@ def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> No
 
 
 def _keep_open(run: Path, shelf: Path) -> None:
-    """What makes a folder a run that commands open: the recipe that it was made with, and what stands beside it."""
+    """Copy what commands need to open the old results as a run: the recipe that they were made with, and the files next
+    to it."""
     before = run / "stages" / BEFORE
     recipe = before if before.exists() else run / "recipe.yaml"
-    for path, name in ((recipe, "recipe.yaml"), *((run / n, n) for n in ("versions.json", "models.json"))):
+    for path, name in ((recipe, "recipe.yaml"), *((run / n, n) for n in ("versions.json", "models.json", "data.json"))):
         if path.is_file() and not (shelf / name).exists():
             atomic_write(shelf / name, path.read_bytes())
     if (run / "judge").is_dir() and not (shelf / "judge").exists():
@@ -315,7 +323,8 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str] = ()) -> list[str]:
-    """A sentence for each setting and each file of an input that differs. Settings that only let a stage go on come last."""
+    """A sentence for each setting and each input file that differs. Settings with which the stage can simply go on come
+    last."""
     keys = sorted(_keys(old["settings"], new["settings"]), key=lambda found: found[0] in grows)
     said = [f"key '{key}' was {_short(a)} and is {_short(b)}" for key, a, b in keys]
     for name in dict.fromkeys([*old["inputs"], *new["inputs"]]):
@@ -328,14 +337,20 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str
             said.append(f"input '{name}' is a stage that was made again")
         elif other:
             said.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
-    return said
+    return [*said, *(f"the file of key '{key}' has changed" for key in _other_files(old, new))]
+
+
+def _other_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys whose file has changed. Older versions stored no files here."""
+    before, now = old.get("files", {}), new.get("files", {})
+    return [key for key in now if before.get(key, now[key]) != now[key]]
 
 
 _NOTHING = object()
 
 
 def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The keys that differ. Of a section that is only in one of the two, each of its keys is named."""
+    """The keys that differ. If a section exists on one side only, each of its keys is listed."""
     a, b = ({} if x is _NOTHING and isinstance(y, dict) and y else x for x, y in ((a, b), (b, a)))
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
@@ -345,17 +360,17 @@ def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether only settings differ that a stage can go on with."""
+    """Whether the stage can go on, because only settings differ that may change."""
     keys = {key for key, _, _ in _keys(old["settings"], new["settings"])}
-    return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"]
+    return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"] and not _other_files(old, new)
 
 
 # --- fingerprints --------------------------------------------------------------------------------------------------
 
 
 def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
-    """Hashes of what counts of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is known by
-    its record."""
+    """Hashes of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is identified by its
+    record."""
     if not path.is_dir():
         return {"": file_hash(path)}
     if skipped is None and (path / RECORD).is_file():
@@ -369,14 +384,14 @@ def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
 
 
 def _passing(path: Path) -> bool:
-    """Locks, temporary files and half-written checkpoints: hidden, and of no account."""
+    """Whether a file is temporary: locks, temporary files and half-written checkpoints. All are hidden files."""
     return path.name == ".lock" or any(
         p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts
     )
 
 
 def _run_files(run: Path) -> dict[str, str]:
-    """Of a run: the recipe without names and places, the metrics and the newest checkpoint."""
+    """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
     recipe = parse((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))[0]
     kept = {k: v for k, v in recipe.items() if k not in IGNORED} if isinstance(recipe, dict) else recipe
     found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(kept, default=str))))}
@@ -386,11 +401,6 @@ def _run_files(run: Path) -> dict[str, str]:
         for path in sorted(p for p in last.rglob("*") if p.is_file()):
             found[path.relative_to(run).as_posix()] = file_hash(path)
     return found
-
-
-def file_hash(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def text_hash(text: str) -> str:
@@ -413,7 +423,7 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
 
 
 def json_text(value: Any) -> str:
-    """Equal for equal values, whatever the order of keys."""
+    """JSON that is equal for equal values, whatever the order of their keys."""
     return "" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
 
@@ -422,7 +432,7 @@ def as_json(value: Any) -> bytes:
 
 
 def _plain(stage: Stage) -> Any:
-    """The settings as they come back from a file."""
+    """The settings as they would be read back from a file."""
     return json.loads(json_text(dict(stage.settings)))
 
 
@@ -444,7 +454,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _away(record: Path) -> Path:
-    """What must go so that a stage is made again: its folder, where the record lies in it."""
+    """What to move away so that a stage is made again: its folder if the record is in it, else the record."""
     return record.parent if record.name == RECORD else record
 
 
@@ -467,6 +477,6 @@ def _first(place: _Place) -> str:
 
 
 def remove_empty(folder: Path) -> None:
-    """Take back a pipeline in which nothing was made."""
+    """Delete the folder of a pipeline in which nothing was made."""
     if folder.is_dir() and not _has_files(folder):
         shutil.rmtree(folder, ignore_errors=True)

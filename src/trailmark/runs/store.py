@@ -1,24 +1,25 @@
 """Runs on disk: episodes, annotations, metrics, and the directory that holds them.
 
     RUN/recipe.yaml                    the resolved recipe; written last, so a directory without it is no run
-    RUN/episodes/000012.jsonl          one iteration; one line is one episode
+    RUN/episodes/000012.jsonl          one step; one line is one episode
     RUN/annotations/NAME/000012.jsonl  the same for annotations
-    RUN/metrics.jsonl                  one line a step; nothing in it depends on the clock
-    RUN/timings.jsonl                  what does
+    RUN/metrics.jsonl                  one line per step; nothing in it depends on the clock
+    RUN/timings.jsonl                  numbers that depend on the clock
     RUN/checkpoints/
-    RUN/.lock                          held while a process trains here
+    RUN/.lock                          locked while a process trains here
 
-A file is written under a temporary name, synced and renamed, so a reader sees all of it or none.
+A file is written under a temporary name, synced and renamed. So a reader sees the complete file or none.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from trailmark.runs.episode_json import Row, from_json, object_from_json, object
 from trailmark.types import Annotation, Episode
 
 __all__ = [
-    "Run", "append_line", "atomic_write", "from_json", "read_annotations", "read_episodes", "read_metrics",
+    "Run", "append_line", "atomic_write", "beside", "from_json", "read_annotations", "read_episodes", "read_metrics",
     "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
 ]  # fmt: skip
 
@@ -56,8 +57,17 @@ def _write_all(fd: int, data: memoryview) -> None:
         data = data[os.write(fd, data) :]
 
 
+def file_hash(path: Path) -> str:
+    try:
+        with path.open("rb") as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()
+    except OSError as e:
+        raise DataError(f"cannot be read ({e.strerror}).", path) from None
+
+
 def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
-    """Replace `path` by `data` whole, or leave it as it was. `name` is the prefix of its fault points."""
+    """Replace the content of `path` by `data`, or leave the file as it was. `name` is the prefix of its fault
+    points."""
     path, view = Path(path), memoryview(data)
     temp = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     point(f"{name}.before")
@@ -85,7 +95,7 @@ def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
 
 
 def segments(folder: str | Path) -> list[Path]:
-    """The segment files of a folder in order; anything else in it (temporaries, notes) is left out."""
+    """The segment files of a folder, in order. Other files (temporary ones, notes) are left out."""
     try:
         found = [p for p in Path(folder).iterdir() if _SEGMENT.fullmatch(p.name)]
     except OSError as e:
@@ -96,7 +106,7 @@ def segments(folder: str | Path) -> list[Path]:
 def write_segment(
     folder: str | Path, index: int, rows: Iterable[Episode] | Iterable[Annotation], name: str = "segment"
 ) -> Path:
-    """Write iteration `index` of a folder of episodes or annotations; one that is there is replaced."""
+    """Write step `index` of a folder of episodes or annotations. An existing file is replaced."""
     path = Path(folder) / f"{index:06d}.jsonl"
     data = "".join(to_json(row) + "\n" for row in rows).encode()
     try:
@@ -108,7 +118,7 @@ def write_segment(
 
 
 def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
-    """All rows of one segment; `kind` is Episode or Annotation."""
+    """All rows of one segment. `kind` is Episode or Annotation."""
     try:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as e:
@@ -117,6 +127,11 @@ def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
     if tail:
         raise DataError(f"line {len(lines) + 1} is cut off: it does not end with a newline.", path, len(lines) + 1)
     return [from_json(line, path, i, kind) for i, line in enumerate(lines, 1)]
+
+
+def beside(path: str | Path) -> Path:
+    """The annotation file next to a file of episodes, if RUN/annotations has none (see `runs/annotations.py`)."""
+    return Path(path).with_suffix(".annotations.jsonl")
 
 
 def read_episodes(folder: str | Path) -> Iterator[Episode]:
@@ -130,15 +145,17 @@ def read_annotations(folder: str | Path) -> Iterator[Annotation]:
 
 
 def truncate_segments(folder: str | Path, first: int) -> None:
-    """Remove the segments from index `first` on, the last one first."""
+    """Delete the segments from index `first` on, the last one first."""
     for path in reversed(segments(folder)):
         if int(path.stem) >= first:
             path.unlink()
+            beside(path).unlink(missing_ok=True)
     sync_folder(Path(folder))
 
 
 def truncate_run(run: Run, step: int) -> None:
-    """Drop what a run wrote after step `step`: metrics, timings, episodes, annotations and evaluations on the way."""
+    """Delete what a run wrote after step `step`: metrics, timings, episodes, annotations and evaluations during
+    training."""
     truncate_metrics(run, step)
     notes = run.path / "annotations"
     named = sorted(p for p in notes.iterdir() if p.is_dir()) if notes.is_dir() else []
@@ -151,7 +168,7 @@ def truncate_run(run: Run, step: int) -> None:
 
 
 def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics") -> None:
-    """Append one JSON line by one write. Where it does not fit whole, the file is left as it was."""
+    """Append one JSON line with one write. If the whole line cannot be written, the file is left as it was."""
     append_text(path, object_to_json(row, f"a line of {Path(path).name}") + "\n", name)
 
 
@@ -173,7 +190,7 @@ def append_text(path: str | Path, text: str, name: str) -> None:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that only grows. A last line that was not finished is cut off."""
+    """The lines of a file that only grows. An unfinished last line is cut off, in the file too."""
     try:
         raw = path.read_bytes()
         end = raw.rfind(b"\n") + 1
@@ -185,7 +202,7 @@ def whole_lines(path: Path) -> list[bytes]:
 
 
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """The whole lines of a file and what they say; a last line without newline is still being written."""
+    """The complete lines of a file and their values. A last line without newline is still being written."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
@@ -196,13 +213,13 @@ def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl` or `timings.jsonl`; of `metrics.jsonl` when `path` is a run directory."""
+    """The rows of `metrics.jsonl` or `timings.jsonl`. If `path` is a run directory: of its `metrics.jsonl`."""
     path = Path(path)
     return [row for _, row in _metric_lines(path / "metrics.jsonl" if path.is_dir() else path)]
 
 
 def truncate_metrics(run: Run, step: int) -> None:
-    """Drop the metrics and timings of all steps after `step`, and a line that was not finished."""
+    """Delete the metrics and timings of all steps after `step`, and an unfinished last line."""
     for path in (run.metrics_file, run.timings_file):
         kept = b"".join(line + b"\n" for line, row in _metric_lines(path) if row.get("step", 0) <= step)
         if path.exists() and path.stat().st_size != len(kept):
@@ -213,7 +230,8 @@ def truncate_metrics(run: Run, step: int) -> None:
 
 
 def _being_written(temp: Path) -> bool:
-    """Whether the process that a temporary file is named after lives: a study's other process may be writing beside the run."""
+    """Whether the process in the name of a temporary file is alive. (Another process of a study may be writing next to
+    the run.)"""
     pid = temp.name.split(".")[-2].partition("-")[0]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
@@ -227,7 +245,7 @@ def _being_written(temp: Path) -> bool:
 
 
 def hold(path: Path, what: str) -> int:
-    """Lock a file until its number is closed, or the process dies. RunBusy where another process holds it."""
+    """Lock a file until its descriptor is closed or the process dies. RunBusy if another process holds the lock."""
     import fcntl
 
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -245,7 +263,8 @@ def hold(path: Path, what: str) -> int:
 
 
 class Run:
-    """A run directory. `create` and `open(lock=True)` hold its lock until `close`, the end of `with`, or death."""
+    """A run directory. `create` and `open(lock=True)` hold its lock until `close`, the end of `with`, or the end of the
+    process."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -253,15 +272,16 @@ class Run:
         self.timings_file, self.episodes_dir = self.path / "timings.jsonl", self.path / "episodes"
         self.checkpoints_dir = self.path / "checkpoints"
         self._lock: int | None = None
-        self._before: set[str] = set()  # what the folder held when it was locked
+        self._before: set[str] = set()  # the files of the folder when it was locked
 
     @classmethod
     def create(cls, path: str | Path, recipe_text: str) -> Run:
-        """Make a new run and lock it. What is there is never touched."""
+        """Create a new run and lock it. Existing files are never touched."""
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            run._must_be_new()  # before the lock, which sweeps: what is in a folder of something else stays there
+            # before the lock, because locking deletes temporary files: the folder may belong to something else
+            run._must_be_new()
             run.lock()
             run._must_be_new()
             run.episodes_dir.mkdir(exist_ok=True)
@@ -275,7 +295,7 @@ class Run:
         return run
 
     def _must_be_new(self) -> None:
-        """What a creation that was killed leaves behind is no run yet, and may be used."""
+        """Raise an error if there is a run. (What a killed creation left behind is no run yet, and may be used.)"""
         started = {".lock", "episodes", "checkpoints"}
         half = f".{self.recipe_file.name}."
         found = [p for p in self.path.iterdir() if not (p.name.startswith(half) and p.name.endswith(".tmp"))]
@@ -285,7 +305,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, lock: bool = False) -> Run:
-        """An existing run, to read (no lock) or to go on with (`lock=True`)."""
+        """Open an existing run, to read it (no lock) or to resume it (`lock=True`)."""
         run = cls(path)
         if not run.recipe_file.is_file():
             why = "it holds no recipe.yaml" if run.path.is_dir() else "there is no such directory"
@@ -300,17 +320,22 @@ class Run:
         return self.path / "annotations" / name
 
     def annotate(self, step: int, annotations: Iterable[Annotation]) -> None:
-        """Keep what a step gave its episodes (credit, values): RUN/annotations/NAME/000012.jsonl for each name."""
+        """Store annotations of a step's episodes (credit, values): RUN/annotations/NAME/000012.jsonl for each name."""
         by_name: dict[str, list[Annotation]] = {}
         for a in annotations:
             by_name.setdefault(a.name, []).append(a)
         for name, rows in by_name.items():
             write_segment(self.annotations_dir(name), step, rows, "annotation")
 
-    def keep_evaluation(self, name: str, episodes: Iterable[Episode]) -> Path:
-        """Episodes of a named evaluation, beside those on the way: RUN/evaluation/NAME.jsonl."""
+    def keep_evaluation(self, name: str, episodes: Iterable[Episode], notes: Sequence[Annotation] = ()) -> Path:
+        """Store the episodes of a named evaluation in RUN/evaluation/NAME.jsonl, and the judge's notes on them in
+        RUN/evaluation/NAME.annotations.jsonl."""
         path = self.path / "evaluation" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
+        if notes:
+            atomic_write(beside(path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+        else:
+            beside(path).unlink(missing_ok=True)
         atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
         return path
 
@@ -322,21 +347,21 @@ class Run:
             raise RunError(f"{self.recipe_file} cannot be read ({e}).") from None
 
     def log(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any] | None = None) -> None:
-        """Append the numbers of a step; those that depend on the clock go to their own file, so that the metrics of
-        equal runs are equal bytes."""
+        """Append the metrics of a step. Numbers that depend on the clock go to a file of their own, so that the metrics
+        of equal runs have equal bytes."""
         if timings:
             append_line(self.timings_file, {"step": step, **timings}, "timings")
         append_line(self.metrics_file, {"step": step, **metrics})
 
     def sync(self) -> None:
-        """Metrics reach the disk. Call before a checkpoint that claims these steps is renamed into place."""
+        """Write the metrics to disk. Call this before a checkpoint of these steps is renamed."""
         for path in (self.metrics_file, self.timings_file):
             if path.exists():
                 sync_folder(path)
         sync_folder(self.path)
 
     def lock(self) -> None:
-        """Refuse a second process that would train here, and sweep temporary files of one that died."""
+        """Raise an error if another process trains here, and delete temporary files of a process that died."""
         self._lock = hold(self.path / ".lock", str(self.path))
         for temp in self.path.rglob(".*.tmp"):
             if not _being_written(temp):
@@ -344,9 +369,10 @@ class Run:
         self._before = {p.name for p in self.path.iterdir()}
 
     def discard_if_empty(self) -> None:
-        """Take back a run in which nothing has happened yet: what came into its folder since it was locked goes again. What was
-        there before stays, so a run that was to go on still can. So do stages that were made. Then only the note of the
-        judge goes: its rewards were not kept, and the run may go on with a function that was mended."""
+        """Undo a run in which nothing has happened yet: delete the files that were added since it was locked. Older
+        files stay, so a run can still be resumed, and finished stages stay. If there are stages, only the judge's
+        fingerprint is deleted: no rewards of this judge were stored, so the run may continue with a corrected
+        function."""
         steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
         if self._lock is None or any(p.exists() for p in steps):
             return
@@ -356,10 +382,10 @@ class Run:
             return
         made = [p for p in self.path.iterdir() if p.name not in self._before]
         folders = (self.episodes_dir, self.checkpoints_dir)
-        # In this order, because whatever is left by a process that dies here can be resumed, or created again.
+        # In this order, so that if the process dies here, the rest can be resumed or created again.
         for path in sorted(made, key=lambda p: (p in folders, p == self.recipe_file)):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)  # the mistake that led here is what must be told
+                shutil.rmtree(path, ignore_errors=True)  # the error that led here must be reported, not this one
             else:
                 path.unlink(missing_ok=True)
 

@@ -1,4 +1,5 @@
-"""What a judge is: it is shown plays and gives each its outcome. A world that cannot judge itself (`judged = True`) has one."""
+"""The base class of judges. A judge sees plays and gives each an outcome. A world that cannot judge itself (`judged =
+True`) has a judge."""
 
 from __future__ import annotations
 
@@ -21,69 +22,91 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One episode as a judge sees it: what was shown first, what was answered last, and the row of data it began from."""
+    """One episode as a judge sees it: the first prompt, the last answer, and the row of data that it started from."""
 
     episode: Episode
     prompt: str
     answer: str
     row: Mapping[str, Any]
-    messages: tuple[Mapping[str, str], ...] = ()  # what was shown first, if it was a conversation; `prompt` is its last
+    # the first prompt if it was a conversation; `prompt` is its last message
+    messages: tuple[Mapping[str, str], ...] = ()
 
     @property
     def where(self) -> str:
-        """The row's name for a message."""
+        """The name of the row, for error messages."""
         return f"row '{self.episode.task.id}'"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One outcome for everybody, or one for each side. `notes` are further numbers about the episode, such as marks by
-    criterion, or about its turns."""
+    """One outcome for all sides, or one for each side. `notes` are further numbers about the episode or its turns, such
+    as marks by criterion."""
 
     outcome: Outcome | Mapping[str, Outcome]
     notes: tuple[Annotation, ...] = ()
 
 
 class Judge(ABC):
-    """`source` says what it is ("function my_file.py:score"), `fingerprint` changes when its verdicts may change."""
+    """`source` describes the judge ("function my_file.py:score"). `fingerprint` changes if its verdicts may change.
+    `earlier` holds fingerprints that older versions of Trailmark gave to the same judge."""
 
     name: str = "judge"
     source: str = "judge"
     fingerprint: str = ""
-    repeatable: bool = False  # asked again it says the same, at no cost: `verify` asks it again
+    earlier: tuple[str, ...] = ()
+    repeatable: bool = False  # asking again is free and gives the same verdicts, so `verify` asks again
 
     @abstractmethod
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
-        """One verdict for each play, in their order."""
+        """One verdict for each play, in order."""
 
     def keep(self, folder: str | Path) -> None:
-        """Work for the run or the stage in whose `folder` this judge may keep what it needs, until it is told another one. A run
-        has one judge from its first step to its last: one that has changed in between is refused."""
+        """Use `folder`, of a run or a stage, for files that this judge stores, until another folder is set. A run has
+        one judge from its first to its last step: a judge that has changed is refused."""
         file = Path(folder) / "judge.json"
+        if why := self.changed(folder):
+            raise JudgeError(
+                f"{why}: its rewards would not be comparable. Put it back as it was, begin another run with out=DIR, "
+                f"or remove {file} to go on."
+            )
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
-            before = json.loads(file.read_text("utf-8"))["fingerprint"] if file.exists() else None
-            if before is None:
+            # a note with another fingerprint is from an older version here: `changed` accepted it
+            if not file.exists() or json.loads(file.read_text("utf-8"))["fingerprint"] != self.fingerprint:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
                 temp.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
                 os.replace(temp, file)
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except OSError as problem:
             raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
-        if before not in (None, self.fingerprint):
-            raise JudgeError(
-                f"{self.source} has changed since this run began (fingerprint {before}, now {self.fingerprint}): its rewards "
-                f"would not be comparable. Put it back as it was, begin another run with out=DIR, or remove {file} to go on."
-            )
+
+    def changed(self, folder: str | Path) -> str:
+        """A phrase that says how this judge differs from the one noted in `folder`. "" if it is the same, or if there
+        is no note."""
+        file = Path(folder) / "judge.json"
+        if not file.exists():
+            return ""
+        try:
+            said = json.loads(file.read_text("utf-8"))
+            before = said["fingerprint"]
+            source = str(said.get("source", self.source))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
+        if before in ("", self.fingerprint, *self.earlier):  # without a fingerprint nothing can be compared
+            return ""
+        prints = f"(fingerprint {before}, now {self.fingerprint})"
+        if source != self.source:
+            return f"{self.source} is not the judge that this run began with, {source} {prints}"
+        return f"{self.source} has changed since this run began {prints}"
 
     @property
     def stamp(self) -> str:
-        """What annotations have as their source."""
+        """The source that annotations record."""
         return f"{self.source}@{self.fingerprint}"
 
 
 def scored(reward: float, success: float | None) -> Scored:
-    """A reward as an outcome; `success` is the reward from which on a play counts as a success."""
+    """A reward as an outcome. A play is a success if its reward is at least `success`."""
     return Scored(reward, None if success is None else reward >= success)
 
 
@@ -92,8 +115,8 @@ def digest(text: str | bytes) -> str:
 
 
 def filled(template: str, play: Play) -> str:
-    """A template with {prompt}, {answer}, {dialogue} and keys of the row filled in. Braces inside what is filled in stay, and
-    so do those of a command such as \\boxed{x}. A placeholder that the row has no key for is refused."""
+    """Fill {prompt}, {answer}, {dialogue} and keys of the row into a template. Braces in the inserted text stay as they
+    are, and so do those of commands such as \boxed{x}. An unknown placeholder is an error."""
     known = {**{k: str(v) for k, v in play.row.items()}, "prompt": play.prompt, "answer": play.answer}
     known["dialogue"] = "\n".join(f"{t.seat}: {t.text}" for t in play.episode.turns)
 
@@ -109,8 +132,8 @@ def filled(template: str, play: Play) -> str:
 
 
 def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:
-    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. The only place that makes
-    judges from settings; models are loaded when they are first needed."""
+    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. This is the only
+    place that makes judges from settings. Models are loaded when they are first needed."""
     from trailmark.score import config
 
     settings = config.judge_config(reward)

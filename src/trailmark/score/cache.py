@@ -1,7 +1,8 @@
-"""Answers that were paid for once: a file of JSON lines that only grows.
+"""A cache of answers: a file of JSON lines that only grows.
 
-One line is one answer, written by one write as soon as it is there. A process that is killed loses at most the line it was
-writing: a last line without its newline is left out when the file is opened, and cut off before the next one is written.
+One line is one answer. It is written with one write as soon as the answer arrives. A killed process loses at most the
+line that it was writing: an unfinished last line is ignored when the file is opened, and cut off before the next line
+is written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trailmark.errors import DataError, RunError
 
 
 class Cache:
-    """`path=None` keeps answers in memory only."""
+    """With `path=None`, answers are kept in memory only."""
 
     def __init__(self, path: str | Path | None = None):
         self.path = None if path is None else Path(path)
@@ -32,7 +33,9 @@ class Cache:
                     row = json.loads(line)
                     self._known[row["key"]] = {k: v for k, v in row.items() if k != "key"}
                 except (ValueError, TypeError, KeyError):
-                    raise DataError("is no line of this file of answers; move it away to ask again.", self.path, i) from None
+                    raise DataError(
+                        "is no line of this file of answers; move it away to ask again.", self.path, i
+                    ) from None
             if torn:
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
 

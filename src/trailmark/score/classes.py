@@ -1,7 +1,8 @@
-"""A head of several classes as a score: the probability of some of its classes, read at the end of every step, and one number
-over all steps.
+"""A classification head as a score: the probability of some classes at the end of every step, and one number over all
+steps.
 
-LPR's process reward is such a head: four classes (how many of three completions were right), the classes {2, 3}, the product.
+LPR's process reward is such a head: four classes (how many of three completions were right), the classes {2, 3}, and
+the product over steps.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
 
+CLASSES = "classes"  # the head of `objectives.classify.Classify`
 Over = Literal["last", "min", "mean", "product", "geomean", "sum"]
 
 
 def over_steps(values: Sequence[float], over: Over) -> float:
-    """One number for all steps. Of no step there is none: an empty product would be the best score there is."""
+    """One number for all steps. An error if there are no steps, because an empty product would be the best possible
+    score."""
     if not values:
         raise ModelError(f"no step to take the {over} over: leave out what has no steps.")
     if over == "last":
@@ -39,23 +42,34 @@ def over_steps(values: Sequence[float], over: Over) -> float:
     return sum(values) if over == "sum" else sum(values) / len(values)
 
 
+def class_head(lm: LM) -> str:
+    """The head to read if none is named: `classes`, which the objective `classify` trains; else `step`; else the only
+    head."""
+    if found := next((name for name in (CLASSES, "step") if name in lm.heads), ""):
+        return found
+    return next(iter(lm.heads)) if len(lm.heads) == 1 else CLASSES
+
+
 def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
-    """Refuse a head that the model does not have, and a class that the head does not have."""
+    """Raise an error if the model lacks the head, or the head lacks a class."""
     if head not in lm.heads:
         raise ModelError(
-            f"model '{lm.name}' has no head '{head or 'value'}' to read values from (heads: {', '.join(lm.heads) or 'none'})."
+            f"model '{lm.name}' has no head '{head or 'value'}' to read values from (heads: "
+            f"{', '.join(lm.heads) or 'none'})."
         )
     made: Any = lm.heads[head]
     outputs = made.weight.shape[0]
     wrong = [c for c in classes or () if not 0 <= c < outputs]
     if wrong or classes == () or len(set(classes or ())) != len(classes or ()):
         raise ModelError(
-            f"head '{head}' of '{lm.name}' has classes 0 to {outputs - 1}; {list(classes or ())} is no set of some of them."
+            f"head '{head}' of '{lm.name}' has classes 0 to {outputs - 1}; {list(classes or ())} is no set of some of "
+            "them."
         )
 
 
 def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.ndarray:
-    """A head's output [N] or [N, C] -> [N]: its one number as it is, or the probability of `classes` (None: of the last)."""
+    """From a head's output [N] or [N, C] to [N]: the single number as it is, or the probability of `classes` (None: of
+    the last class)."""
     import torch
 
     numbers = torch.as_tensor(out).double()
@@ -65,26 +79,25 @@ def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.n
     return (p[..., -1] if classes is None else p[..., list(classes)].sum(-1)).numpy()
 
 
-def step_scores(
+def step_outputs(
     lm: LM,
     episodes: Sequence[Episode],
-    head: str = "step",
-    classes: Sequence[int] | None = None,
+    head: str | None = None,
     seat: str = "policy",
-    name: str = "step_score",
     shape: Shape = "auto",
     amp: bool = False,
-) -> list[Annotation]:
-    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token."""
+) -> dict[tuple[str, int], np.ndarray]:
+    """(episode, turn) -> what the head says at the end of every step of the turn, [steps, outputs]. All steps of a turn
+    are read in one pass. A turn without steps is left out."""
     import numpy as np
 
     from trailmark.models.forward import fill, pack
     from trailmark.models.readout import Readout
-    from trailmark.score.tokens import source_of
     from trailmark.types import Sample
 
-    check_classes(lm, head, classes)
-    samples, whose, ends = [], [], []
+    head = head or class_head(lm)
+    check_classes(lm, head, None)
+    samples, ends, whose = [], [], []
     for e in episodes:
         for i, turn in enumerate(e.turns):
             if turn.seat == seat and turn.steps:
@@ -95,23 +108,51 @@ def step_scores(
                 samples.append(Sample(row, {"read": read}))
                 whose.append((e.id, i))
     if not samples:
-        return []
+        return {}
     models = {"judge": lm}
     lm.train(False)
     wanted = Readout("head", "head", model="judge", head=head, at="after", where="read")
     filled = fill(models, samples, pack(models, samples, shape), [wanted], amp)
-    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "")
+    return {key: np.asarray(s.streams["head"][at]) for key, s, at in zip(whose, filled, ends)}
+
+
+def step_scores(
+    lm: LM,
+    episodes: Sequence[Episode],
+    head: str | None = None,
+    classes: Sequence[int] | None = None,
+    seat: str = "policy",
+    name: str = "step_score",
+    shape: Shape = "auto",
+    amp: bool = False,
+) -> list[Annotation]:
+    """One annotation per turn of the seat that has steps: a number for each step, read at the step's last token. `head`
+    None: the one that `classify` trains (`class_head`)."""
+    from trailmark.score.tokens import source_of
+
+    head = head or class_head(lm)
+    check_classes(lm, head, classes)
+    read = step_outputs(lm, episodes, head, seat, shape, amp)
+    source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "") if read else ""
     return [
-        Annotation(e, name, "step", tuple(class_numbers(s.streams["head"][at], classes).tolist()), i, source)
-        for (e, i), s, at in zip(whose, filled, ends)
+        Annotation(e, name, "step", tuple(class_numbers(out, classes).tolist()), i, source)
+        for (e, i), out in read.items()
     ]
+
+
+def must_share_tokenizer(lm: LM, tokenizer: Any, name: str) -> None:
+    """Refuse a model of steps that reads other tokens than the policy writes."""
+    if lm.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ModelError(
+            f"the value model {name} has another tokenizer than the policy: it would not read what that writes."
+        )
 
 
 def episode_scores(
     steps: Sequence[Annotation], over: Over, skip: Mapping[tuple[str, int], Sequence[int]] | None = None
 ) -> dict[str, float]:
-    """One number per episode from the annotations of its steps, in the order of its turns. `skip` lists steps of a turn,
-    (episode, turn) -> their numbers, that take no part; an episode of which no step is left has no number."""
+    """One number per episode from the annotations of its steps, in the order of its turns. `skip` maps (episode, turn)
+    to the numbers of steps that are left out. An episode without remaining steps gets no number."""
     found: dict[str, list[float]] = {}
     for note in sorted(steps, key=lambda a: -1 if a.turn is None else a.turn):
         left_out = (skip or {}).get((note.episode, note.turn if note.turn is not None else -1), ())

@@ -1,11 +1,12 @@
-"""A person's own reward function, with one signature for the whole library.
+"""A user's reward function. It has one signature in the whole library.
 
     def score(prompt, answer, row): return number                      one play at a time
     def score(prompts, answers, rows): return [number, …]              all plays at once
-    async def score(prompt, answer, row, scorer): …                    awaited; `scorer` knows likelihoods
+    async def score(prompt, answer, row, scorer): …                    awaited; `scorer` computes likelihoods
 
-Parameters are found by their names and may be left out. `prompt` and `answer` are texts, `row` is the line of data. What is not
-a finite number is an error that names the file, the function and the row: a missing reward must never become a zero.
+Parameters are recognised by name and may be left out. `prompt` and `answer` are texts, `row` is the line of data. If
+the function returns anything but a finite number, an error names the file, the function and the row: a missing reward
+must never become a zero.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ ONE, ALL = ("prompt", "answer", "row"), ("prompts", "answers", "rows")
 
 
 def open_function(config: FunctionJudgeConfig) -> Judge:
-    """A judge from what lies at `config.path`: a function, or a class of your own that derives from `Judge`."""
+    """A judge from `config.path`: a function, or a user's class that derives from `Judge`."""
     found, file = load_function(config.path)
     if isinstance(found, type):
         if not issubclass(found, Judge):
             raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
-        return found()
+        judge = found()
+        if not judge.fingerprint:  # the class sets none: use its file's content
+            judge.fingerprint = digest(file.read_bytes()) if file.is_file() else ""
+        return judge
     return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
 
 
@@ -51,8 +55,8 @@ class FunctionJudge(Judge):
         at_once: int = 32,
         scorer: Any = None,
     ):
-        """From Python: `FunctionJudge(score)`. `scorer` is given to a function that asks for one; without, it is made from
-        `model` when it is first needed."""
+        """From Python: `FunctionJudge(score)`. `scorer` is passed to a function that asks for one. If it is not given,
+        it is made from `model` when it is first needed."""
         found = file or inspect.getsourcefile(function)
         self.function, self.file = function, Path(found) if found else Path("<function>")
         self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
@@ -63,6 +67,12 @@ class FunctionJudge(Judge):
         text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
+        # the weights of a scorer's model are part of the reward
+        if "scorer" in self.wanted and model is not None and Path(model.name).is_dir():
+            from trailmark.models.adapters import weights_print
+
+            self.earlier = (self.fingerprint,)
+            self.fingerprint = digest(text + weights_print(model).encode())
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
 
     def keep(self, folder: str | Path) -> None:
@@ -128,7 +138,7 @@ class FunctionJudge(Judge):
 
 
 def _wanted(function: Callable[..., Any], name: str) -> tuple[set[str], bool]:
-    """Which of our arguments the function takes, and whether it takes all plays at once."""
+    """The arguments that the function takes, and whether it takes all plays at once."""
     kinds = inspect.Parameter
     try:
         listed = inspect.signature(function).parameters
@@ -142,8 +152,8 @@ def _wanted(function: Callable[..., Any], name: str) -> tuple[set[str], bool]:
             wanted.add(key)
         elif p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL:
             raise JudgeError(
-                f"{name} has the parameter '{key}': a reward function takes prompt, answer, row (or prompts, answers, rows) "
-                "and scorer, by these names."
+                f"{name} has the parameter '{key}': a reward function takes prompt, answer, row (or prompts, answers, "
+                "rows) and scorer, by these names."
             )
     if wanted & set(ONE) and wanted & set(ALL):
         raise JudgeError(f"{name} mixes one and many: take prompt, answer, row, or prompts, answers, rows.")
@@ -153,7 +163,7 @@ def _wanted(function: Callable[..., Any], name: str) -> tuple[set[str], bool]:
 
 
 def _number(value: Any, about: str) -> float:
-    """A finite number, or an error. `about` has a place for what was returned."""
+    """A finite number, or an error. `about` has a placeholder for the value that was returned."""
     if hasattr(value, "item") and not isinstance(value, str):
         with contextlib.suppress(ValueError, RuntimeError, TypeError):
             value = value.item()  # numpy, torch

@@ -1,8 +1,9 @@
-"""A language model as judge: it is shown a play and asked for a mark as JSON.
+"""A language model as judge: it sees a play and answers with a mark as JSON.
 
-Every answer is kept by what was asked, as soon as it is there (`cache.py`): a run that is killed asks nothing twice and loses
-nothing. An answer without a readable mark is asked again, with what was wrong with it, a bounded number of times. An answer for
-another play is refused. Where there is no mark in the end, the play *failed*: it has no reward, and never a zero.
+Every answer is stored by its question as soon as it arrives (`cache.py`). So a run that is killed loses nothing and
+asks nothing twice. If no mark can be read, the judge is told why and asked again, a limited number of times. An answer
+for another play is refused. If there is no mark in the end, the play *failed*: it has no reward, which is not a reward
+of zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 from trailmark.chat import end_of_turn, render
 from trailmark.engines.base import EngineError, Request
-from trailmark.errors import JudgeError
+from trailmark.errors import JudgeError, ModelError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
@@ -33,13 +34,14 @@ ASK = (
 
 
 class Unreadable(Exception):
-    """An answer from which no mark can be read; the text says why."""
+    """An answer without a readable mark. The text says why."""
 
 
 class ModelJudge(Judge):
-    """`engine` is who answers; without, it is opened from the settings when it is first needed. A judge that asks for something
-    else than a mark, such as the turns that decided a play, derives from this one and says in `form` what the answer shall look
-    like and in `read` what it means; asking, asking again and keeping answers stay the same."""
+    """`engine` gives the answers; if it is not given, it is opened from the settings when it is first needed. A judge
+    that asks for something other than a mark, such as the turns that decided a play, derives from this class. It
+    defines the form of the answer in `form` and its meaning in `read`. Asking, asking again and caching stay the
+    same."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
         self.config, self._engine, self._shared = config, engine, cache or config.cache
@@ -49,10 +51,17 @@ class ModelJudge(Judge):
         self.source = f"judge {self.name}"
         self.law = SamplingLaw(config.temperature)
         rest = [config.rubric, config.low, config.high, config.temperature, config.max_tokens, config.again]
-        if type(self) is not ModelJudge:  # it may ask for something else
+        if type(self) is not ModelJudge:  # a subclass may ask for something else
             rest += [type(self).__name__, self.form("")]
         self.fingerprint = digest(json.dumps([self.name, *rest]))
-        self.asked = 0  # questions that went out; the others were in the cache
+        self._weights = ""
+        if engine is None and config.model is not None and Path(config.model.name).is_dir():
+            from trailmark.models.adapters import weights_print
+
+            self.earlier = (self.fingerprint,)  # the weights in a folder may change
+            self._weights = digest(weights_print(config.model))
+            self.fingerprint = digest(json.dumps([self._weights, *rest]))
+        self.asked = 0  # questions that were sent; the others were in the cache
         self._open: dict[str, asyncio.Future[str]] = {}
 
     @property
@@ -68,7 +77,10 @@ class ModelJudge(Judge):
                 from trailmark.models.load import load_model
 
                 assert self.config.model is not None
-                self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
+                try:
+                    self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
+                except ModelError as problem:
+                    raise ModelError(f"reward.model: {problem}") from problem
         return self._engine
 
     def keep(self, folder: str | Path) -> None:
@@ -79,7 +91,7 @@ class ModelJudge(Judge):
             self.cache = Cache(Path(folder) / "answers.jsonl")
 
     def _must_serve(self) -> None:
-        """A server that is not there, or serves another model, is told before anything is played."""
+        """Before anything is played, raise an error if the server does not answer or serves another model."""
         try:
             wait(self.engine.must_serve())
         except EngineError as problem:
@@ -95,15 +107,16 @@ class ModelJudge(Judge):
         return list(await asyncio.gather(*map(one, plays)))
 
     def question(self, play: Play) -> str:
-        """What is asked about a play, without the form of the answer."""
+        """The question about a play, without the form of the answer."""
         return filled(self.config.rubric, play) + shown(self.config.rubric, play)
 
     def form(self, name: str) -> str:
-        """What the answer shall look like. `name` is that of the question: an answer that repeats another one is refused."""
+        """The form that the answer must have. `name` identifies the question: an answer that repeats another name is
+        refused."""
         return ASK.format(id=name, low=self.config.low, high=self.config.high)
 
     def read(self, text: str, name: str, play: Play) -> Verdict:
-        """What an answer means; `Unreadable` if it is not as it shall be."""
+        """The meaning of an answer. Raises `Unreadable` if the answer does not have the right form."""
         c = self.config
         score = read_mark(text, name, c.low, c.high)
         mark = Annotation(play.episode.id, "judge_score", "episode", (score,), None, self.stamp)
@@ -116,7 +129,7 @@ class ModelJudge(Judge):
         return Verdict(found) if isinstance(found, Failed) else found
 
     async def ask_for(self, question: str, form: str, read: Callable[[str], T]) -> T | Failed:
-        """What `read` finds in the answer to a question; asked again, with the reason, while it finds it `Unreadable`."""
+        """What `read` finds in the answer to a question; asked again, with the reason, if it is `Unreadable`."""
         c, why = self.config, ""
         ask = "\n\n" + form
         talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
@@ -133,9 +146,10 @@ class ModelJudge(Judge):
         return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
 
     async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
-        """The model's words to these messages: from the cache, from whoever is asking the same already, or from the model."""
+        """The model's answer to these messages: from the cache, from an equal question in progress, or from the
+        model."""
         c = self.config
-        key = digest(json.dumps([self.name, c.temperature, c.max_tokens, list(talk)]))
+        key = digest(json.dumps([self._weights or self.name, c.temperature, c.max_tokens, list(talk)]))
         if key in self.cache:
             return self.cache[key]["text"]
         if key in self._open:
@@ -149,7 +163,7 @@ class ModelJudge(Judge):
             return text
         except BaseException as problem:
             future.set_exception(problem if isinstance(problem, Exception) else EngineError("the judge was stopped"))
-            future.exception()  # seen, even where nobody else waits
+            future.exception()  # mark the exception as retrieved, even if nothing else awaits it
             raise
         finally:
             del self._open[key]
@@ -170,17 +184,17 @@ class ModelJudge(Judge):
 
 
 def shown(rubric: str, play: Play) -> str:
-    """The task and the answer, where the rubric does not place them itself."""
+    """The task and the answer, if the rubric does not contain them."""
     if "{answer}" in rubric or "{dialogue}" in rubric:
         return ""
     return f"\n\nThe task:\n{play.prompt}\n\nThe answer:\n{play.answer}"
 
 
-# --- what is answered --------------------------------------------------------------------------------------------------
+# --- what is answered ------------------------------------------------------------------------------------------------
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """Every JSON object that stands in a text, in prose and code fences too; those inside another are part of it."""
+    """Every JSON object in a text, also inside prose and code fences. Objects inside another are part of it."""
     found, end, decoder = [], 0, json.JSONDecoder()
     for start in re.finditer(r'\{\s*["}]', text):
         if start.start() >= end:
@@ -191,7 +205,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def read_object(text: str, name: str, key: str) -> dict[str, Any]:
-    """The last JSON object with a key `key` in an answer: a model may think first. It must be the answer to question `name`."""
+    """The last JSON object with a key `key` in an answer (a model may think first). It must answer question `name`."""
     found = [o for o in objects(text) if key in o]
     if not found:
         raise Unreadable(f"Your answer holds no JSON object with {'a score' if key == 'score' else repr(key)}")
@@ -202,7 +216,7 @@ def read_object(text: str, name: str, key: str) -> dict[str, Any]:
 
 
 def read_mark(text: str, name: str, low: float, high: float) -> float:
-    """The mark in an answer."""
+    """The mark in an answer, as a number."""
     score = read_object(text, name, "score")["score"]
     if isinstance(score, str):
         try:

@@ -1,10 +1,10 @@
-"""How probable a gold text is, given a context and what was written: VR-CLI's reward, which needs no verifier.
+"""The probability of a gold text, given a context and an answer: VR-CLI's reward, which needs no verifier.
 
     nll(y | c)  = -1/|y| sum_t log p(y_t | c, y_<t)         natural log, mean over the scored tokens of y
     ppl(y | c)  = exp(nll)
     I           = 100 * (1 - ppl(y | x, a) / ppl(y | x))     percent: how much the answer a lowers the perplexity
 
-The baseline ppl(y | x) does not depend on the answer. It is computed once per row and kept in a file.
+The baseline ppl(y | x) does not depend on the answer. It is computed once per row and stored in a file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import render
-from trailmark.errors import DataError, JudgeError, RecipeError
+from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
 Gain = Literal["stepped", "clipped", "binary", "linear", "nll"]
-STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: from which improvement in percent on, which reward
+STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: smallest improvement in percent, and its reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,10 @@ class Gold:
 
 
 def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -> Gold:
-    """The context as the model sees it, then the gold text as its answer. A context is plain text, or messages that go through
-    the chat template. What is scored: "text" only the gold text, "turn" also the token that ends it (a sampler writes it),
-    "template" also what the template writes behind that (the reference implementation of VR-CLI scores it)."""
+    """The context as the model sees it, followed by the gold text as its answer. A context is plain text, or messages
+    that go through the chat template. What is scored: "text" is the gold text only; "turn" adds the token that ends it
+    (a sampler writes it); "template" adds what the template writes after that (the reference implementation of VR-CLI
+    scores it)."""
     talk = [{"role": "user", "content": context}] if isinstance(context, str) else list(context)
     template = None if isinstance(context, str) else "own"
     made = render(tokenizer, [*talk, {"role": "assistant", "content": gold}], template=template)
@@ -83,7 +84,7 @@ def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -
 
 
 def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool = False) -> list[Likelihood]:
-    """The likelihood of each row's gold text under the model itself. Rows that begin alike share what they share."""
+    """The likelihood of each row's gold text under the model. Shared prefixes are computed once."""
     import numpy as np
 
     from trailmark.models.forward import fill, pack
@@ -95,7 +96,9 @@ def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool =
     samples = []
     for row in rows:
         if not 1 <= row.start < row.end <= len(row.tokens):
-            raise DataError(f"[{row.start}, {row.end}) of {len(row.tokens)} tokens cannot be scored: something must precede it")
+            raise DataError(
+                f"[{row.start}, {row.end}) of {len(row.tokens)} tokens cannot be scored: something must precede it"
+            )
         at = np.arange(row.end)
         samples.append(Sample(np.array(row.tokens[: row.end], np.int64), {"weight": at >= row.start}))
     models = {"judge": lm}
@@ -109,19 +112,20 @@ def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool =
 
 
 def improvement(baseline: Likelihood, now: Likelihood) -> float:
-    """In percent: 100 * (1 - ppl now / ppl before). Minus infinity if the text has become impossible."""
+    """The improvement in percent: 100 * (1 - ppl now / ppl before). Minus infinity if the text has become
+    impossible."""
     gap = now.nll - baseline.nll
     return -100.0 * math.expm1(gap) if gap < 700 else -math.inf if gap == gap else math.nan
 
 
 def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[float, float]] = STEPS) -> float:
-    """What an improvement is worth. `nll` is the difference of the two losses, which the percentage determines."""
+    """The reward of an improvement. `nll` is the difference of the two losses, which follows from the percentage."""
     if kind == "stepped":
         return max((reward for least, reward in steps if percent >= least), default=0.0)
     if kind == "clipped":
         return max(percent, 0.0)
     if kind == "binary":
-        return float(percent > 0)  # an answer that says nothing is no improvement
+        return float(percent > 0)  # an empty answer is no improvement
     if kind == "nll":
         return -math.log1p(-percent / 100.0)
     if kind == "linear":
@@ -130,8 +134,8 @@ def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[fl
 
 
 class Baselines:
-    """Likelihoods of gold texts, kept in a file by what they are: the model, the tokens, the scored part. A second run over the
-    same rows computes nothing; another model or template finds nothing of it."""
+    """Likelihoods of gold texts, stored in a file by the model, the tokens and the scored part. A second run over the
+    same rows computes nothing. Another model or template has other keys."""
 
     def __init__(self, lm: LM, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
         self.lm, self.shape, self.amp = lm, shape, amp
@@ -153,8 +157,8 @@ class Baselines:
 
 
 class TextScorer:
-    """What a function gets as `scorer`: likelihoods of texts under a model that is loaded when it is first asked. Answers are
-    kept, so the baseline of a row is computed once."""
+    """The `scorer` of a reward function: likelihoods of texts under a model that is loaded on first use. Results are
+    stored, so the baseline of a row is computed once."""
 
     def __init__(self, model: ModelConfig | LM, cache: str | Path | None = None):
         self.model, self.path = model, cache
@@ -167,11 +171,14 @@ class TextScorer:
         if isinstance(lm, ModelConfig):
             from trailmark.models.load import load_model
 
-            lm = load_model(lm).freeze()
+            try:
+                lm = load_model(lm).freeze()
+            except ModelError as problem:
+                raise ModelError(f"reward.model: {problem}") from problem
         return Baselines(lm, self.path)
 
     def keep(self, path: Path) -> None:
-        """From now on, keep answers in this file."""
+        """Store results in this file from now on."""
         self.path = path
         if "baselines" in self.__dict__:
             self.baselines.cache = Cache(path)
@@ -181,7 +188,7 @@ class TextScorer:
         return self.baselines.lm
 
     def likelihoods(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
-        """Of each gold text given its context: plain text, or messages."""
+        """The likelihood of each gold text given its context: plain text, or messages."""
         return self.baselines.get([gold_row(self.lm.tokenizer, context, gold, rule) for context, gold in rows])
 
     def likelihood(self, context: Context, gold: str, rule: Rule = "turn") -> Likelihood:
@@ -194,8 +201,8 @@ class TextScorer:
 
 
 class LikelihoodJudge(Judge):
-    """VR-CLI's reward: the improvement of a gold text's perplexity by what was written, in steps. The baseline of each row is
-    kept in a file. `model` may be a loaded model, or what to load when the first play is judged."""
+    """VR-CLI's reward: by how much the answer improves the perplexity of a gold text, in steps. The baseline of each
+    row is stored in a file. `model` is a loaded model, or one to load when the first play is judged."""
 
     def __init__(
         self,
@@ -211,7 +218,11 @@ class LikelihoodJudge(Judge):
         self.source = f"likelihood {reader.name}"
         self._shared = cache or c.cache
         self.scorer = TextScorer(reader, self._shared)
-        self.fingerprint = digest(json.dumps([reader.name, c.model_dump(mode="json", exclude={"success", "model", "cache"})]))
+        settings = c.model_dump(mode="json", exclude={"success", "model", "cache"})
+        if c.empty is None:
+            del settings["empty"]  # judges of runs from before this key keep their fingerprint
+        self.earlier = (digest(json.dumps([reader.name, settings])),)
+        self.fingerprint = digest(json.dumps([_weights_of(reader), settings]))  # the path of the weights does not count
 
     def keep(self, folder: str | Path) -> None:
         super().keep(folder)
@@ -224,17 +235,20 @@ class LikelihoodJudge(Judge):
         for play in plays:
             gold = play.row.get(c.gold)
             if not isinstance(gold, str) or not gold:
-                raise JudgeError(f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed.")
+                raise JudgeError(
+                    f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed."
+                )
             plan = replace(play, answer=after_markers(play.answer, c.markers))
             before.append((self._context(c.context, play), gold))
-            after.append((self._context(c.plan, plan), gold))
+            template = c.plan if c.empty is None or plan.answer.strip() else c.empty
+            after.append((self._context(template, plan), gold))
         base = self.scorer.likelihoods(before, c.tokens)
         rows = [gold_row(self.scorer.lm.tokenizer, context, gold, c.tokens) for context, gold in after]
         now = likelihoods(self.scorer.lm, rows)
         return [self._verdict(play, a, b) for play, a, b in zip(plays, base, now)]
 
     def _context(self, template: str, play: Play) -> Context:
-        """The template takes the place of what the user said last; what was said before stays as it was."""
+        """The template replaces the user's last message. Earlier messages stay as they are."""
         text = filled(template, play)
         if not (self.config.chat or play.messages):
             return text
@@ -243,15 +257,25 @@ class LikelihoodJudge(Judge):
     def _verdict(self, play: Play, base: Likelihood, now: Likelihood) -> Verdict:
         percent = improvement(base, now)
         if not math.isfinite(percent):
-            return Verdict(Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now"))
+            return Verdict(
+                Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now")
+            )
         steps = [(least, reward) for least, reward in self.config.steps]
         found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
         notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
         return Verdict(scored(gain_reward(percent, self.config.reward, steps), self.config.success), notes)
 
 
+def _weights_of(reader: ModelConfig | LM) -> str:
+    from trailmark.config import ModelConfig
+    from trailmark.models.adapters import weights_print
+
+    return weights_print(reader) if isinstance(reader, ModelConfig) else reader.fingerprint()
+
+
 def after_markers(answer: str, markers: Sequence[str]) -> str:
-    """What follows the last of each marker, one after the other; the whole answer where there is none."""
+    """The text after the last occurrence of each marker, one marker after the other. Without a marker: the whole
+    answer."""
     text = answer.strip() if markers else answer
     for marker in markers:
         text = text.rpartition(marker)[2].strip() if marker in text else text

@@ -26,7 +26,7 @@ POINTS = {"a": 1.0, "b": 0.0, "tie": 0.5}
 
 @dataclass(frozen=True)
 class Compared:
-    """For each criterion, how much better the first answer is (1, 0.75, 0.5, 0.25, 0), and whether the order decided."""
+    """For each criterion, how much better the first answer is (1, 0.75, 0.5, 0.25, 0), and if the order decided."""
 
     better: dict[str, float] = field(default_factory=dict)
     swayed: dict[str, bool] = field(default_factory=dict)

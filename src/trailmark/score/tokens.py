@@ -1,4 +1,4 @@
-"""What a model reads off stored episodes, token by token: log-probs, entropies, values. One annotation per turn."""
+"""Scores of stored episodes, token by token: log-probs, entropies, values. One annotation per turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def source_of(lm: LM) -> str:
-    """Which model it was: its name, and a fingerprint of its weights."""
+    """Identifies the model: its name, and a fingerprint of its weights."""
     return f"{lm.name}@{lm.fingerprint()[:12]}"
 
 
@@ -26,8 +26,8 @@ def token_scores(
     shape: Shape = "auto",
     amp: bool = False,
 ) -> list[Annotation]:
-    """Every readout (`Readout("logp")`, `Readout("entropy", "entropy")`, `Readout("value", "head")`) on every token that the
-    seat wrote. Turns that share a beginning are computed together, and the beginning once."""
+    """Every readout (`Readout("logp")`, `Readout("entropy", "entropy")`, `Readout("value", "head")`) on every token
+    that the seat wrote. Turns that share a prefix are computed together, and the prefix once."""
     import dataclasses
 
     from trailmark.models.forward import fill, pack

@@ -1,8 +1,9 @@
-"""Who says how good a text is so far: a value model, a model of steps, a server of values, or the policy's own log-probs.
+"""Scorers of partial texts, for searches: a value model, a model of steps, a server of values, or the policy's own
+log-probs.
 
-A scorer is asked about `Line`s, prompts with what was written behind them, and answers with one number each; higher is better. A
-value is read *at the last token*, so everything that was written has been seen. The token that ends an answer is left out: V is
-learned in states where something is still to be written, and the last of these is the one in which the end was chosen.
+A scorer gets `Line`s, prompts with the text written so far, and gives one number for each; higher is better. A value is
+read *at the last token*, so it depends on the whole text. The token that ends an answer is left out: V is learned in
+states where more text follows, and the last of these is the state in which the end is chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trailmark.errors import ModelError
 from trailmark.models.layout import FIXED_ROWS
-from trailmark.score.classes import Over, check_classes, class_numbers, over_steps
+from trailmark.score.classes import Over, check_classes, class_head, class_numbers, over_steps
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`tokens` were written behind `prompt`, without the token that ended them; `ends` are the places, counted in `tokens`, at
-    which steps end."""
+    """`tokens` were written after `prompt`, without their end token. `ends` are the positions in `tokens` at which
+    steps end."""
 
     prompt: Tokens
     tokens: Tokens
@@ -39,7 +40,7 @@ class Scorer(Protocol):
 
 
 class LogProb:
-    """The policy's own log-prob of what was written: the sum, or the mean of a token."""
+    """The policy's own log-prob of the text: the sum, or the mean per token."""
 
     def __init__(self, mean: bool = False):
         self.mean = mean
@@ -49,11 +50,11 @@ class LogProb:
 
 
 class HeadValues:
-    """A head of a language model, read at the last token (a value), or at the end of every step and then taken `over` them (a
-    model of steps). A head of several classes gives the probability of `classes`, or of its last one. Lines that are asked about
-    at the same time are computed together. With `fixed` they are in passes of constant shape, so that on one CPU thread or a
-    GPU nothing depends on what else is asked; without, what they share is computed once. `amp`: in bfloat16, as a value that was
-    trained so."""
+    """A head of a language model, read at the last token (a value), or at the end of every step and then reduced by
+    `over` (a model of steps). A head of several classes gives the probability of `classes`, or of its last class.
+    Simultaneous requests are computed together. With `fixed`, passes have constant shapes, so that on one CPU thread or
+    a GPU a result does not depend on other requests. Without it, shared prefixes are computed once. `amp`: compute in
+    bfloat16, for a value that was trained so."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class HeadValues:
         classes: Sequence[int] | None = None,
     ):
         self.lm, self.over, self.fixed, self.amp, self.classes = lm, over, fixed, amp, classes
-        self.head = head or ("value" if "value" in lm.heads else next(iter(lm.heads), ""))
+        first = class_head(lm) if classes is not None else "value" if "value" in lm.heads else next(iter(lm.heads), "")
+        self.head = head or first
         check_classes(lm, self.head, classes)
         self._waiting: deque[tuple[Tokens, tuple[int, ...], asyncio.Future]] = deque()
         self._pump_task: asyncio.Task | None = None
@@ -83,7 +85,7 @@ class HeadValues:
         return [v[0] for v in await self.read([(row, (len(row) - 1,)) for row in rows])]
 
     async def read(self, asked: Sequence[tuple[Tokens, tuple[int, ...]]]) -> list[list[float]]:
-        """The head's numbers at some places of some sequences."""
+        """The head's numbers at some positions of some sequences."""
         for row, _ in asked:
             self.check(row)
         loop = asyncio.get_running_loop()
@@ -94,7 +96,7 @@ class HeadValues:
         return list(await asyncio.gather(*futures))
 
     def check(self, row: Sequence[int]) -> None:
-        """Refuse what has no value."""
+        """Raise an error for a sequence that has no value."""
         if not row:
             raise ModelError("an empty sequence has no value: give at least one token (a BOS, say).")
         if len(row) > self.lm.context:
@@ -108,7 +110,7 @@ class HeadValues:
 
     async def _pump(self) -> None:
         try:
-            await asyncio.sleep(0)  # who asks together is answered together
+            await asyncio.sleep(0)  # collect simultaneous requests, and compute them together
             while self._waiting:
                 part = list(self._waiting) if not self.fixed else [*islice(self._waiting, FIXED_ROWS)]
                 for _ in part:
@@ -136,7 +138,7 @@ class HeadValues:
                 future.set_result(values)
 
     def _compute(self, rows: Sequence[Tokens], places: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """The numbers at some places of each row, in one pass or several."""
+        """The numbers at some positions of each row, in one pass or several."""
         import numpy as np
 
         from trailmark.models.forward import fill, pack
@@ -157,10 +159,10 @@ class HeadValues:
 
 
 class HttpValues:
-    """Values from a server that has `/v1/values` (`trailmark serve MODEL --value RUN`)."""
+    """Values from a server with `/v1/values` (`trailmark serve MODEL --value RUN`)."""
 
     def __init__(self, base_url: str, api_key: str | None = None, deadline: float = 120.0):
-        from trailmark.engines.wire import Wire
+        from trailmark.engines.http_client import Wire
 
         self.wire = Wire(base_url, {"Authorization": f"Bearer {api_key}"} if api_key else {}, {}, deadline=deadline)
 
@@ -169,7 +171,7 @@ class HttpValues:
 
     async def ask(self, states: Sequence[Any]) -> list[float]:
         """The values of states: token ids, texts, or conversations that end with an answer."""
-        from trailmark.engines.wire import EngineGarbage
+        from trailmark.engines.http_client import EngineGarbage
 
         said = await self.wire.post("/v1/values", {"states": list(states)}) if states else {"values": []}
         found = said.get("values") if isinstance(said, dict) else said

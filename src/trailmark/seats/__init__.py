@@ -1,1 +1,1 @@
-"""Who sits where: what a name of a model means, the `seats:` section of a recipe, and the engines that it opens."""
+"""Seats: what the name of a model means, the `seats:` section of a recipe, and the engines that it opens."""

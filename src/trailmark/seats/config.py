@@ -1,11 +1,11 @@
-"""The `seats:` section of a recipe: who sits where. No torch here, so that a mistake in it is told at once.
+"""The `seats:` section of a recipe: which model, server, function or person plays. It imports without torch.
 
 seats:
   adviser: {kind: local, trained: true}                        # the model of the recipe, which is trained
   actor:   {kind: http, address: http://127.0.0.1:8000, model: tiny, sampling: {max_tokens: 20}}
   critic:  {kind: local, model: {name: runs/other}}            # a frozen model in this process
   oracle:  {kind: scripted, function: my_file.py:answer}       # answer(prompt, draw) -> text
-  guest:   {kind: person}                                      # whoever sits at the terminal
+  guest:   {kind: person}                                      # a person at the terminal
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trailmark.config import Config, EngineConfig, ModelConfig, NamesModel, SamplingConfig, ServerConfig
+from trailmark.config import Config, EngineConfig, ModelConfig, NamesFile, NamesModel, SamplingConfig, ServerConfig
 from trailmark.errors import RecipeError
 
 
@@ -23,18 +23,18 @@ class AnySeat(Config):
     """What every kind of seat has."""
 
     sampling: SamplingConfig | None = Field(
-        None, description="how its tokens are drawn; none: as the recipe's `sampling`"
+        None, description="how this seat samples tokens; none: the recipe's `sampling`"
     )
-    side: str = Field("", description="whose rewards and outcome are its own, in a world of several sides")
+    side: str = Field("", description="the side that this seat plays for, in a world of several sides")
 
 
 class LocalSeat(AnySeat):
     """A model in this process."""
 
     kind: Literal["local"] = Field("local", description="a model in this process")
-    trained: bool = Field(False, description="this is the model that is trained, as the recipe's `model` has it")
-    model: ModelConfig | None = Field(None, description="of a seat that is not trained: which model")
-    engine: EngineConfig | None = Field(None, description="how it writes; none: as the recipe's `engine`")
+    trained: bool = Field(False, description="this seat is trained: it uses the recipe's `model`")
+    model: ModelConfig | None = Field(None, description="the model of a seat that is not trained")
+    engine: EngineConfig | None = Field(None, description="the engine of this seat; none: the recipe's `engine`")
 
 
 class HttpSeat(AnySeat, ServerConfig):
@@ -43,26 +43,26 @@ class HttpSeat(AnySeat, ServerConfig):
     kind: Literal["http"] = Field("http", description="a server")
     speaks: Literal["chat", "text"] = Field(
         "chat",
-        description="chat: it gets messages and applies its template; text: it gets tokens, and needs a tokenizer here",
+        description="chat: the server gets messages and applies its template; text: it gets tokens; set tokenizer",
     )
     tokenizer: Annotated[str | None, NamesModel()] = Field(
-        None, description="the model's tokenizer, here: tiny, a folder, a run or a name on the hub"
+        None, description="the server's tokenizer: tiny, a folder, a run or a name on the hub"
     )
     exact: bool = Field(False, description="refuse answers without token ids and log-probs")
 
 
 class ScriptedSeat(AnySeat):
-    """A Python function in the place of a model."""
+    """A Python function in place of a model."""
 
     kind: Literal["scripted"] = Field("scripted", description="a Python function")
-    function: str = Field(
+    function: Annotated[str, NamesFile(function=True)] = Field(
         min_length=3,
-        description="package.module:function or file.py:function; it is called with (prompt, draw) and gives text",
+        description="package.module:function or file.py:function; called with (prompt, draw), it returns text",
     )
 
 
 class PersonSeat(AnySeat):
-    """Whoever sits at the terminal."""
+    """A person at the terminal."""
 
     kind: Literal["person"] = Field("person", description="a person at the terminal")
 
@@ -73,7 +73,7 @@ Seats = Mapping[str, AnyKind]
 
 
 def check_seats(seats: Seats, trains: int = 1) -> None:
-    """Refuse seats that cannot be filled; `trains` is how many models the method trains."""
+    """Raise an error if a seat cannot be filled. `trains` is the number of models that the method trains."""
     for name, seat in seats.items():
         if not isinstance(seat, LocalSeat):
             if isinstance(seat, HttpSeat) and seat.speaks == "text" and seat.tokenizer is None:
@@ -104,7 +104,7 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
 
 
 def filled(seats: Seats, sampling: SamplingConfig | None, engine: EngineConfig | None) -> dict[str, AnyKind]:
-    """The seats with what a recipe says for all of them, where they say nothing themselves."""
+    """The seats, with the recipe's general settings filled in where a seat has none of its own."""
     out: dict[str, AnyKind] = {}
     for name, seat in seats.items():
         more: dict[str, Any] = {} if seat.sampling else {"sampling": sampling or SamplingConfig()}
@@ -115,7 +115,7 @@ def filled(seats: Seats, sampling: SamplingConfig | None, engine: EngineConfig |
 
 
 def described(seats: Seats) -> list[str]:
-    """A line for each seat, for people."""
+    """A line for each seat, for people to read."""
     kinds = {
         LocalSeat: lambda s: "the model that is trained" if s.trained else f"{s.model.name}, frozen",
         HttpSeat: lambda s: f"{s.model} at {s.address} ({s.speaks})",
@@ -129,6 +129,6 @@ def trained_seats(seats: Seats) -> list[str]:
     return [name for name, seat in seats.items() if isinstance(seat, LocalSeat) and seat.trained]
 
 
-def seats_section(description: str = "who sits where; empty: the trained model plays alone") -> Any:
+def seats_section(description: str = "the seats by name; empty: the trained model plays alone") -> Any:
     """The field of a recipe's config: `seats: dict[str, SeatConfig] = seats_section()`."""
     return Field({}, description=description)

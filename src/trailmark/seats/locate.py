@@ -1,15 +1,14 @@
-"""What the name of a model means. This is the only place that decides it, for `train`, `eval`, `serve`, `verify` and
-`play` alike.
+"""What the name of a model means. Only this file decides it, for `train`, `eval`, `serve`, `verify` and `play` alike.
 
-    tiny, smollm2                    made here; from its PyPI package
+    tiny, smollm2                    created here; from its PyPI package
     org/name                         a name on the hub
     http://127.0.0.1:8000            a server
-    FOLDER                           a model that transformers loads as it lies, or an adapter
+    FOLDER                           a model that transformers can load, or an adapter
     RUN                              a seat of its newest checkpoint
     RUN/checkpoints/000200           a seat of this checkpoint
-    RUN/checkpoints/000200/policy    this folder; its run and recipe are found all the same
+    RUN/checkpoints/000200/policy    this folder; its run and recipe are found from its path
 
-No torch here: a wrong name is told at once.
+It imports without torch, so a wrong name is reported at once.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
 from trailmark.runs.older import read_recipe
 
 MADE = ("tiny", "smollm2")
-VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value, the likeliest first
+VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value model, in order of search
 
 
 @dataclass(frozen=True)
 class Located:
-    """`folder` is what `load_model` takes: a folder, a name on the hub or one of ours; of a server, its address."""
+    """`folder` is what `load_model` takes: a folder, a name on the hub or a built-in name. For a server it is the
+    address."""
 
     name: str
     kind: Literal["made", "hub", "server", "folder", "checkpoint", "run"]
@@ -45,7 +45,8 @@ class Located:
 
     @property
     def engine(self) -> EngineConfig:
-        """The engine of its run; the default where it lies in no run, or where the run's engine was elsewhere."""
+        """The engine settings of its run. The default if it is in no run, or if the run's engine was on another
+        machine."""
         section = self.section("engine")
         return resolve(section, EngineConfig) if section.get("kind", "local") == "local" else EngineConfig()
 
@@ -58,7 +59,7 @@ class Located:
         return str(self.section("model").get("dtype", "float32"))
 
     def section(self, name: str) -> dict[str, Any]:
-        """A section of the recipe of its run; empty where there is none."""
+        """A section of its run's recipe; empty if there is none."""
         found = self.recipe.get(name)
         return found if isinstance(found, dict) else {}
 
@@ -68,7 +69,7 @@ def is_address(name: str) -> bool:
 
 
 def locate(name: str, seat: str = "policy", key: str = "") -> Located:
-    """What `name` means to whoever wants the model of `seat`. `key` (a key of a recipe, an option) begins an error."""
+    """What `name` means, if the model of `seat` is wanted. Errors begin with `key` (a recipe key or an option)."""
     says = f"{key}: " if key else ""
     if is_address(name):
         return Located(name, "server", name, seat)
@@ -92,8 +93,8 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
 
 
 def locate_value(name: str | Path, key: str = "--value") -> Path:
-    """The folder of a value model: itself, or of a run or checkpoint its critic (or its policy, where that has the
-    head)."""
+    """The folder of a value model. `name` is that folder, or a run or checkpoint whose critic is meant (or its policy,
+    if that has the head)."""
     folder = Path(name)
     if not folder.is_dir():
         raise ModelError(f"{key} {name}: there is no such run or folder.")
@@ -120,18 +121,18 @@ def newest_checkpoint(run: str | Path, key: str = "") -> Path:
 
 
 def models_in(checkpoint: Path) -> dict[str, Path]:
-    """The models of a checkpoint by the name of their seat."""
+    """The model folders of a checkpoint by the name of their seat."""
     return {p.name: p for p in sorted(checkpoint.iterdir()) if p.is_dir() and _is_model(p)}
 
 
 def stored_model(model: ModelConfig, folder: str | Path) -> ModelConfig:
-    """A model section for the weights in a folder, with the tokenizer that lies there: it may have got new tokens."""
+    """A model section for the weights in a folder, with the tokenizer that is stored there (it may have new tokens)."""
     own = {"tokenizer": None} if (Path(folder) / "tokenizer_config.json").is_file() else {}
     return model.model_copy(update={"name": str(folder), "shape": None, **own})
 
 
 def load_tokenizer(name: str, key: str = "--tokenizer") -> Any:
-    """The tokenizer of whatever a name means."""
+    """The tokenizer of any model name."""
     from trailmark.models.load import tokenizer_by_name
 
     return tokenizer_by_name(locate(name, key=key).folder)
@@ -154,7 +155,7 @@ def _seat_folder(checkpoint: Path, seat: str, says: str) -> Path:
 
 
 def _run_of(folder: Path) -> Path | None:
-    """The run that a folder lies in."""
+    """The run that contains a folder."""
     for above in folder.resolve().parents[:3]:
         if (above / "recipe.yaml").is_file() and (above / "checkpoints").is_dir():
             return above

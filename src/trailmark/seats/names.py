@@ -1,11 +1,11 @@
-"""The models that a recipe names, each fixed to what its name meant when the run began.
+"""The models that a recipe names, fixed to what each name meant when the run began.
 
-A recipe may say `model.name: runs/first`, and that run may go on while this one trains. So the names are looked up
-once, before anything is loaded, and RUN/models.json keeps what they meant:
+A recipe may say `model.name: runs/first`, and that run may train further while this one runs. So the names are looked
+up once, before anything is loaded, and RUN/models.json stores what they meant:
 
     {"model.name": {"name": "runs/first", "folder": "runs/first/checkpoints/000200/policy"}}
 
-The stored recipe keeps what its writer wrote. Resuming and checking a run read the file; a run that names only folders
+The stored recipe keeps the original names. Resuming and checking a run read this file. A run that names only folders
 and models on the hub has none.
 """
 
@@ -17,18 +17,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trailmark.config import Config, NamesModel
-from trailmark.errors import ModelError
+from trailmark.errors import ModelError, RecipeError
 from trailmark.runs.continued import MODELS, read_models
 from trailmark.runs.store import Run, atomic_write
+from trailmark.score.config import judge_config
 from trailmark.seats.locate import locate
 
 C = TypeVar("C", bound=Config)
 Models = dict[str, dict[str, str]]
+Fix = Callable[[str, str, NamesModel], str]
 
 
 def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
-    """The config with a folder in place of every run and checkpoint that it names. With a `run`, what was fixed there
-    before stays so, and what is new is written down."""
+    """The config with a folder in place of every run and checkpoint that it names. With a `run`, earlier meanings are
+    kept, and new ones are stored."""
     kept = read_models(run.path) if run else {}
     found = dict(kept)
     fixed = _walk(config, "", lambda key, name, mark: _folder(key, name, mark, kept, found))
@@ -38,13 +40,19 @@ def fix_names(config: C, run: Run | None = None, write: bool = True) -> C:
 
 
 def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
-    """The same for the seats of a run that exists."""
+    """The same for the seats of an existing run."""
     kept = read_models(run)
     return _walk(seats, "seats", lambda key, name, mark: _folder(key, name, mark, kept, {}))
 
 
+def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+    """The same for the options of a task: `reward` may name a model as judge."""
+    kept = read_models(run) if run else {}
+    return _options(options, "task.options", lambda key, name, mark: _folder(key, name, mark, kept, {}))
+
+
 def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) -> str:
-    """What `name`, which stands at `key`, means: what it meant before (`kept`), or what it means now (noted in `found`)."""
+    """What `name` at `key` means: its earlier meaning (`kept`), or its meaning now (added to `found`)."""
     if (before := kept.get(key)) and before["name"] == name:
         if not Path(before["folder"]).is_dir():
             raise ModelError(
@@ -64,8 +72,22 @@ def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) 
     return at.folder
 
 
-def _walk(value: Any, key: str, fix: Callable[[str, str, NamesModel], str]) -> Any:
+def _options(options: Mapping[str, Any], key: str, fix: Fix) -> dict[str, Any]:
+    reward = options.get("reward")
+    if not isinstance(reward, Mapping):
+        return dict(options)
+    try:
+        section = judge_config(reward)
+    except RecipeError:  # opening the task reports the error
+        return dict(options)
+    fixed = _walk(section, f"{key}.reward", fix)
+    return dict(options) if fixed is section else {**options, "reward": fixed.model_dump(mode="json")}
+
+
+def _walk(value: Any, key: str, fix: Fix) -> Any:
     """`value` with `fix` applied to every text whose field is marked with NamesModel."""
+    if isinstance(value, Mapping) and key == "task.options":
+        return _options(value, key, fix)
     if isinstance(value, Mapping):
         return {k: _walk(v, f"{key}.{k}", fix) for k, v in value.items()}
     if not isinstance(value, Config):

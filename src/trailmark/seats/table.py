@@ -1,8 +1,8 @@
-"""The seats of a recipe, opened: an engine for each, and the weights that are trained published to theirs.
+"""The seats of a recipe with an open engine for each. Trained weights are published to their engines.
 
 table = Table(seats, {"adviser": lm}, seed=config.seed)
-table.bind(source)                      # a world that asks for a tokenizer gets one
-table.publish(step)                     # the trained engines write with the weights as they are now
+table.bind(source)                      # gives a tokenizer to a world that asks for one
+table.publish(step)                     # the engines of trained seats take over the current weights
 play(source, tasks, table.seats, protocol)
 """
 
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import HttpEngine, http_engine
+from trailmark.engines.http_client import EngineRefused, EngineTimeout
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.engines.person import PersonEngine
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.engines.wire import EngineRefused, EngineTimeout
-from trailmark.errors import RecipeError
+from trailmark.errors import ModelError, RecipeError
 from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
 from trailmark.run_async import wait
@@ -33,18 +33,26 @@ from trailmark.types import SamplingLaw
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
-UNNAMED = "default"  # what a server is asked for where nobody named a model
-Terminal = tuple[Callable[[], str | None], Callable[[str], None]]  # how a person is asked for a line, and shown a text
+UNNAMED = "default"  # stands for the only model of a server, if no model is named
+# functions that read a line from a person, and show a text
+Terminal = tuple[Callable[[], str | None], Callable[[str], None]]
 
 
 class Table:
-    """`models` are those that a method has loaded itself, by seat: what it trains, above all. `seats` are in the order
-    of the recipe, the trained one first: it is the one that acts where neither world nor protocol says who, and its
-    side's outcome is the episode's."""
+    """`models` are the models that a method has loaded itself, by seat: above all those it trains. `seats` are in the
+    order of the recipe, but the trained one comes first. It acts if neither world nor protocol says who acts, and its
+    side's outcome is the outcome of the episode."""
 
     def __init__(
-        self, seats: Seats, models: Mapping[str, LM] | None = None, seed: int = 0, terminal: Terminal | None = None
+        self,
+        seats: Seats,
+        models: Mapping[str, LM] | None = None,
+        seed: int = 0,
+        terminal: Terminal | None = None,
+        apart: bool = False,
     ):
+        """`apart`: engines of the method's own models hold a copy of the weights, which only `publish` changes."""
+        self.apart = apart
         self.configs, self.models = dict(seats), dict(models or {})
         self._loaded: dict[str, LM] = {}
         self.engines: dict[str, Any] = {}
@@ -66,7 +74,7 @@ class Table:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the first model in this process; of a table without one, the tiny tokenizer."""
+        """The tokenizer of the first model in this process. Without a model: the tiny tokenizer."""
         first = next((e.tokenizer for e in self.engines.values() if e.tokenizer is not None), None)
         if first is None:
             from trailmark.models.tiny import tiny_tokenizer
@@ -75,23 +83,24 @@ class Table:
         return first
 
     def seat(self, name: str, sampling: SamplingConfig | None = None) -> Seat:
-        """One seat, drawing as its config says, or otherwise."""
+        """One seat, with its own sampling settings or with `sampling`."""
         config = self.configs[name]
         s = sampling or config.sampling or SamplingConfig()
         trained = isinstance(config, LocalSeat) and config.trained
         kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
         law, stop = sampling_law(s), tuple(s.stop)
-        return Seat(name, self.engines[name], law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
+        engine = self.engines[name]
+        return Seat(name, engine, law, s.max_tokens, stop, kind, speaks, config.side)  # type: ignore[arg-type]
 
     def bind(self, source: Any, seat: str | None = None) -> None:
-        """A world that names actions by labels of one token, or counts tokens, asks for a tokenizer by `bind`: that of
-        `seat`, or of the trained seat."""
+        """Some worlds need a tokenizer: their actions are labels of one token, or they count tokens. They have a method
+        `bind`, which gets the tokenizer of `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
         declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
 
     def publish(self, version: int) -> None:
-        """The engines of the method's own models write with the weights as they are now."""
+        """Give the current weights of the method's models to their engines."""
         for engine, lm in {id(self.engines[n]): (self.engines[n], lm) for n, lm in self.models.items()}.values():
             engine.publish(version, lm)
 
@@ -99,21 +108,25 @@ class Table:
         from trailmark.models.load import load_model
 
         settings = seat.engine or EngineConfig()
-        if name in self.models:  # two seats of one model, as in self-play, write with one engine
+        if name in self.models:  # two seats of one model, as in self-play, share one engine
             own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
             same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
-            return self.engines[same[0]] if same else local_engine(self.models[name], settings)
+            return self.engines[same[0]] if same else local_engine(self.models[name], settings, self.apart)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
         if key not in self._loaded:  # two seats with one model share its weights
-            self._loaded[key] = load_model(seat.model).freeze()
+            try:
+                self._loaded[key] = load_model(seat.model).freeze()
+            except ModelError as problem:
+                raise ModelError(f"seats.{name}.model: {problem}") from problem
         return local_engine(self._loaded[key], settings)
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
-    """The seats of a run with the weights of one of its checkpoints: of a trained seat, and of any model that lies
-    there under the name of its seat. Other models are those that the run began with. `model` is the recipe's section."""
+    """The seats of a run with the weights of one of its checkpoints. This holds for a trained seat, and for any model
+    that the checkpoint stores under the name of its seat. Other models are those that the run began with. `model` is
+    the recipe's section."""
     held, out = models_in(checkpoint), {}
     for name, seat in seats.items():
         if isinstance(seat, LocalSeat) and (seat.trained or seat.model is None or name in held):
@@ -130,25 +143,25 @@ def sampling_law(s: SamplingConfig) -> SamplingLaw:
 
 
 def check_servers(seats: Seats) -> None:
-    """Ask every server of the seats whether it is there and serves the model that its seat names."""
+    """Check that every server of the seats answers and serves the model that its seat names."""
     for name, seat in seats.items():
         if isinstance(seat, HttpSeat):
             open_server(seat, f"seats.{name}")
 
 
 class NoServer(EngineError):
-    """Nobody answers at an address."""
+    """No server answers at an address."""
 
 
 def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
-    """The engine of a seat behind a server. The server must be there, and must serve the model that the seat names:
-    else hundreds of episodes would fail one by one. A seat that names none (`UNNAMED`) takes the only one. `key` begins
-    an error; empty: the seat comes from a command line."""
+    """The engine of a seat behind a server. The server must answer and serve the model that the seat names; else
+    hundreds of episodes would fail one by one. A seat without a model name (`UNNAMED`) takes the server's only model.
+    Errors begin with `key`; it is empty if the seat comes from a command line."""
     tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
     engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key or "server")
     says = f"{key}: " if key else ""
     wire = engine.wire
-    if "api-version" in wire.query:  # an address of Azure knows no other path than its own
+    if "api-version" in wire.query:  # an Azure address has no other paths, such as a list of models
         return engine
     engine.wire = dataclasses.replace(wire, retries=min(1, wire.retries), deadline=min(10.0, wire.deadline))
     try:
@@ -156,7 +169,7 @@ def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
     except EngineTimeout as problem:
         if "cannot be reached" in str(problem):
             raise NoServer(f"{says}{problem}. Is the server running?") from None
-        return engine  # somebody is there, and is slow
+        return engine  # the server is there, but slow
     except EngineError as problem:
         hint = ". Is the server running?" if isinstance(problem, EngineRefused) else ""
         raise NoServer(f"{says}{problem}{hint}") from None

@@ -106,9 +106,19 @@ def plain_format(tokenizer: Any) -> PromptFormat:
 def format_of_run(home: Located, tokenizer: Any) -> PromptFormat:
     if home.run is None:
         return plain_format(tokenizer)
-    if home.method == "sft":
+    if _imitates(home):
         return _lessons(home, tokenizer)
     return _stored(home.run, str(home.recipe.get("seat", "policy")), tokenizer) or _shown(home, tokenizer)
+
+
+def _imitates(home: Located) -> bool:
+    """Whether the method of the run imitates a file of lessons."""
+    from trailmark.methods import get_method
+
+    try:
+        return get_method(home.method).imitates
+    except TrailmarkError:  # the method's code is missing; the run can still be served
+        return False
 
 
 def _lessons(home: Located, tokenizer: Any) -> PromptFormat:
@@ -148,10 +158,12 @@ def _stored(run: Path, seat: str, tokenizer: Any) -> PromptFormat | None:
 
 
 def _turns(run: Path, seat: str) -> Any:
-    from trailmark.runs.store import read_segment
+    from trailmark.runs.annotations import named_episodes
+    from trailmark.runs.store import read_segment, segments
 
     for folder in ("episodes", "evaluation"):
-        for file in sorted((run / folder).glob("*.jsonl"))[:4]:
+        place = run / folder
+        for file in sorted([*segments(place), *named_episodes(place)])[:4] if place.is_dir() else ():
             try:
                 episodes = read_segment(file)
             except TrailmarkError:  # half written, or not an episode

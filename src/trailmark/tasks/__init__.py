@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import TaskError, nearest
+from trailmark.errors import RecipeError, TaskError, nearest
 from trailmark.score.base import Judge, open_judge
 from trailmark.tasks.base import TaskSource, declared
 
@@ -53,7 +53,13 @@ def get_task(name: str, **options: Any) -> TaskSource:
     if missing := [part for part in ("name", "markov", "tasks", "make") if not hasattr(source, part)]:
         raise TaskError(f"task '{name}' is not a TaskSource: its {type(source).__name__} lacks {', '.join(missing)}.")
     source = declared(source)
-    return source if reward is None else with_judge(source, open_judge(reward))
+    if reward is None:
+        return source
+    try:
+        judge = open_judge(reward)
+    except RecipeError as e:
+        raise RecipeError(f"task '{name}': {str(e).removeprefix('recipe: ')}") from None
+    return with_judge(source, judge)
 
 
 def with_judge(source: Any, judge: Judge) -> Any:

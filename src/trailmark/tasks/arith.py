@@ -181,6 +181,22 @@ def make_question(rng: random.Random, level: int, digits: int | None = None) -> 
     return _show(e, brackets=level == 4) + "=?", lines, answer
 
 
+def careless_solver(prompt: str, draw: random.Random) -> str:
+    """A player for a scripted seat (levels 1 and 2): goes on with a solution, and is off by one in a fifth of its
+    steps, up or down. Two mistakes may cancel, so that a right answer can have wrong steps."""
+    question, *done = prompt.split("\n")
+    numbers = re.fullmatch(r"(\d+)((?:[+-]\d+)+)=\?", question)
+    if numbers is None:
+        raise TaskError(f"the careless solver adds and subtracts (levels 1 and 2), and this is {question!r}.")
+    operations, lines = re.findall(r"[+-]\d+", numbers[2]), [line for line in done if line]
+    value, new = int(lines[-1].split("=")[1]) if lines else int(numbers[1]), []
+    for operation in operations[len(lines) :]:
+        now = value + int(operation) + (draw.choice((-1, 1)) if draw.random() < 0.2 else 0)
+        new.append(f"{value}{operation}={now}")
+        value = now
+    return "\n".join([*new, f"#### {value}"])
+
+
 class ArithWorld(World):
     """A world of one turn: the action is the whole text of the answer."""
 

@@ -77,6 +77,7 @@ class TaskSource:
     slow: bool = False  # its worlds wait for a process or a network: their calls run in threads
     judged: bool = False  # the last step of its worlds has no outcome: a judge gives it (`score/base.py`)
     judge: Any = None  # the judge, unless `play` is given another one
+    judge_notes: Any = None  # a list that collects the judge's notes, unless `play` gets another list
     additive: bool | None = None  # whether an outcome is the sum of its rewards; None: not known
     binds: bool = False  # whether it defines `bind`; set by the class itself
     labels: tuple[str, ...] = ()  # the labels that its worlds may list, once it is bound

@@ -14,7 +14,7 @@ from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, read_segment, segments
 from trailmark.samples import build_samples, scored
 from trailmark.seats.locate import models_in
-from trailmark.seats.names import fix_names
+from trailmark.seats.names import fix_names, fix_options
 from trailmark.types import Episode, Sample
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Evidence:
         if task is None:
             raise Missing("the recipe has no task")
         try:
-            source: Any = get_task(task.name, **task.options)
+            source: Any = get_task(task.name, **fix_options(task.options, self.run.path))
             if source.binds:
                 source.bind(self.weights.any().tokenizer)
             return source
@@ -138,7 +138,7 @@ class Evidence:
         """Whether the run imitates a file of conversations."""
         return self.method.imitates
 
-    def rows(self) -> list[list[Sample]]:
+    def rows(self) -> Sequence[list[Sample]]:
         """The samples of each row of the data of an imitation run."""
         if not Path(self.config.data).is_file():
             raise Missing(f"the data file '{self.config.data}' is not here")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TrailmarkError
+from trailmark.runs.annotations import misfits, without_credit
+from trailmark.runs.data_files import changed_files
 from trailmark.runs.store import read_metrics
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -19,13 +21,15 @@ def check_recipe(ev: Evidence) -> Check:
     found = Findings("recipe")
     try:
         found.numbers["method"] = ev.config.method
+        found.notes += [f"{what} since the run began" for what in changed_files(ev.run.path, ev.config)]
     except Missing as problem:
         found.defect(str(problem))
     return found.result("the recipe resolves")
 
 
 def check_records(ev: Evidence) -> Check:
-    """The steps of the metrics are 1, 2, 3, …, and every line of every segment that was read is an episode."""
+    """The steps of the metrics are 1, 2, 3, …; every line of every segment that was read is an episode; and the
+    annotations fit."""
     found = Findings("records")
     for problem in ev.unreadable:
         found.defect("episodes cannot be read", problem)
@@ -50,6 +54,12 @@ def check_records(ev: Evidence) -> Check:
             f.seek(0, 2)
             if f.tell() and (f.seek(-1, 2), f.read(1))[1] != b"\n" and int(path.stem) not in ev.read:
                 found.defect("a segment of episodes is cut off", path.name)
+    for path in ev.files:
+        if (episodes := ev.read.get(int(path.stem))) is not None:
+            for problem in misfits(path, episodes):
+                found.defect("an annotation is damaged or does not fit its episode", problem.rstrip("."))
+            if bare := without_credit(path, episodes):
+                found.notes.append(bare)
     numbers = [int(p.stem) for p in ev.files]
     found.numbers = {"steps": len(steps), "segments": len(numbers), "segments_read": len(ev.read),
                      "episodes": sum(map(len, ev.read.values()))}  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trailmark.config import LearnerConfig
+from trailmark.learn.budget import PLAIN
 from trailmark.learn.learner import Learner
 from trailmark.models.layout import RICHNESS, saving
 from trailmark.models.lm import LM
@@ -150,7 +151,7 @@ def check_gradient(ev: Evidence) -> Check:
     samples, lm = ev.batch(), ev.weights.any()
     objective: Objective = Sft() if ev.conversations else WeightedLogp()
     total = sum(len(s.tokens) for s in samples)
-    most = ev.config.learner.micro_tokens
+    most = ev.config.learner.micro_tokens or PLAIN
     alone = _gradient(lm, ev, samples, objective, "rows", 1)
     size = float(alone.norm())
     if not size > 0 or not np.isfinite(size):

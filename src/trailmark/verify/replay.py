@@ -11,9 +11,10 @@ from trailmark.errors import DataError, TrailmarkError
 from trailmark.rollout.judged import as_played, judge_episodes, judged_rewards
 from trailmark.rollout.play import Seat, Start, play_all
 from trailmark.run_async import wait
-from trailmark.runs.store import read_annotations
+from trailmark.runs.annotations import annotation_files
+from trailmark.runs.store import read_segment
 from trailmark.score.base import Judge, Play, Verdict
-from trailmark.types import Episode, Failed, Scored
+from trailmark.types import Annotation, Episode, Failed, Scored
 from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
 
@@ -98,12 +99,16 @@ def _rewards(found: Findings, source: Any, e: Episode) -> int:
 
 def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
     """Replay the stored turns with the run's protocol: each prompt must equal the stored one, token by token. A method
-    gives its protocol by `protocol(config, source)`; a seat that plays alone has the default protocol."""
+    gives its protocol by `protocol(config, source)`; a seat that plays alone, and a world that says whose turn it is,
+    have the default protocol."""
     tokenizer = ev.weights.any().tokenizer
-    alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1]
     own = ev.method.protocol(ev.config, ev.source)
-    if own is None and len(alone) < len(episodes):
-        found.notes.append("prompts of plays with several seats were not compared: the method names no protocol")
+    alone = [e for e in episodes if len({t.seat for t in e.turns}) == 1 or _world_says(ev.source, e)]
+    if own is None and (left := len(episodes) - len(alone)):
+        found.notes.append(
+            f"prompts of {left} plays with several seats were not compared: the method names no protocol, and the "
+            "world does not say who speaks when"
+        )
     chosen = list(episodes) if own is not None else alone
     engine = _Silent(tokenizer)
     for e in chosen:
@@ -115,6 +120,20 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
         if isinstance(again.outcome, Failed):
             found.defect("a stored play cannot be repeated: another prompt or reward", again.outcome.error)
     return len(chosen)
+
+
+def _world_says(source: Any, e: Episode) -> bool:
+    """Whether the world says whose turn it is, and in each turn of the play that seat acted."""
+    try:
+        world = source.make()
+        seen = world.reset(e.task)
+        for turn in as_played(e):
+            if turn.action is None or seen.seat != turn.seat:
+                return False
+            seen = world.step(turn.action).observation
+    except Exception:  # a world may raise anything; the replay of its rewards says so
+        return False
+    return True
 
 
 def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
@@ -157,12 +176,14 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
 
 
 def _noted(ev: Evidence, found: Findings) -> dict[str, float]:
-    folder = ev.run.annotations_dir("reward")
-    if not folder.is_dir():
+    out: dict[str, float] = {}
+    files = [p for segment in ev.files for p in annotation_files(segment)]
+    files = [p for p in files if p.parent.name == "reward" or p.name.endswith(".annotations.jsonl")]
+    if not files:
         found.notes.append("the run has no annotations of rewards")
-        return {}
-    try:
-        return {a.episode: a.values[0] for a in read_annotations(folder) if a.name == "reward"}
-    except DataError as problem:
-        found.defect("annotations cannot be read", str(problem))
-        return {}
+    for path in files:
+        try:
+            out |= {a.episode: a.values[0] for a in read_segment(path, Annotation) if a.name == "reward" and a.values}
+        except DataError as problem:
+            found.defect("annotations cannot be read", str(problem))
+    return out

@@ -135,7 +135,7 @@ def test_best_actions_are_the_same_here_and_over_http():
         shell("eval", url, *told, "--search", "actions:1", "--value", url, "--out", "one.jsonl")
         shell("eval", url, *told, "--out", "plain.jsonl")
         done = CliRunner().invoke(app, ["eval", url, "--search", "beam:2", "--value", url, *told])
-        assert done.exit_code == 2 and "chooses here by actions:K" in done.output
+        assert done.exit_code == 2 and "of a server needs actions:K" in done.output
     said = lambda name: [[t.text for t in e.turns] for e in read_segment(Path(f"{name}.jsonl"))]
     assert said("here") == said("chosen") == said("there")
     assert said("one") == said("plain") != said("here")

@@ -1,9 +1,10 @@
-"""Decoding one step ahead of the host: on a GPU a step draws its tokens where the logits are, and the host reads them while the
-next step runs.
+"""Decoding one step ahead of the host. On a GPU a step samples its tokens on the device, and the host reads them while
+the next step runs.
 
-The state of every slot (its length, last token, draw keys, temperature) lies on the device. A step of constant shapes is
-compiled, where the model is worth it, and recorded once; playing it again is one launch. A draw depends on (key, position) alone,
-so being a step ahead changes no token: what a slot draws after its sample has ended is thrown away.
+The state of every slot (its length, last token, draw keys, temperature) is on the device. A step has constant shapes.
+It is compiled if the model is large enough, and recorded once as a graph; replaying the graph is one launch. A draw
+depends on (key, position) only, so running ahead changes no token. What a slot samples after its sample has ended is
+discarded.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from trailmark.models.lm import LM
 
 
 def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tensor) -> Tensor:
-    """[N, V] logits -> [N, 3]: a token drawn at temperature `heat` (0: the most likely one), its log-prob under the model and
-    under the law. `ids` are the tokens 0 to V - 1 as a tensor: counted inside, a compiler would count them in 32 bits."""
+    """[N, V] logits -> [N, 3]: a token sampled at temperature `heat` (0: the most likely one), its log-prob under the
+    model and under the law. `ids` are the tokens 0 to V - 1 as a tensor: inside the function a compiler would count
+    them in 32 bits."""
     own = working(logits)
     warm = heat > 0
     under = own / torch.where(warm, heat, torch.ones_like(heat)).to(own.dtype)[:, None]
@@ -37,7 +39,7 @@ def draw(logits: Tensor, keys: Tensor, written: Tensor, heat: Tensor, ids: Tenso
 
 
 class Ahead:
-    """The slots of an engine as its device sees them."""
+    """The state of an engine's slots on the device."""
 
     def __init__(self, lm: LM, cache: Slots):
         self.lm, self.cache = lm, cache
@@ -54,7 +56,8 @@ class Ahead:
         self._steps = 0
 
     def seat(self, rows: Sequence[int], state: Sequence[tuple[int, int, int, int, int]], heat: Sequence[float]) -> None:
-        """Put samples into slots: (length, last token, tokens written, two draw keys) and a temperature of each."""
+        """Put samples into slots: for each its length, last token, number of written tokens, two draw keys, and a
+        temperature."""
         device = self.lm.device
         at = torch.as_tensor(rows, device=device)
         whole = torch.as_tensor(state, device=device)
@@ -64,12 +67,12 @@ class Ahead:
         self.heat[at] = torch.as_tensor(heat, dtype=torch.float32, device=device)
 
     def correct(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
-        """What slots really wrote in the newest step, where somebody else drew it."""
+        """Set the tokens of some slots in the newest step, if the host sampled them."""
         self.last[torch.as_tensor(rows, device=self.lm.device)] = torch.as_tensor(tokens, device=self.lm.device)
 
     @torch.inference_mode()
     def launch(self) -> int:
-        """Start a step of all slots; returns its number, by which `read` gives its draws."""
+        """Start a step of all slots. Returns its number, for `read`."""
         if self._play is None:
             self._play = self._recorded()
         self._play()
@@ -82,7 +85,7 @@ class Ahead:
         return number
 
     def read(self, number: int) -> np.ndarray:
-        """[slots, 3]: tokens and their two log-probs. Waits for the step, and for nothing behind it."""
+        """[slots, 3]: tokens and their two log-probs. Waits for this step only."""
         event = self._read[number % 2]
         if event is not None:
             event.synchronize()
@@ -94,11 +97,11 @@ class Ahead:
         found = draw(logits, self.keys, self.written, self.heat, self.ids)
         self.last.copy_(found[:, 0])
         self.written.add_(1)
-        self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run on for a step
+        self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run one more step
         return logits, found
 
     def _recorded(self) -> Callable[[], None]:
-        """The step as something to play: recorded on a GPU, plain code elsewhere."""
+        """The step as a function: a recorded graph on a GPU, plain code elsewhere."""
 
         def plain() -> None:
             self.logits, self.found = self._step()
@@ -113,11 +116,11 @@ class Ahead:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # libraries set themselves up outside the recording
+            for _ in range(2):  # libraries must initialise before the recording
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a learner may work in another thread
             self.logits, self.found = step()
         for mine, before in zip((self.index, self.last, self.written), kept):
             mine.copy_(before)

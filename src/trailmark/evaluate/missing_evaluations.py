@@ -1,7 +1,9 @@
-"""Runs to compare of which some were never evaluated: they play the starts of one that was, under its settings.
+"""Evaluate runs that have no evaluation, before a comparison: they play the starts of a run that has one, with its
+settings.
 
-An imitation has no task of its own, and many recipes no evaluation. What the evaluated run played is known from its episodes (starts,
-seed of the draws, plays of each start) and its recipe (task, sampling), so the others can be given exactly that.
+A run that only imitates has no task of its own, and many recipes have no evaluation. What the evaluated run played is
+known from its episodes (starts, seed of the draws, plays of each start) and its recipe (task, sampling). So the others
+can play exactly the same.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
 from trailmark.runs.older import read_recipe
 from trailmark.seats.locate import locate
+from trailmark.seats.names import fix_options
 from trailmark.types import Episode
 
 
 def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple[list[Episode], Path]]:
-    """The evaluation of each run, and where it lies (the checkpoint, for those that played now)."""
+    """The evaluation of each run, and its path (the checkpoint, if the run was evaluated just now)."""
     found: dict[Path, tuple[list[Episode], Path]] = {}
     for path in runs:
         try:
@@ -41,27 +44,29 @@ def all_evaluated(runs: Sequence[Path], within: str | None = None) -> list[tuple
 
 
 def _play_like(run: Path, like: Path, episodes: Sequence[Episode]) -> tuple[list[Episode], Path]:
-    """What `run` does with the starts of `episodes`, which `like` played."""
+    """Play the starts of `episodes`, which `like` played, with `run`."""
     from trailmark.rollout.play import play
     from trailmark.tasks import get_task
 
     found, recipe = locate(str(run)), read_recipe(like)
     task = recipe["task"]
     sampling = resolve(recipe.get("sampling") or {}, SamplingConfig)
-    source = get_task(task["name"], **(task.get("options") or {}))
+    source = get_task(task["name"], **fix_options(task.get("options") or {}, like))
     found = dataclasses.replace(found, recipe={**found.recipe, "engine": recipe.get("engine") or {}})
     seat = local_seat(found, Wish(), sampling, source)
     tasks = {e.task.id: e.task for e in episodes}
     times = Counter(e.task.id for e in episodes)
-    print(f"{run} holds no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)
+    print(f"{run} has no evaluation: it plays the {len(tasks)} starts of {like} now", file=sys.stderr, flush=True)
     each = [t for t in tasks.values() for _ in range(times[t.id])]
     return play(source, each, [seat], seed=episodes[0].seed, prefix="eval:"), Path(found.folder)
 
 
 def _advice(run: Path, runs: Sequence[Path]) -> str:
-    """What to type where nothing can be compared as it is."""
+    """The commands to type if nothing can be compared."""
     known = [t for path in runs if is_run(path) and (t := read_recipe(path).get("task"))]
-    options = [f"{k}={v}" for k, v in ((known[0].get("options") or {}) if known else {}).items() if isinstance(v, str | int)]
+    options = [
+        f"{k}={v}" for k, v in ((known[0].get("options") or {}) if known else {}).items() if isinstance(v, str | int)
+    ]
     task = shlex.join(["--task", known[0]["name"], *options]) if known else "--task TASK KEY=VALUE"
     lines = [
         f"  trailmark eval {shlex.quote(str(path))} {task} --split test --n 200 --seed 0 --out "
@@ -69,4 +74,6 @@ def _advice(run: Path, runs: Sequence[Path]) -> str:
         for path in runs
     ]
     both = shlex.join(["trailmark", "compare", *map(str, runs), "--episodes", "compared"])
-    return f"{run} holds no evaluation. Evaluate all of them on the same starts, then compare:\n" + "\n".join([*lines, f"  {both}"])
+    return f"{run} has no evaluation. Evaluate all of them on the same starts, then compare:\n" + "\n".join(
+        [*lines, f"  {both}"]
+    )

@@ -1,4 +1,5 @@
-"""Drawing on the device, with the host a step behind, writes what drawing on the host writes: here on a CPU, where both can run."""
+"""Drawing on the device, with the host a step behind, writes what drawing on the host writes: here on a CPU, where both
+can run."""
 
 import asyncio
 
@@ -18,7 +19,9 @@ def ahead(monkeypatch):
 
 def plain(n=2, most=24):
     laws = [SamplingLaw(), SamplingLaw(temperature=0.7), SamplingLaw(temperature=0.0)]
-    return [Request(tuple(range(3, 6 + 5 * k)), laws[k % 3], n, most - k, stop_ids=(7, 9), key=str(k)) for k in range(7)]
+    return [
+        Request(tuple(range(3, 6 + 5 * k)), laws[k % 3], n, most - k, stop_ids=(7, 9), key=str(k)) for k in range(7)
+    ]
 
 
 @pytest.mark.parametrize("asked", [plain(), requests()], ids=["temperatures", "any law"])

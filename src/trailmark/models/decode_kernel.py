@@ -1,5 +1,5 @@
-"""Attention of one new token a row over that row's own keys, as one kernel on a GPU: it reads each key and value once, and only
-as many as the row has. What a row computes depends on that row alone."""
+"""Attention of one new token per row over that row's own keys, as one GPU kernel. It reads each key and value once, and
+only as many as the row has. The result of a row depends on that row only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 64  # keys at once
-FEWEST = 64  # programs below which a card is better filled by ordinary products
-GROUP = 16  # queries that share a key head, padded to what a matrix unit takes
+BLOCK = 64  # keys in one block
+FEWEST = 64  # with fewer programs, ordinary matrix products fill the GPU better
+GROUP = 16  # queries that share a key head, padded to the size of a matrix unit
 
 
 def _optional(name: str) -> Any:
-    """A module that a torch for CPUs comes without."""
+    """Import a module that torch for CPUs does not have; None if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -27,7 +27,7 @@ jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
 
 
 def suits(q: Tensor, keys: Tensor) -> bool:
-    """Whether the kernel computes this: on a GPU, enough rows, heads of a size and number that it knows."""
+    """Whether the kernel supports this case: a GPU, enough rows, and a supported size and number of heads."""
     size, heads = q.shape[-1], keys.shape[1]
     return (
         q.is_cuda
@@ -40,7 +40,13 @@ def suits(q: Tensor, keys: Tensor) -> bool:
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float | None, window: int | None, softcap: float | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """q [B, H, 1, D], keys and values [B, Hk, C, D] -> [B, H, 1, D]; row b attends to columns 0 to index[b]."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -48,8 +54,10 @@ def attend(
 
 
 @torch.library.custom_op("trailmark::one_token", mutates_args=())
-def _attend(q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float) -> Tensor:
-    """An operator of its own, so that a compiler takes the kernel as it is."""
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, index: Tensor, scale: float, window: int, softcap: float
+) -> Tensor:
+    """A custom operator, so that a compiler uses the kernel as it is."""
     rows, heads, _, size = q.shape
     shared = keys.shape[1]
     q = q.contiguous()

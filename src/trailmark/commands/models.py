@@ -1,0 +1,27 @@
+"""`trailmark models`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def models(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/models.md.")] = False,
+) -> None:
+    """Check the model families against the installed transformers, each on a tiny random model."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from trailmark.models import families
+
+    found = families.table(lambda name: typer.echo(f"checking {name}", err=True))
+    if markdown:
+        typer.echo(families.markdown(found), nl=False)
+        return
+    table = Table("family", "layout", "gradient", "log-probs", "decoding", title="Distance from transformers")
+    for c in found:
+        numbers = ("–", "–") if c.refused else (f"{c.gradient:.1e}", f"{c.logp:.1e}")
+        table.add_row(c.family, c.layout or "refused", *numbers, c.refused or c.decoding)
+    Console().print(table)

@@ -1,0 +1,891 @@
+"""LPR: process rewards from nothing but outcomes, a model of them, and what it teaches.
+
+    lessons, sft     the seat `teacher`, if there is one, writes solutions, and the policy imitates the right ones
+    solutions-1      the policy writes n solutions of each question
+    cleaned-1        those that can be used, cut into steps
+    states-1         beginnings of them, drawn at random, in shards
+    completions-1    k completions of each state; the state's own tokens are computed once
+    values-1         how many of them are right
+    examples-1       what the reward model learns: states and whole solutions, with their values as classes
+    prm-1            the process reward model, a run of method `reward_model`
+    scores-1         what it says of every step of every solution
+    pairs-1          right against wrong answers, and right ones ranked by their process
+    policy-1         DPO on them, a run of method `preference`
+    rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
+    solutions-2      the next round, from the policy of the last one
+
+Each is a stage: done once, made again when what it depends on changes, and it goes on after a kill. Stages that
+nothing needs are left out: pairs by outcome need no reward model. `given` puts a file from elsewhere in the place of a
+stage.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trailmark import formats
+from trailmark.config import ModelConfig, SamplingConfig
+from trailmark.errors import DataError, RunError
+from trailmark.formats import lpr as records
+from trailmark.functions import load_function
+from trailmark.memory import need_rows
+from trailmark.methods import lpr_pairs, lpr_states
+from trailmark.methods.base import Method, name_in_run
+from trailmark.methods.collect import collect_starts
+from trailmark.methods.configs import LprRecipe, PreferenceRecipe, RewardModelRecipe, StepRlRecipe
+from trailmark.methods.offline import won
+from trailmark.methods.preference import PreferenceMethod, by_group
+from trailmark.methods.reward_model import HEAD, RewardModelMethod
+from trailmark.methods.step_rl import StepRlMethod
+from trailmark.models.load import load_model
+from trailmark.rollout.branch import Point, branch_starts
+from trailmark.rollout.play import Desk, Protocol, Start, start_all
+from trailmark.runs.data_files import named_files
+from trailmark.runs.launch import training_stage, without_place
+from trailmark.runs.stages import Layout, Stage, Summary, run_stages
+from trailmark.runs.store import Run, atomic_write, read_metrics, read_segment, to_json, truncate_metrics
+from trailmark.score.classes import check_classes, must_share_tokenizer, step_outputs
+from trailmark.score.tokens import source_of
+from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
+from trailmark.seats.locate import load_tokenizer, locate, locate_value, stored_model
+from trailmark.seats.names import fix_names
+from trailmark.seats.table import Table, check_servers
+from trailmark.steps import mark_steps, without_end
+from trailmark.tasks import get_task, keep_judge
+from trailmark.tasks.base import draw_tasks
+from trailmark.types import Annotation, Episode, Task
+
+LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
+SEAT = "policy"
+PARTS = (
+    "lessons",
+    "sft",
+    "solutions",
+    "cleaned",
+    "states",
+    "completions",
+    "values",
+    "examples",
+    "prm",
+    "scores",
+    "pairs",
+    "policy",
+    "rl",
+)
+
+
+class LprMethod(Method):
+    """Each of its trainings is a run of its own, so this class has no updates and takes the whole run in its hands."""
+
+    Config = LprRecipe
+    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher")
+    only: ClassVar[tuple[str, ...] | None] = None  # the stages that are made; None: all
+
+    @classmethod
+    def seats_of(cls, config: LprRecipe) -> dict[str, AnyKind]:
+        """A server or a script may write the solutions: what is trained is the recipe's model all the same."""
+        given = {SEAT: LocalSeat(trained=True), **config.seats}
+        check_seats({n: s for n, s in given.items() if n != SEAT} | {SEAT: LocalSeat(trained=True)})
+        return filled(given, config.sampling, config.engine)
+
+    @classmethod
+    def check(cls, config: LprRecipe) -> list[str]:
+        names = [s.name for s in Road(config, Run(config.out)).stages()]
+        return [f"stages: {', '.join(names)}"]
+
+    @classmethod
+    def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        config = fix_names(config, run)
+        check_servers(cls.seats_of(config))
+        road = Road(config, run)
+        stages = road.stages()
+        logged = {row["step"]: row for row in read_metrics(run.path)}
+        told: dict[int, dict[str, float]] = {}
+
+        def each(name: str, summary: Summary) -> None:
+            part, _, number = name.partition("-")
+            now = told.setdefault(int(number or 1), {})
+            now |= {f"{part}/{k}": float(v) for k, v in summary.items() if _number(v) and k != "step"}
+            k = int(number or 0)
+            if k and name == road.last(k) and logged.get(k) != {"step": k, **now}:
+                truncate_metrics(run, k - 1)
+                run.log(k, now)
+                run.sync()
+
+        run_stages(run.path, stages, only=cls.only, layout=LAYOUT, each=each)
+        return told.get(config.steps, {})
+
+
+def part(names: Sequence[str]) -> type[LprMethod]:
+    """The method that makes only these stages; what they need must be there."""
+    return type("LprPart", (LprMethod,), {"only": tuple(names)})
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Road:
+    """The stages of a recipe, in the folder of a run."""
+
+    def __init__(self, config: LprRecipe, run: Run):
+        self.config, self.run, self.root = config, run, run.path
+        self._tokenizer: Any = None
+
+    # -- who and what ---------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's. It stays the same through all rounds."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.config.model.tokenizer or self.config.model.name, "model.name")
+        return self._tokenizer
+
+    def at(self, name: str, k: int | None = None) -> Path:
+        return self.root / (name if k is None else f"{name}-{k}")
+
+    def ends_with(self, k: int) -> str:
+        """The training that ends round k; of round 0, the one before the first round."""
+        if k == 0:
+            return "sft" if "teacher" in self.config.seats else ""
+        return f"rl-{k}" if self.config.rl is not None else f"policy-{k}"
+
+    def last(self, k: int) -> str:
+        return self.ends_with(k)
+
+    def policy(self, k: int, after_preference: bool = False) -> ModelConfig:
+        """The model section with which round k begins, or with which its reinforcement begins."""
+        name = f"policy-{k}" if after_preference and self.config.preference is not None else self.ends_with(k - 1)
+        return self.config.model.model_copy(update={"name": str(self.root / name)}) if name else self.config.model
+
+    def policy_inputs(self, k: int, after_preference: bool = False) -> dict[str, Path]:
+        """The policy of a round, where it lies in a folder."""
+        name = Path(self.policy(k, after_preference).name)
+        return {"policy": name} if name.is_relative_to(self.root) or name.exists() else {}
+
+    def needs_prm(self) -> bool:
+        p, rl = self.config.pairs, self.config.rl
+        ranks = p.states is not None or (p.process if p.steps is None else p.steps.by == "score")
+        in_pairs = self.config.preference is not None and ranks
+        pays = rl is not None and "model" not in rl.get("rewards", {}) and rl.get("rewards", {}).get("alpha", 1.0) > 0
+        return in_pairs or pays
+
+    def kind(self) -> str:
+        return self.config.prm.get("kind", "classes")
+
+    def needs_values(self) -> bool:
+        return self.needs_prm() and self.kind() in ("classes", "scalar")
+
+    def read(self) -> Any:
+        """How rewards are read, with the classes that the reward model has."""
+        c = self.config
+        if c.read.classes is not None or self.kind() in ("pairwise", "scalar"):
+            return c.read
+        two = self.kind() == "outcome" or c.labels.binary
+        return c.read.model_copy(
+            update={"classes": [1] if two else list(range(min(2, c.complete.k), c.complete.k + 1))}
+        )
+
+    # -- the list -------------------------------------------------------------------------------------------------
+
+    def stages(self) -> list[Stage]:
+        c, out = self.config, list[Stage]()
+        if "teacher" in c.seats:
+            out += [self.lessons(), self.imitation()]
+        for k in range(1, c.steps + 1):
+            given = c.given if k == 1 else type(c.given)()
+            if given.pairs and not given.solutions:
+                out += [self.given_pairs(), self.preference(k)]
+                continue
+            out += [self.solutions(k), self.cleaned(k)]
+            learns = self.needs_prm() and not (given.scores and c.rl is None)  # scores from elsewhere need no model
+            if (learns and self.needs_values()) or c.pairs.steps is not None:
+                out += [self.states(k), self.completions(k)]
+            if learns:
+                out += [*([self.values(k), self.examples(k)] if self.needs_values() else []), self.prm(k)]
+            if self.needs_prm():
+                out.append(self.scores(k))
+            if c.preference is not None:
+                out += [self.pairs(k) if not given.pairs else self.given_pairs(), self.preference(k)]
+            if c.rl is not None:
+                out.append(self.reinforcement(k))
+        return out
+
+    def stage(
+        self,
+        name: str,
+        make: Any,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, str | Path],
+        reads: Sequence[str] = (),
+    ) -> Stage:
+        """`make(folder)` writes files and returns what it kept and left out. Models that lie in the run are inputs, and
+        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions."""
+
+        def build(folder: Path) -> dict[str, Any]:
+            kept, left_out = make(folder)
+            return {**kept, **{f"left out: {why}": n for why, n in sorted(left_out.items()) if n}}
+
+        plain = {
+            k: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
+            for k, v in settings.items()
+        }
+        files = (
+            {key: path for key, path in named_files(self.config).items() if key.startswith(tuple(reads))}
+            if reads
+            else {}
+        )
+        return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
+
+    # -- solutions ------------------------------------------------------------------------------------------------
+
+    def source(self) -> Any:
+        source = get_task(self.config.task.name, **self.config.task.options)
+        keep_judge(source, self.root)
+        return source
+
+    def table(
+        self, seat: str, model: ModelConfig, sampling: SamplingConfig | None, version: int
+    ) -> tuple[Table, list[Any]]:
+        """A seat, opened: with the policy of a round where it is the one that is trained."""
+        config = LprMethod.seats_of(self.config)[seat]
+        models = {}
+        if isinstance(config, LocalSeat) and config.trained:
+            lm = load_model(fix_names(model))
+            lm.name = name_in_run(lm.name, self.run)
+            models = {seat: lm}
+        table = Table({seat: config}, models, self.config.seed)
+        table.publish(version)
+        return table, [table.seat(seat, sampling)]
+
+    def lessons(self) -> Stage:
+        c = self.config
+
+        def make(folder: Path) -> Any:
+            source = self.source()
+            table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
+            table.bind(source)
+            tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
+            starts = start_all(tasks, c.teacher.n, c.seed, "0:")
+            made = collect_starts(folder / "written.jsonl", source, starts, seats)
+            good, out = self.usable(made, source)
+            right = [e for e in good if won(e)]
+            if not right:
+                raise DataError(
+                    f"stage 'lessons': none of the teacher's {len(made)} solutions is right and clean: {dict(out)}."
+                )
+            formats.write("episodes", folder / "all.jsonl", right, None)
+            out["wrong"] += len(good) - len(right)
+            return {"solutions": len(right), "written": len(made)}, out
+
+        settings = {
+            "task": c.task,
+            "teacher": c.teacher,
+            "seat": c.seats["teacher"],
+            "clean": c.clean,
+            "seed": c.seed,
+            "sampling": c.sampling,
+            "split": c.sample.split,
+        }
+        return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
+
+    def imitation(self) -> Stage:
+        c = self.config
+        given = {"objective": "rejection", **(c.sft or {}), "data": str(self.at("lessons") / "all.jsonl")}
+        recipe = self.trained(PreferenceRecipe, "preference", "sft", c.model, given)
+        inputs = {"lessons": self.at("lessons"), **_folder(c.model.name)}
+        return training_stage("sft", PreferenceMethod, recipe, self.root, inputs)
+
+    def solutions(self, k: int) -> Stage:
+        c, given = self.config, self.config.given if k == 1 else None
+        if given and (given.solutions or given.states):
+            files = _listed(given.solutions or given.states)
+            return self.stage(f"solutions-{k}", partial(self._import_solutions, files), {}, _named(files))
+
+        def make(folder: Path) -> Any:
+            source, made = self.source(), 0
+            tasks = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + k)
+            need_rows(len(tasks) * c.sample.n, "sample.starts * sample.n")
+            models = [
+                self.policy(k),
+                *(c.model.model_copy(update={"name": name, "lora": None}) for name in c.sample.models),
+            ]
+            for j, model in enumerate(models):
+                path = folder / f"{j:03d}.jsonl"
+                starts = [
+                    dataclasses.replace(s, group=f"{k}:{s.task.id}")
+                    for s in start_all(tasks, c.sample.n, c.seed, f"{k}:" if j == 0 else f"{k}:{j}:")
+                ]
+                if not path.exists():  # a model whose file is whole is not loaded again
+                    table, seats = self.table(SEAT, model, c.sample.sampling, k - 1)
+                    table.bind(source)
+                    collect_starts(path, source, starts, seats)
+                made += len(starts)
+            return {"solutions": made, "questions": len(tasks)}, {}
+
+        settings = {
+            "task": c.task,
+            "sample": c.sample,
+            "model": self.policy(k),
+            "seat": LprMethod.seats_of(c)[SEAT],
+            "seed": c.seed,
+            "sampling": c.sampling,
+        }
+        more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
+        return self.stage(
+            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
+        )
+
+    def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
+        records.all_shards(files)
+        episodes = [e for file in files for e in records.read_solutions(file, self.tokenizer, SEAT)]
+        if twice := [name for name, n in Counter(e.id for e in episodes).items() if n > 1]:
+            raise DataError(
+                f"has solution '{twice[0]}', as another file has: each question must be in one file.", files[-1]
+            )
+        self._join(episodes, files[0])
+        formats.write("episodes", folder / "000.jsonl", episodes, None)
+        return {"solutions": len(episodes), "questions": len({e.group for e in episodes})}, {}
+
+    def _join(self, episodes: list[Episode], file: str) -> None:
+        """Give questions of a file the task's own start of the same id, if any: its world judges completions."""
+        source = get_task(self.config.task.name, **self.config.task.options)
+        known: dict[str, Task] = {}
+        for task in self.questions(source):
+            known |= {task.id: task, str(task.meta.get("id", task.id)): task}
+        for i, e in enumerate(episodes):
+            if (task := known.get(e.task.id)) is not None:
+                episodes[i] = dataclasses.replace(e, task=dataclasses.replace(task, meta={**e.task.meta, **task.meta}))
+
+    def questions(self, source: Any) -> list[Task]:
+        """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
+        c = self.config
+        drawn = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + 1)
+        return [*source.tasks(c.sample.split), *drawn]
+
+    def shown(self, source: Any, e: Episode) -> str:
+        """The prompt of an answer that came as text alone."""
+        if "format" in e.info and "prompt" in e.task.data:
+            return e.task.data["prompt"]
+        return source.make().reset(e.task).text
+
+    def usable(self, episodes: Sequence[Episode], source: Any) -> tuple[list[Episode], Counter[str]]:
+        c = self.config.clean
+        cleaner = load_function(c.clean, "clean.clean")[0] if c.clean else None
+        return lpr_states.clean_all(episodes, c, self.tokenizer, SEAT, partial(self.shown, source), cleaner)
+
+    def cleaned(self, k: int) -> Stage:
+        c = self.config
+
+        def make(folder: Path) -> Any:
+            made = [
+                e
+                for file in sorted(self.at("solutions", k).glob("[0-9]*.jsonl"))
+                if ".annotations" not in file.name
+                for e in read_segment(file)
+            ]
+            good, out = self.usable(made, get_task(c.task.name, **c.task.options))
+            if not good:
+                raise DataError(f"stage 'cleaned-{k}': none of {len(made)} solutions can be used: {_said(out)}.")
+            formats.write("episodes", folder / "all.jsonl", good, None)
+            steps = sum(len(t.steps) for e in good for t in e.turns)
+            return {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}, out
+
+        return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
+
+    def solved(self, k: int) -> list[Episode]:
+        return read_segment(self.at("cleaned", k) / "all.jsonl")
+
+    # -- states and values ----------------------------------------------------------------------------------------
+
+    def states(self, k: int) -> Stage:
+        c = self.config
+        if k == 1 and c.given.states:
+            files = _listed(c.given.states)
+            return self.stage(
+                "states-1", partial(self._import_states, files), {}, {**_named(files), "cleaned": self.at("cleaned", 1)}
+            )
+
+        def make(folder: Path) -> Any:
+            shards = lpr_states.sample_states(self.solved(k), c.states, self.tokenizer, SEAT, c.seed)
+            for i, shard in enumerate(shards):
+                _write_lines(folder / shard_name(i, len(shards)), shard)
+            types = Counter(s["type"] or "step" for shard in shards for s in shard)
+            return {"states": sum(map(len, shards)), **{f"of type {t}": n for t, n in sorted(types.items())}}, {}
+
+        return self.stage(f"states-{k}", make, {"states": c.states, "seed": c.seed}, {"cleaned": self.at("cleaned", k)})
+
+    def _import_states(self, files: Sequence[str], folder: Path) -> Any:
+        records.all_shards(files)
+        found = [records.read_states(file, self.solved(1), self.tokenizer) for file in files]
+        for i, (shard, _) in enumerate(found):
+            _write_lines(folder / shard_name(i, len(found)), shard)
+        lost = Counter[str]()
+        for _, out in found:
+            lost.update(out)
+        return {"states": sum(len(shard) for shard, _ in found)}, lost
+
+    def shard(self, k: int, wanted: Sequence[int] | None) -> list[dict[str, Any]]:
+        """The states of some shards; None: of all."""
+        files = sorted(self.at("states", k).glob("states*.jsonl"), key=_shard_number)
+        if not files:
+            raise DataError("holds no states.", self.at("states", k))
+        return [s for i, file in enumerate(files) if wanted is None or i in wanted for s in _read_lines(file)]
+
+    def annotated(self) -> list[int] | None:
+        """The shards whose states are completed."""
+        c = self.config
+        return None if c.complete.shards is None else sorted({*c.complete.shards, *c.labels.dev_shards})
+
+    def completions(self, k: int) -> Stage:
+        c = self.config
+        if k == 1 and c.given.completions:
+            file = c.given.completions
+            make_given = partial(self._import_completions, file)
+            return self.stage("completions-1", make_given, {}, {"completions": file, "states": self.at("states", 1)})
+
+        def make(folder: Path) -> Any:
+            source, states = self.source(), self.shard(k, self.annotated())
+            points = lpr_states.points_of(states, self.solved(k))
+            table, seats = self.table(SEAT, self.policy(k), c.complete.sampling, k - 1)
+            table.bind(source)
+            must_be_shown(points, source, self.tokenizer)
+            if seats[0].hears_messages:
+                starts, protocol = told_starts(points, c.complete.k, c.seed + 1, source, seats[0].name, self.tokenizer)
+            else:
+                starts, protocol = branch_starts(points, c.complete.k, c.seed + 1), None
+            made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol)
+            return {"completions": len(made), "right": sum(map(won, made)), "states": len(states)}, {}
+
+        settings = {
+            "task": c.task,
+            "complete": {
+                "k": c.complete.k,
+                "sampling": c.complete.sampling and c.complete.sampling.model_dump(mode="json"),
+            },
+            "shards": self.annotated(),
+            "model": self.policy(k),
+            "seat": LprMethod.seats_of(c)[SEAT],
+            "sampling": c.sampling,
+            "seed": c.seed,
+        }
+        inputs = {"states": self.at("states", k), **self.policy_inputs(k)}
+        return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
+
+    def _import_completions(self, file: str, folder: Path) -> Any:
+        made, lost = records.read_completions(file, self.shard(1, None), self.solved(1), self.tokenizer, SEAT)
+        formats.write("episodes", folder / "all.jsonl", made, None)
+        return {"completions": len(made), "right": sum(map(won, made))}, lost
+
+    def completed(self, k: int) -> list[Episode]:
+        return read_segment(self.at("completions", k) / "all.jsonl")
+
+    def values(self, k: int) -> Stage:
+        c = self.config
+
+        def make(folder: Path) -> Any:
+            states, episodes = self.shard(k, self.annotated()), self.solved(k)
+            found, out = lpr_states.state_values(states, episodes, self.completed(k), c.complete, self.tokenizer)
+            if not found:
+                raise DataError(f"stage 'values-{k}': no state of {len(states)} has a value: {_said(out)}.")
+            notes = lpr_states.value_notes(found, episodes, SEAT)
+            _write_notes(folder / "values.jsonl", notes)
+            spread = Counter(found.values())
+            return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.complete.k + 1)}}, out
+
+        settings = {
+            "k": c.complete.k,
+            "duplicates": c.complete.duplicates,
+            "min_chars": c.complete.min_chars,
+            "shards": self.annotated(),
+        }
+        return self.stage(
+            f"values-{k}", make, settings, {"completions": self.at("completions", k), "states": self.at("states", k)}
+        )
+
+    def examples(self, k: int) -> Stage:
+        c, before = (
+            self.config,
+            [self.at("examples", j) / "train.jsonl" for j in range(1, k)] if self.config.labels.replay else [],
+        )
+        again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
+
+        def make(folder: Path) -> Any:
+            episodes = self.solved(k)
+            notes = read_segment(self.at("values", k) / "values.jsonl", Annotation)
+            dev = {s["episode"] for s in self.shard(k, c.labels.dev_shards)} if c.labels.dev_shards else set()
+            held = {e.group for e in episodes if e.id in dev}
+            out, told = Counter[str](), dict[str, Any]()
+            for name, mine in (
+                ("train", [e for e in episodes if e.group not in held]),
+                ("dev", [e for e in episodes if e.group in held]),
+            ):
+                annotated = {a.episode for a in notes}
+                groups = {e.group for e in mine if e.id in annotated}  # questions without a value are not learnt from
+                mine = [e for e in mine if e.group in groups]
+                if name == "dev" and not c.labels.dev_shards:
+                    continue
+                found, lost = lpr_states.examples(mine, notes, c.complete.k, c.labels, self.tokenizer, SEAT, c.seed)
+                used, labels = lpr_states.label_notes(found, mine)
+                out.update(lost)
+                spread = Counter(x.label for x in found)
+                told |= {f"{name} examples": len(found), **{f"{name} class {v}": n for v, n in sorted(spread.items())}}
+                for j, path in enumerate(again if name == "train" else ()):
+                    old = formats.read("episodes", path, None)
+                    draw = random.Random(f"replay {c.seed} {k} {j}")
+                    more, kept, n = lpr_states.replayed(
+                        old.episodes, old.annotations, c.labels.replay, draw, f"replay {j}:"
+                    )
+                    used, labels, told["replayed"] = [*used, *more], [*labels, *kept], told.get("replayed", 0) + n
+                if not labels:
+                    where = f"in labels.dev_shards {c.labels.dev_shards}" if name == "dev" else "to learn from"
+                    raise DataError(f"stage 'examples-{k}': there is no example {where}: {_said(lost)}.")
+                formats.write("episodes", folder / f"{name}.jsonl", used, None, annotations=labels)
+            return told, out
+
+        inputs = {"values": self.at("values", k), **{f"replay {j}": path for j, path in enumerate(again)}}
+        return self.stage(f"examples-{k}", make, {"labels": c.labels, "k": c.complete.k, "seed": c.seed}, inputs)
+
+    # -- the reward model -----------------------------------------------------------------------------------------
+
+    def prm(self, k: int) -> Stage:
+        c, kind = self.config, self.kind()
+        examples = self.at("examples", k)
+        given: dict[str, Any] = {"read": self.read().model_dump(include={"classes", "over"}), **c.prm}
+        if kind in ("classes", "scalar"):
+            given |= {"data": str(examples / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.k + 1}
+            given |= {"eval_data": str(examples / "dev.jsonl")} if c.labels.dev_shards else {}
+        else:
+            given["data"] = str(self.at("cleaned", k) / "all.jsonl")
+        if k > 1 and c.labels.replay and "begin" not in given:
+            given["begin"] = str(self.at("prm", k - 1))
+        recipe = self.trained(RewardModelRecipe, "reward_model", f"prm-{k}", self.policy(k), given)
+        inputs = {
+            "examples": examples if kind in ("classes", "scalar") else self.at("cleaned", k),
+            **self.policy_inputs(k),
+        }
+        inputs |= {"begin": Path(given["begin"])} if given.get("begin") else {}
+        return training_stage(f"prm-{k}", RewardModelMethod, recipe, self.root, inputs)
+
+    def scores(self, k: int) -> Stage:
+        c = self.config
+        if k == 1 and c.given.scores:
+            file = c.given.scores
+            make_given = partial(self._import_scores, file)
+            return self.stage("scores-1", make_given, {}, {"scores": file, "cleaned": self.at("cleaned", 1)})
+
+        def make(folder: Path) -> Any:
+            lm = load_model(
+                stored_model(c.model, locate_value(self.at("prm", k))).model_copy(update={"lora": None})
+            ).freeze()
+            must_share_tokenizer(lm, self.tokenizer, str(self.at("prm", k)))
+            check_classes(lm, HEAD, self.read().classes)
+            lm.name = name_in_run(lm.name, self.run)
+            every = self.solved(k)
+            if c.pairs.steps is not None and c.pairs.steps.by == "score":
+                every = [*every, *self.steps_of_completions(k)]
+            notes = lpr_states.output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm))
+            _write_notes(folder / "scores.jsonl", notes)
+            return {"solutions": len(every), "steps": sum(len(t.steps) for e in every for t in e.turns)}, {}
+
+        inputs = {"prm": self.at("prm", k), "cleaned": self.at("cleaned", k)}
+        return self.stage(f"scores-{k}", make, {"steps": c.pairs.steps is not None}, inputs)
+
+    def _import_scores(self, file: str, folder: Path) -> Any:
+        notes, lost = records.read_scores(file, self.solved(1))
+        if not notes:
+            raise DataError(f"scores no solution that is here: {_said(lost)}.", file)
+        _write_notes(folder / "scores.jsonl", notes)
+        return {"solutions": len({a.episode for a in notes})}, lost
+
+    def steps_of_completions(self, k: int) -> list[Episode]:
+        """The completions, cut into steps of their own."""
+        marked = (mark_steps(e, SEAT, self.tokenizer, self.config.clean.split) for e in self.completed(k) if e.turns)
+        return [without_end(e, SEAT, self.tokenizer) for e in marked]
+
+    # -- pairs and what is learnt from them -----------------------------------------------------------------------
+
+    def rewards(self, k: int, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[Any, Any]]:
+        """The reward of each solution, and what the head said at each step."""
+        if not self.needs_prm():
+            return {}, {}
+        outputs = lpr_states.outputs_of(read_segment(self.at("scores", k) / "scores.jsonl", Annotation))
+        return lpr_states.solution_rewards(episodes, outputs, self.read(), self.tokenizer), outputs
+
+    def pairs(self, k: int) -> Stage:
+        c = self.config
+
+        def make(folder: Path) -> Any:
+            episodes = self.solved(k)
+            rewards, outputs = self.rewards(k, episodes)
+            barred = _ids(c.pairs.exclude) if c.pairs.exclude else set()
+            questions = {
+                name: [
+                    lpr_pairs.Answer(e.id, won(e), rewards.get(e.id), sum(len(t.steps) for t in e.turns)) for e in group
+                ]
+                for name, group in by_group(episodes).items()
+            }
+            ids = {e.group: str(e.task.meta.get("id", e.task.id)) for e in episodes}
+            made: list[lpr_pairs.Chosen] = []
+            if c.pairs.steps is not None:
+                made = self.step_pairs(k, outputs)
+            else:
+                for name, answers in questions.items():
+                    made += lpr_pairs.question_pairs(
+                        name, answers, c.pairs, {name} if ids[name] in barred or name in barred else ()
+                    )
+            if c.pairs.states is not None:
+                made += self.state_pairs(episodes, outputs)
+            if not made:
+                raise DataError(
+                    f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
+                    f"{sum(map(won, episodes))} are right."
+                )
+            _write_lines(folder / "pairs.jsonl", [p.line() for p in made])
+            known = {e.id: e for e in episodes}
+            right = [[a for a in answers if a.right] for answers in questions.values()]
+            best = [
+                a
+                for mine in right
+                for a in (
+                    mine
+                    if not c.pairs.process or not rewards
+                    else lpr_pairs.chosen_right([a for a in mine if a.reward is not None], c.pairs)
+                )
+            ]
+            formats.write("episodes", folder / "chosen.jsonl", [known[a.id] for a in best], None)
+            return {**lpr_pairs.counts(made, questions), "chosen answers": len(best)}, {}
+
+        inputs: dict[str, str | Path] = {"cleaned": self.at("cleaned", k)}
+        inputs |= {"scores": self.at("scores", k)} if self.needs_prm() else {}
+        inputs |= {"completions": self.at("completions", k)} if c.pairs.steps is not None else {}
+        inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
+        return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
+
+    def state_pairs(self, episodes: Sequence[Episode], outputs: Mapping[Any, Any]) -> list[lpr_pairs.Chosen]:
+        """Pairs of beginnings: what one is worth is the product of its steps up to there."""
+        s, made = self.config.pairs.states, list[lpr_pairs.Chosen]()
+        assert s is not None
+        for group in by_group(episodes).values():
+            states = []
+            for e in group:
+                if (e.id, 0) not in outputs:
+                    continue
+                numbers, product = lpr_states.step_numbers(outputs[e.id, 0], self.read()), 1.0
+                taking = set(lpr_states.taking_part(e, 0, self.read(), self.tokenizer))
+                for n, (_, end) in enumerate(e.turns[0].steps[:-1]):
+                    product *= numbers[n] if n in taking else 1.0
+                    states.append(lpr_pairs.Answer(e.id, won(e), product, n + 1, end))
+            made += lpr_pairs.state_pairs(states, s.best_of, s.margin)
+        return made
+
+    def step_pairs(self, k: int, outputs: Mapping[Any, Any]) -> list[lpr_pairs.Chosen]:
+        """Pairs of what was written behind one state."""
+        s, made = self.config.pairs.steps, list[lpr_pairs.Chosen]()
+        assert s is not None
+        for group in by_group(self.steps_of_completions(k)).values():
+            ways, seen = [], set[tuple[int, ...]]()
+            for e in group:
+                turn = e.turns[-1]
+                if not turn.steps or not turn.prompt:
+                    continue
+                end = None if s.whole else turn.steps[0][1]
+                if (said := turn.tokens[:end]) in seen:  # the same step twice: it is not better than itself
+                    continue
+                seen.add(said)
+                at = (e.id, len(e.turns) - 1)
+                reward = lpr_states.step_numbers(outputs[at], self.read())[0] if at in outputs else None
+                ways.append(lpr_pairs.Answer(e.id, won(e), reward, len(turn.steps), end))
+            made += lpr_pairs.step_pairs(ways, s.margin if s.by == "score" else None)
+        return made
+
+    def given_pairs(self) -> Stage:
+        c = self.config
+        file = c.given.pairs
+        assert file is not None
+
+        def make(folder: Path) -> Any:
+            source = get_task(c.task.name, **c.task.options)
+            shown = {}
+            for task in self.questions(source):
+                text = source.make().reset(task).text
+                shown |= {task.id: text, str(task.meta.get("id", task.id)): text}
+            sides, lost = records.read_pairs(file, shown, self.tokenizer, SEAT)
+            formats.write("episodes", folder / "sides.jsonl", sides, None)
+            return {"pairs": len(sides) // 2}, lost
+
+        return self.stage("pairs-1", make, {"task": c.task, "split": c.sample.split}, {"pairs": file})
+
+    def preference(self, k: int) -> Stage:
+        c, pairs = self.config, self.at("pairs", k)
+        given: dict[str, Any] = dict(c.preference or {})
+        inputs: dict[str, str | Path] = {"pairs": pairs, **self.policy_inputs(k)}
+        if given.get("objective") == "rejection":
+            given["data"] = str(pairs / "chosen.jsonl")
+        elif k == 1 and c.given.pairs:
+            given["data"] = str(pairs / "sides.jsonl")
+        else:
+            given |= {"data": [str(self.at("cleaned", k) / "all.jsonl")], "pair_file": str(pairs / "pairs.jsonl")}
+            inputs["cleaned"] = self.at("cleaned", k)
+            if c.pairs.steps is not None:
+                given["data"] = str(self.at("completions", k) / "all.jsonl")
+        recipe = self.trained(PreferenceRecipe, "preference", f"policy-{k}", self.policy(k), given)
+        return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs)
+
+    def reinforcement(self, k: int) -> Stage:
+        c = self.config
+        given: dict[str, Any] = dict(c.rl or {})
+        rewards = dict(given.get("rewards", {}))
+        inputs: dict[str, str | Path] = dict(self.policy_inputs(k, after_preference=True))
+        if self.needs_prm() and "model" not in rewards and rewards.get("alpha", 1.0) > 0:
+            rewards = {"classes": self.read().classes, "skip": c.read.skip, **rewards, "model": str(self.at("prm", k))}
+            inputs["prm"] = self.at("prm", k)
+        given["rewards"] = {"split": c.clean.split, **rewards}
+        given = {"task": c.task.model_dump(), "sampling": c.sampling.model_dump(), **given}
+        recipe = self.trained(StepRlRecipe, "step_rl", f"rl-{k}", self.policy(k, after_preference=True), given)
+        return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
+
+    # -- for others -----------------------------------------------------------------------------------------------
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """What a stage made, as records of the reference implementation (`formats/lpr.py`)."""
+        what, _, number = name.partition("-")
+        k, folder, words = int(number or 1), self.root / name, self.tokenizer
+        if not (self.root / LAYOUT.record.format(name=name)).exists():
+            raise RunError(f"{self.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
+        if what in ("solutions", "lessons", "cleaned"):
+            files = sorted(
+                p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl"
+            )
+            return records.solution_records([e for p in files for e in read_segment(p)], words)
+        if what == "states":
+            return records.state_records(self.solved(k), self.shard(k, None), words)
+        if what == "completions":
+            return records.completion_records(self.completed(k), self.shard(k, None), words)
+        if what == "scores":
+            rewards, outputs = self.rewards(k, self.solved(k))
+            return records.score_records(self.solved(k), outputs, rewards, words)
+        if what == "pairs" and (folder / "pairs.jsonl").exists():
+            every = [*self.solved(k), *(self.completed(k) if self.config.pairs.steps is not None else [])]
+            return records.pair_records(_read_lines(folder / "pairs.jsonl"), every, words)
+        raise RunError(
+            f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
+        )
+
+    def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
+        """The recipe of a training: what its section says, with what the road sets."""
+        c = self.config
+        base: dict[str, Any] = {
+            "method": method,
+            "name": f"{c.name} {name}",
+            "out": str(self.at(name)),
+            "seed": c.seed,
+            "model": model.model_dump(),
+            "learner": c.learner.model_dump(),
+            "checkpoint": c.checkpoint.model_dump(),
+        }
+        if method == "reward_model":
+            base["checkpoint"]["metric"] = "eval/accuracy"
+            base["format"] = "episodes"
+            base["eval"] = {"every": 1_000_000} if "eval_data" in given else {}  # once, at the end
+        else:
+            base |= {"eval": c.eval.model_dump(), "engine": c.engine.model_dump()}
+        if method == "preference":
+            base |= {
+                "format": "episodes",
+                "task": c.task.model_dump(),
+                "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
+            }
+        return recipe.model_validate({**base, **given})
+
+
+# --- completions ---------------------------------------------------------------------------------------------------
+
+
+def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
+    """A state can be completed if its world shows what it showed then."""
+    from trailmark.rollout.bos import prompt_ids
+
+    if points and source.markov and (turn := points[0].episode.turns[0]).prompt:
+        now = source.make().reset(points[0].episode.task).text
+        if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
+            raise DataError(
+                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
+                "solutions from elsewhere can be completed only if their prompts are those of the task."
+            )
+
+
+def told_starts(
+    points: Sequence[Point], n: int, seed: int, source: Any, seat: str, tokenizer: Any
+) -> tuple[list[Start], Protocol]:
+    """Completions by a chat server: it is shown the question, and its answer begins with the words of the state."""
+    starts = [dataclasses.replace(s, turns=(), forced=(), entered=None) for s in branch_starts(points, n, seed)]
+    begun = {
+        s.id: tokenizer.decode(p.episode.turns[p.turn].tokens[: p.token])
+        for i, p in enumerate(points)
+        for s in starts[i * n : (i + 1) * n]
+    }
+
+    async def goes_on(desk: Desk) -> None:
+        seen = desk.observation
+        asked = [*source.first_messages, *(seen.messages or ({"role": "user", "content": seen.text},))]
+        turn = await desk.ask(seat, messages=asked, prefix=begun[desk.start.id], fresh=True)
+        await desk.act(turn.text)
+
+    return starts, goes_on
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def shard_name(i: int, n: int) -> str:
+    return "states.jsonl" if n == 1 else f"states.{i}-of-{n}.jsonl"
+
+
+def _shard_number(path: Path) -> int:
+    parts = path.name.split(".")
+    return int(parts[1].split("-")[0]) if len(parts) > 2 else 0
+
+
+def _write_lines(path: Path, rows: Sequence[Any]) -> None:
+    atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(), "lines")
+
+
+def _read_lines(path: Path) -> list[Any]:
+    from trailmark.formats.rows import each
+
+    return each(path, lambda row: row.value)[0] if path.stat().st_size else []
+
+
+def _write_notes(path: Path, notes: Sequence[Annotation]) -> None:
+    atomic_write(path, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+
+
+def _ids(path: str) -> set[str]:
+    """Ids of questions: a JSON list, or one in a line."""
+    from trailmark.formats.rows import each
+
+    return {str(v) for v in each(path, lambda row: row.value)[0]}
+
+
+def _listed(files: str | list[str] | None) -> list[str]:
+    return [] if files is None else [files] if isinstance(files, str) else list(files)
+
+
+def _named(files: Sequence[str]) -> dict[str, str]:
+    return {f"file {n}": file for n, file in enumerate(files)}
+
+
+def _folder(name: str) -> dict[str, str]:
+    return {"model": name} if Path(name).exists() else {}
+
+
+def _said(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} {why}" for why, n in sorted(counts.items()) if n) or "there are none"

@@ -1,0 +1,173 @@
+"""LPR's pairs: right against wrong answers, right answers ranked by their process, states, and steps behind one state.
+
+Answers of one question come in the order in which they were written. `reward` is what the process reward model says of
+the whole (a product over steps, say), None where nobody scored them.
+
+    outcome   every right answer with every wrong one
+    process   the `best_of` best right ones (in their old order) with the `max_wrong` best wrong ones, the hardest
+              first; and a right one above each right one that is worth less by more than `margin`
+    state     beginnings of answers, ranked by the product up to there
+    step      two continuations of one state: what stands before is given and not trained
+
+What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trailmark.methods.configs import LprPairs
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer to a question, or one beginning of it: `end` is the token at which it stops, None: it is whole."""
+
+    id: str
+    right: bool
+    reward: float | None = None
+    steps: int = 0
+    end: int | None = None
+    start: int = 0  # tokens that are given and not trained
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A pair: which one is better, and why it was made."""
+
+    chosen: Answer
+    rejected: Answer
+    kind: str
+
+    def line(self) -> dict[str, Any]:
+        """As a line of a pair file (`methods/preference.py`)."""
+        out: dict[str, Any] = {"chosen": self.chosen.id, "rejected": self.rejected.id, "kind": self.kind}
+        for side, a in (("chosen", self.chosen), ("rejected", self.rejected)):
+            out |= {f"{side}_prefix": a.start} if a.start else {}
+            out |= {} if a.end is None else {f"{side}_end": a.end}
+            out |= {} if a.reward is None else {f"{side}_reward": a.reward}
+        return out
+
+
+def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, barred: Iterable[str] = ()) -> list[Chosen]:
+    """The pairs of one question. `barred` are the questions of which no two right answers are compared."""
+    right = [a for a in answers if a.right and a.steps >= s.min_right_steps]
+    wrong = [a for a in answers if not a.right and a.steps >= s.min_wrong_steps]
+    if not s.process:
+        made = [Chosen(c, r, "outcome") for c in right for r in wrong]
+    else:
+        right, wrong = (_scored(side) for side in (right, wrong))
+        ranked = right_pairs(question, right, bool(wrong), s) if question not in barred else []
+        made = _ordered(against_wrong(right, wrong, ranked, s), ranked * s.up_sampling, s)
+        if s.among_wrong:
+            made += margin_pairs(wrong, wrong, s.margin)
+    if s.aliased and made:
+        made = [made[-1]] * len(made)
+    return made
+
+
+def _ordered(outcome: list[Chosen], ranked: list[Chosen], s: LprPairs) -> list[Chosen]:
+    parts = {"after": outcome + ranked, "before": ranked + outcome, "only": ranked, "none": outcome}
+    return parts[s.right_pairs]
+
+
+def _scored(answers: Sequence[Answer]) -> list[Answer]:
+    return [a for a in answers if a.reward is not None]
+
+
+def reward_of(a: Answer) -> float:
+    assert a.reward is not None
+    return a.reward
+
+
+def best(answers: Sequence[Answer], most: int | None) -> list[Answer]:
+    """The answers of the highest rewards, the highest first; of equals the one that came first."""
+    order = sorted(range(len(answers)), key=lambda i: (-reward_of(answers[i]), i))
+    return [answers[i] for i in order[:most]]
+
+
+def chosen_right(right: Sequence[Answer], s: LprPairs) -> list[Answer]:
+    """The `best_of` best right answers, in the order in which they were written."""
+    kept = {a.id for a in best(right, s.best_of)}
+    return [a for a in right if a.id in kept]
+
+
+def against_wrong(
+    right: Sequence[Answer], wrong: Sequence[Answer], ranked: Sequence[Chosen], s: LprPairs
+) -> list[Chosen]:
+    """Right answers against wrong ones, the hardest wrong ones first."""
+    chosen = chosen_right(right, s)
+    losers = {p.rejected.id for p in ranked} if s.drop_losers else set()
+    kept = {a.id for a in chosen}
+    surplus = [a for a in right if a.id not in kept] if s.reject_surplus else []
+    rejected = best([*wrong, *surplus], s.max_wrong)
+    return [Chosen(c, r, "outcome") for c in chosen if c.id not in losers for r in rejected]
+
+
+def right_pairs(question: str, right: Sequence[Answer], has_wrong: bool, s: LprPairs) -> list[Chosen]:
+    """Right answers above right answers: by the margin, or those that were accepted above the rest."""
+    if s.hard_only and not has_wrong:
+        return []
+    if s.accept is not None:
+        taken = accepted(right, s.accept.ratio, s.accept.beta, random.Random(f"accept {s.seed} {question}"))
+        names = {a.id for a in taken}
+        return [Chosen(c, r, "process") for c in taken for r in right if r.id not in names]
+    return margin_pairs(right if s.all_right else chosen_right(right, s), right, s.margin)
+
+
+def margin_pairs(
+    chosen: Sequence[Answer], others: Sequence[Answer], margin: float, kind: str = "process"
+) -> list[Chosen]:
+    """Each chosen one above every other one that is worth less by more than the margin."""
+    same = lambda a, b: (a.id, a.end, a.start) == (b.id, b.end, b.start)
+    return [
+        Chosen(c, p, kind) for c in chosen for p in others if not same(c, p) and reward_of(c) - reward_of(p) > margin
+    ]
+
+
+def accepted(answers: Sequence[Answer], ratio: float, beta: float, draw: random.Random) -> list[Answer]:
+    """floor(ratio N) of N answers, at least one: pass after pass, each that is left is taken with probability
+    exp((r - the best that is left) / beta)."""
+    left, taken = list(answers), list[Answer]()
+    wanted = min(len(left), max(1, math.floor(ratio * len(left)))) if left else 0
+    while len(taken) < wanted:
+        top = max(map(reward_of, left))
+        for a in list(left):
+            if len(taken) < wanted and draw.random() < math.exp((reward_of(a) - top) / beta):
+                taken.append(a)
+                left.remove(a)
+    return taken
+
+
+def state_pairs(states: Sequence[Answer], best_of: int, margin: float) -> list[Chosen]:
+    """Beginnings of answers: the `best_of` best above each that is worth less by more than the margin."""
+    known = _scored(states)
+    return margin_pairs(best(known, best_of), known, margin, "state")
+
+
+def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Chosen]:
+    """Continuations of one state: right ones above wrong ones, or, with a margin, by what their step is worth."""
+    if margin is not None:
+        known = _scored(continuations)
+        return margin_pairs(known, known, margin, "step")
+    right, wrong = ([a for a in continuations if a.right is side] for side in (True, False))
+    return [Chosen(c, r, "step") for c in right for r in wrong]
+
+
+def distinct(pairs: Sequence[Chosen]) -> int:
+    """How many different pairs there are."""
+    return len({tuple(sorted(p.line().items(), key=str)) for p in pairs})
+
+
+def counts(pairs: Sequence[Chosen], questions: Mapping[str, Sequence[Answer]]) -> dict[str, int]:
+    """What a pairs file is made of, for people."""
+    kinds = {f"{kind} pairs": sum(p.kind == kind for p in pairs) for kind in ("outcome", "process", "state", "step")}
+    unscored = sum(a.reward is None for answers in questions.values() for a in answers)
+    return {
+        "pairs": len(pairs), "distinct pairs": distinct(pairs), **{k: n for k, n in kinds.items() if n},
+        "questions": len(questions), "unscored answers": unscored,
+    }  # fmt: skip

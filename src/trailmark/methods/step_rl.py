@@ -1,0 +1,243 @@
+"""Reinforcement with rewards at the ends of reasoning steps: PPO, GRPO and ReMax.
+
+A step earns what a reward model says of it (process), the last one what the whole answer is worth (outcome), or both
+(`rewards`, `credit/steps.py`). Every other token earns nothing but the price of leaving the reference.
+
+    ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser
+            of its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
+    grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or
+            behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference
+    remax   the whole reward against that of the greedy answer; no clipping, no critic
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trailmark.config import ModelConfig
+from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
+from trailmark.learn.learner import Learner, Update
+from trailmark.learn.watch import sampler_gap
+from trailmark.methods.configs import StepRewards, StepRlRecipe
+from trailmark.methods.offline import won
+from trailmark.methods.oreo import load_critic
+from trailmark.methods.policy_gradient import PolicyGradientMethod
+from trailmark.models.load import load_model, load_reference
+from trailmark.models.readout import Readout
+from trailmark.objectives import Clipped, Value, WeightedLogp
+from trailmark.rollout.play import play
+from trailmark.runs.store import Run
+from trailmark.samples import annotate_turns, build_samples
+from trailmark.score.classes import check_classes, class_numbers, must_share_tokenizer, step_outputs
+from trailmark.score.tokens import source_of
+from trailmark.seats.locate import stored_model
+from trailmark.steps import mark_steps, step_types, without_end
+from trailmark.types import Annotation, Episode, Failed, Sample
+
+Paid = Mapping[str, list[np.ndarray]]  # episode -> what each token of each turn of the seat earns
+
+
+class StepRlMethod(PolicyGradientMethod):
+    Config = StepRlRecipe
+    config: StepRlRecipe
+
+    def __init__(self, config: StepRlRecipe, run: Run):
+        super(PolicyGradientMethod, self).__init__(config, run)
+        policy = self.open_world()
+        self.models = {"policy": policy}
+        self.judge = open_rewards(config.rewards, config.model, policy.tokenizer)
+        ref = load_reference(config.model)
+        self.ref = "policy/base" if ref is None else "ref"
+        self.models |= {} if ref is None else {"ref": ref}
+        total = config.steps * config.passes * config.minibatches
+        trains = {"policy": config.learner.optim}
+        if config.algorithm == "ppo":
+            critic = config.critic.model_copy(update={"name": config.critic.name or config.rewards.model})
+            self.models["critic"] = load_critic(config.model, critic, run.path / "critic-import")
+            must_share_tokenizer(self.models["critic"], policy.tokenizer, critic.name or config.model.name)
+            trains["critic"] = config.critic.optim or config.learner.optim
+        self.learner = Learner(self.models, config.learner, trains, total)
+
+    def marked(self, e: Episode) -> Episode:
+        """Cut into steps, none of which holds the token that ends the turn."""
+        tokenizer = self.models["policy"].tokenizer
+        return without_end(mark_steps(e, self.seat, tokenizer, self.config.rewards.split), self.seat, tokenizer)
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c = self.config
+        if not (good := self.collect(step)):
+            return
+        scores, notes = self.judge.read(good, self.seat)
+        earned = {e.id: self.earned(e, scores) for e in good}
+        greedy = self.greedy(step, good) if c.algorithm == "remax" else {}
+        if c.algorithm == "remax":
+            self._metrics["failed_greedy"] = len({e.group for e in good} - greedy.keys())
+            good = [e for e in good if e.group in greedy]
+        if c.algorithm == "grpo":
+            paid = against_group(good, earned, self.seat, c.rewards.at_end)
+        else:
+            paid = {e.id: on_tokens(e, earned[e.id], self.seat, c.rewards.at_end) for e in good}
+        samples = build_samples(good, self.seat, {"paid": paid})  # type: ignore[dict-item]
+        fills = {"old": Readout(""), "ref": Readout("", model=self.ref)}
+        if c.algorithm == "ppo":
+            fills["value"] = Readout("", "head", model="critic", head="value")
+            fills["after"] = Readout("", "head", model="critic", head="value", at="after")
+        drawn, samples = samples, self.learner.fill(samples, **fills)
+        known = {e.id: e for e in good}
+        samples = [self.credited(s, known[s.episode], greedy) for s in samples]
+        notes += annotate_turns(samples, good, self.seat, "advantage", f"{c.algorithm} of rewards at the ends of steps")
+        if c.algorithm == "ppo":
+            notes += annotate_turns(samples, good, self.seat, "value", "critic")
+        self.run.annotate(step, notes)
+        self._metrics |= sampler_gap(drawn, samples) | told(samples, earned)
+        again: dict[str, Any] = {"passes": c.passes, "minibatches": c.minibatches}
+        if c.algorithm == "remax":
+            yield Update(samples, WeightedLogp(), **again)
+            return
+        beta = c.kl if c.algorithm == "grpo" else 0.0
+        yield Update(samples, Clipped(low=c.clip, high=c.clip, beta=beta, kl="k3", ref=self.ref), **again)
+        if c.algorithm == "ppo":
+            yield Update(samples, Value(clip=c.value_clip, scale=0.5), "critic", name="critic", **again)
+
+    def earned(self, e: Episode, scores: Mapping[tuple[str, int], np.ndarray]) -> list[np.ndarray]:
+        return turn_rewards(e, self.seat, scores, self.config.rewards, self.models["policy"].tokenizer)
+
+    def credited(self, s: Sample, e: Episode, greedy: Mapping[str, float]) -> Sample:
+        """A sample with its advantages, and what a critic regresses on."""
+        c, streams = self.config, dict(s.streams)
+        on = streams["weight"] != 0
+        if c.algorithm == "grpo":
+            streams["advantage"] = spread(discounted(streams["paid"][on], 1.0), on)
+        elif c.algorithm == "remax":
+            whole = float(streams["paid"].sum())
+            streams["advantage"] = against_greedy(
+                whole, greedy[e.group], streams["old"], streams["ref"], on, c.gamma, c.kl
+            )
+        else:
+            rewards = kl_shaped(streams["paid"], streams["old"], streams["ref"], on, c.kl)[on]
+            cut = e.turns[-1].stop == "length"
+            end = float(streams["after"][on][-1]) if cut else 0.0
+            a, target = gae(rewards, streams["value"][on], c.gamma, c.lam, end)
+            streams["advantage"], streams["returns"] = spread(a, on), spread(target, on)
+            streams["old_value"], streams["value_weight"] = streams["value"], streams["weight"]
+            return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
+        return dataclasses.replace(s, streams=streams)
+
+    def greedy(self, step: int, good: Sequence[Episode]) -> dict[str, float]:
+        """By group: what the policy earns for the same start when it always takes the likeliest token."""
+        c = self.config
+        first = {e.group: e.task for e in good}
+        seats = [
+            dataclasses.replace(s, law=dataclasses.replace(s.law, temperature=0.0)) if s.name == self.seat else s
+            for s in self.table.seats
+        ]
+        protocol = self.protocol(c, self.source)
+        played = play(self.source, list(first.values()), seats, protocol, seed=c.seed, prefix=f"{step}:greedy:")
+        marked = [self.marked(e) for e in played]
+        scores, _ = self.judge.read(marked, self.seat)
+        earned = [sum(float(r.sum()) for r in self.earned(e, scores)) for e in marked]
+        return {g: r for g, r, e in zip(first, earned, played, strict=True) if not isinstance(e.outcome, Failed)}
+
+
+def spread(values: np.ndarray, on: np.ndarray) -> np.ndarray:
+    """Numbers of the written tokens among all tokens."""
+    out = np.zeros(len(on))
+    out[on] = values
+    return out
+
+
+# --- what steps earn -----------------------------------------------------------------------------------------------
+
+
+class StepJudge:
+    """Reads the score of every step off a reward model. Without one there are no scores."""
+
+    def __init__(self, lm: Any, settings: StepRewards):
+        self.lm, self.settings = lm, settings
+        if lm is not None:
+            check_classes(lm, "step", settings.classes)
+
+    def read(
+        self, episodes: Sequence[Episode], seat: str
+    ) -> tuple[dict[tuple[str, int], np.ndarray], list[Annotation]]:
+        """(episode, turn) -> a number for each of its steps, and the same as annotations."""
+        if self.lm is None:
+            return {}, []
+        s = self.settings
+        outs = step_outputs(self.lm, episodes, "step", seat)
+        raw = lambda out: out if out.ndim == 1 else out[:, max(s.classes) if s.classes else -1]
+        found = {
+            key: np.asarray(raw(out) if s.raw else class_numbers(out, s.classes), float) for key, out in outs.items()
+        }
+        source = source_of(self.lm)
+        return found, [Annotation(e, "step_score", "step", tuple(v.tolist()), i, source) for (e, i), v in found.items()]
+
+
+def open_rewards(settings: StepRewards, model: ModelConfig, tokenizer: Any) -> StepJudge:
+    if settings.model is None:
+        return StepJudge(None, settings)
+    lm = load_model(stored_model(model, settings.model).model_copy(update={"lora": None})).freeze()
+    must_share_tokenizer(lm, tokenizer, settings.model)
+    return StepJudge(lm, settings)
+
+
+def turn_rewards(
+    e: Episode, seat: str, scores: Mapping[tuple[str, int], np.ndarray], settings: StepRewards, tokenizer: Any = None
+) -> list[np.ndarray]:
+    """What each step of each turn of the seat earns. A turn that has no steps counts as one, which the reward model
+    says nothing of."""
+    s, mine = settings, [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
+    out = []
+    for i in mine:
+        spans = spans_of(e, i)
+        said = scores.get((e.id, i), np.zeros(len(spans)))
+        if s.skip:
+            said = np.where([kind in s.skip for kind in step_types(e, i, tokenizer)], 0.0, said)
+        last = None if s.right is None or i != mine[-1] else (s.right if won(e) else s.wrong)
+        out.append(step_rewards(said, s.running, s.alpha, last, s.clip))
+    return out
+
+
+def spans_of(e: Episode, turn: int) -> Sequence[tuple[int, int]]:
+    t = e.turns[turn]
+    return t.steps or ((0, len(t.tokens)),)
+
+
+def on_tokens(e: Episode, earned: Sequence[np.ndarray], seat: str, at_end: bool) -> list[np.ndarray]:
+    """The rewards of steps on the tokens of each turn: at the last token of each step, and of the last one, with
+    `at_end`, at the token that ends the turn."""
+    mine = [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
+    out = []
+    for i, values in zip(mine, earned, strict=True):
+        spans, size = list(spans_of(e, i)), len(e.turns[i].tokens)
+        if at_end:
+            spans[-1] = (spans[-1][0], size)
+        out.append(place(values, spans, size))
+    return out
+
+
+def against_group(episodes: Sequence[Episode], earned: Paid, seat: str, at_end: bool) -> dict[str, list[np.ndarray]]:
+    """The rewards of steps, each against all steps of the group, on their tokens."""
+    flat = [np.concatenate(earned[e.id]) for e in episodes]
+    normed = group_steps(flat, [e.group for e in episodes])
+    out = {}
+    for e, values in zip(episodes, normed):
+        cuts = np.cumsum([len(r) for r in earned[e.id]])[:-1]
+        out[e.id] = on_tokens(e, np.split(values, cuts), seat, at_end)
+    return out
+
+
+def told(samples: Sequence[Sample], earned: Paid) -> dict[str, float]:
+    """What steps earned, how many there were, and how far the policy is from the reference."""
+    steps = np.concatenate([r for rewards in earned.values() for r in rewards])
+    gaps = [(s.streams["old"] - s.streams["ref"])[s.streams["weight"] != 0] for s in samples]
+    return {
+        "step_reward": float(steps.mean()),
+        "steps_written": len(steps) / len(earned),
+        "answer_reward": float(np.mean([sum(float(r.sum()) for r in rewards) for rewards in earned.values()])),
+        "kl_reference": float(np.concatenate(gaps).mean()),
+    }

@@ -1,0 +1,142 @@
+"""Pairwise judgements: preferences, win rates, strengths, doubled rows; by hand, and on the released votes."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
+from trailmark.errors import DataError
+from trailmark.evaluate import pairwise as p
+
+HEAD = "plot,overall,options,texts,scifi\n"
+
+
+def file(tmp_path, *rows, head=HEAD, name="votes.csv"):
+    path = tmp_path / name
+    path.write_text(head + "".join(r + "\n" for r in rows))
+    return path
+
+
+def rows(a, b, wins, losses, ties, flag="False"):
+    won = [a] * wins + [b] * losses + ["same"] * ties
+    return [f'{w},{w},"{",".join(sorted((a, b)))}","(0, 1)",{flag}' for w in won]
+
+
+def test_counts_by_hand(tmp_path):
+    found = p.read_comparisons(file(tmp_path, *rows("rl", "base", 3, 1, 2), *rows("rl", "base", 1, 0, 0, "True")))
+    assert p.dimensions_of(found) == ["plot", "overall"] and p.subsets_of(found) == ["scifi"]
+    s = p.score(found, "rl", "base", "overall")
+    assert (s.wins, s.losses, s.ties) == (4, 1, 2)
+    assert s.preference.value == 0.8 and s.win_rate.value == pytest.approx(4 / 7)
+    assert s.p == pytest.approx(scipy.stats.binomtest(4, 5).pvalue)
+    assert p.score(found, "base", "rl", "overall").wins == 1
+    assert p.score(found, "rl", "base", "overall", "scifi").wins == 1
+    low, high = scipy.stats.binomtest(4, 5).proportion_ci(method="wilson")
+    assert (s.preference.low, s.preference.high) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_strengths_of_two_are_the_share_of_wins_and_of_three_solve_the_equations():
+    two, prior = p.strengths(np.array([[0, 13], [4, 0.0]]))
+    assert two == pytest.approx([100 * 13 / 17, 100 * 4 / 17]) and prior == 0
+    table = np.array([[0, 5, 7], [3, 0, 2], [1, 6, 0.0]])
+    s, _ = p.strengths(table)
+    for i in range(3):  # wins are what the model expects
+        expected = sum((table[i, j] + table[j, i]) * s[i] / (s[i] + s[j]) for j in range(3) if j != i)
+        assert expected == pytest.approx(table[i].sum(), abs=1e-8)
+
+
+def test_a_pair_without_a_loss_stays_finite_and_says_the_prior():
+    s, prior = p.strengths(np.array([[0, 20], [0, 0.0]]))
+    assert prior == 0.5 and s == pytest.approx([100 * 20.5 / 21, 100 * 0.5 / 21])
+    assert not p.finite(np.array([[0, 1, 1], [1, 0, 1], [0, 0, 0.0]]))
+    assert p.finite(np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0.0]]))
+
+
+def test_anova_equals_scipy():
+    draw = np.random.default_rng(0)
+    groups = [draw.normal(m, 1, n) for m, n in ((0, 9), (0.4, 12), (1, 7))]
+    want = scipy.stats.f_oneway(*groups)
+    assert p.anova(groups) == pytest.approx((want.statistic, want.pvalue), rel=1e-9)
+
+
+def test_rows_that_stand_there_twice_are_found(tmp_path):
+    each = ["a,words,3", "a,words,5", "a,words,4", "b,words,1", "b,words,1"]
+    path = file(tmp_path, *each, "a,rouge,1", "a,rouge,2", "a,rouge,1", "a,rouge,2", head="key,cat,val\n")
+    found = p.read_metrics(path)
+    assert found.doubled == (("a", "rouge"),) and list(found.values["a", "rouge"]) == [1, 2]
+    assert list(found.values["b", "words"]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rl,other,\"base,rl\",x,False", "line 2: overall is 'other', and must be base, rl or same"),
+        ("rl,rl,base,x,False", "line 2: options must name two systems"),
+        ("rl,rl,\"base,rl\",x", "line 2: has 5 columns in its first line"),
+        ("rl,rl,\"base,rl,x,False", "is no CSV"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_is_refused_with_its_line(tmp_path, text, said):
+    with pytest.raises(DataError) as error:
+        p.read_comparisons(file(tmp_path, text))
+    assert said in str(error.value).replace("votes.csv:2", "line 2")
+
+
+def test_the_command(tmp_path):
+    path = file(tmp_path, *rows("rl", "base", 13, 4, 3), *rows("rl", "sft", 5, 0, 0), *rows("base", "sft", 4, 1, 1))
+    done = CliRunner().invoke(app, ["votes", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    got = json.loads(done.output)["files"][0]
+    pair = next(r for r in got["pairs"] if {r["first"], r["second"]} == {"rl", "base"})
+    assert pair["overall"]["preference"] == pytest.approx(13 / 17) and pair["overall"]["win_rate"] == 13 / 20
+    assert got["prior"] == 0 and sum(s["value"] for s in got["strengths"].values()) == pytest.approx(100)
+    assert all(s["low"] <= s["value"] <= s["high"] for s in got["strengths"].values())
+    shown = CliRunner().invoke(app, ["votes", str(path)])
+    assert "76.5 (13-4)" in shown.output
+    assert CliRunner().invoke(app, ["votes", str(path), "--dimension", "humour"]).exit_code == 2
+
+
+GOLD = {  # preference of the overall quality in percent, win rate with ties
+    "7b": {("basesft_7b", "base7b"): (15.0, 15), ("basewr_7b", "base7b"): (66.7, 60),
+           ("basewr_7b", "basesft_7b"): (83.3, 75), ("trained_7b", "basesft_7b"): (90.0, 90),
+           ("trained_7b", "base7b"): (76.470588, 65), ("trained_7b", "basewr_7b"): (64.7, 55)},
+}  # fmt: skip
+
+
+@pytest.mark.data
+def test_the_released_votes():
+    root = Path(os.environ["TRAILMARK_DATA"]) / "stories_votes"
+    found = p.read_comparisons(root / "7b_pairwise_annotations.csv")
+    assert len(found) == 120
+    for (first, second), (preference, rate) in GOLD["7b"].items():
+        s = p.score(found, first, second, "overall_quality")
+        assert 100 * s.preference.value == pytest.approx(preference, abs=0.06)
+        assert 100 * s.win_rate.value == pytest.approx(rate)
+    s = p.score(found, "trained_7b", "base7b", "overall_quality")
+    assert 100 * s.preference.value == pytest.approx(76.470588, abs=1e-6) and round(s.p, 3) == 0.049
+    assert p.score(found, "trained_7b", "base7b", "overall_quality", "scifi").win_rate.value == 1.0
+    names = p.systems(found)
+    values, _ = p.strengths(p.wins_table(found, "overall_quality", names))
+    got = dict(zip(names, np.round(values, 1).tolist()))
+    assert got == {"base7b": 17.0, "basesft_7b": 4.3, "basewr_7b": 28.4, "trained_7b": 50.3}
+    small = p.read_comparisons(root / "3b_pairwise_annotations.csv")
+    values, _ = p.strengths(p.wins_table(small, "overall_quality", p.systems(small)))
+    assert sorted(np.round(values, 1).tolist()) == [3.2, 27.8, 29.1, 39.9]
+
+
+@pytest.mark.data
+def test_the_released_metrics():
+    found = p.read_metrics(Path(os.environ["TRAILMARK_DATA"]) / "stories_votes" / "raw_automated_metrics.csv.gz")
+    assert len(found.doubled) == 24 and {name for _, name in found.doubled} == {"rouge-l-f", "rouge-l-p"}
+    assert all(len(v) == 181 for v in found.values.values())
+    assert round(float(found.values["rl7", "rouge-l-p"].mean()), 4) == 0.3057
+    three = [found.values[k, "rouge-l-p"] for k in ("base7", "basewr7", "rl7")]
+    assert round(p.anova(three)[1], 3) == 0.027
+    assert p.anova([np.tile(g, 2) for g in three])[1] < 0.001  # with the rows twice, as released
+    small = [found.values[k, "pct_unique_tris"] for k in ("base3", "basewr3", "rl3")]
+    assert round(p.anova(small)[1], 5) == 3e-5
