@@ -283,6 +283,8 @@ def listening() -> Iterator[list[tuple[Any, int]]]:
 def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
     """Tokens of the first steps, and with the probe their seconds. Returns the samples of one step."""
     steps = min(STEPS, part.steps)
+    if getattr(method.config, "overlap", False):  # play no batch that is not measured
+        method.config = method.config.model_copy(update={"steps": steps if probe else 1})
     if probe:
         return _probe(part, method, steps)
     try:

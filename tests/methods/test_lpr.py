@@ -27,6 +27,7 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment
 from trailmark.score.values import HeadValues
 from trailmark.seats.locate import locate_value
+from trailmark.steps import step_types
 from trailmark.types import Annotation, Scored
 
 SOLVER = Path(__file__).with_name("lpr_careless.py")
@@ -250,6 +251,26 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
         assert (turn.prompt, turn.forced) == (origin.prompt, origin.tokens[: e.parent.token])
         assert turn.version == 0 and len(turn.forced + turn.tokens) <= 40
     assert summary(road, "values-1")["value 3"] == 0
+
+
+def test_worked_solutions_of_a_task_are_lessons(tmp_path):
+    """The task writes them with mistakes; the right ones are kept, cut into ReAct steps, in the policy's tokens."""
+    task = {"name": "puzzle", "options": {"level": 1, "form": "react", "errors": 0.3}}
+    more = {"seats": {}, "teacher": {"gold": True, "starts": 40}, "clean": {"split": "react", "react": "finish"}}
+    road = go(tmp_path / "run", task=task, only=["lessons"], **more)
+    lessons, told = read_segment(road.root / "lessons/all.jsonl"), summary(road, "lessons")
+    assert told["written"] == 40 == told["solutions"] + told["left out: wrong"]
+    assert told["solutions"] == len(lessons) > 10
+    for e in lessons:
+        turn = e.turns[0]
+        said = [road.tokenizer.decode(turn.tokens[a:b]) for a, b in turn.steps]
+        assert e.outcome.success and turn.text == e.task.meta["gold"] == "\n".join(said)
+        kinds = step_types(e, 0, road.tokenizer)
+        assert kinds == ["Thought"] * (len(kinds) - 1) + ["Action"] and len(kinds) >= 2
+    with pytest.raises(DataError, match="has no worked solution: name a seat teacher"):
+        go(tmp_path / "none", task={"name": "taxi"}, teacher={"gold": True, "starts": 1}, seats={}, only=["lessons"])
+    with pytest.raises(RecipeError, match="teacher.gold takes the place of the seat teacher"):
+        config(tmp_path / "both", teacher={"gold": True}, seats={"teacher": RECIPE["seats"]["policy"]})
 
 
 @pytest.mark.parametrize("speaks", ["text", "chat"])

@@ -67,6 +67,19 @@ def test_cleaning_keeps_counts_and_cuts_without_encoding_again(solutions):
     assert WORDS.decode(joined[0].turns[0].prompt) == "shown\n"
 
 
+def test_a_cleaner_may_say_why(solutions):
+    from trailmark.tasks.logic.clean import clean
+
+    said = ["Thought 1: so\nAction 1: Finish[The answer is A.]\nContext:\nmore", "Thought 1: so\nAction 1: look",
+            "Action 1: Finish[The answer is A.]\nAction 2: Finish[The answer is B.]"]  # fmt: skip
+    good, out = cleaned(solutions([("q\n", text, 1) for text in said]), clean, split="react")
+    assert out == {"no finish": 1, "several finishes": 1}
+    (turn,) = good[0].turns
+    assert turn.text == "Thought 1: so\nAction 1: Finish[The answer is A.]" and turn.tokens[-1] == WORDS.eos_token_id
+    steps = [WORDS.decode(turn.tokens[a:b]) for a, b in turn.steps]
+    assert steps == ["Thought 1: so", "Action 1: Finish[The answer is A.]"]
+
+
 def test_answers_of_a_chat_server_are_encoded_in_tokens_of_the_policy(solutions):
     e = solutions(ROWS)[0]
     said = replace(e, turns=(Turn("teacher", (), (1, 2), text="a\nb\nend", reward=1.0, action="a\nb\nend"),))

@@ -5,15 +5,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from trailmark import formats
 from trailmark.config import ModelConfig, resolve
+from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, ModelError, RecipeError
 from trailmark.evaluate.searched import load_values
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod, read_answers
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.rollout.play import Seat
+from trailmark.rollout.search_episodes import best_by_value
 from trailmark.run_async import wait
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics
@@ -181,3 +185,41 @@ def test_long_answers_are_left_out_and_counted(solutions):
     _, skipped = read_answers(c, [str(solutions / "scored.jsonl")], WORDS, 12)
     rows, none = read_answers(c, [str(solutions / "scored.jsonl")], WORDS, 64)
     assert none == {} and skipped == {"too_long": 8} and len(rows) == 16  # 'good' is one letter longer than 'bad'
+
+
+def test_step_scores_do_not_depend_on_padding_or_packing(solutions, make_lm):
+    """In padded rows, packed rows and a tree each step reads as in its answer alone, padded on either side."""
+    lm = make_lm("llama", dtype=torch.float64)
+    lm.add_head("step", 4, zero=False, seed=1)
+    found = formats.read("episodes", solutions / "labelled.jsonl", None).episodes
+    alone = {e.id: step_outputs(lm, [e])[e.id, 0] for e in found}
+    for shape in ("rows", "flat", "tree", "fixed"):
+        outs = step_outputs(lm, found, shape=shape)
+        for e in found:
+            assert outs[e.id, 0] == pytest.approx(alone[e.id], abs=1e-5)
+    row, turn = found[0].sequence(0), found[0].turns[0]
+    ends = [len(row) - len(turn.tokens) + end - 1 for _, end in turn.steps]
+    lm.base.set_attn_implementation("sdpa")
+    for left in (0, 5):
+        ids = torch.tensor([[0] * left + list(row) + [0] * (5 - left)])
+        mask = torch.tensor([[0] * left + [1] * len(row) + [0] * (5 - left)])
+        place = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            out = lm.base(ids, attention_mask=mask, position_ids=place, output_hidden_states=True)
+        read = (out.hidden_states[-1][0] @ lm.heads["step"].weight.T)[[left + at for at in ends]]
+        assert read.detach().numpy() == pytest.approx(alone[found[0].id], abs=1e-5)
+
+
+def test_the_best_of_several_answers_is_chosen_over_all_steps(solutions):
+    """A reward model that is read over steps judges an answer by all of them, not by its end alone."""
+    read = {"classes": [2, 3], "over": "product"}
+    c = config(solutions, data=str(solutions / "labelled.jsonl"), steps=10, batch=16, read=read)
+    launch(RewardModelMethod, c)
+    values = load_values(solutions / "run", WORDS, dtype="float64")
+    found = formats.read("episodes", solutions / "labelled.jsonl", None).episodes[:2]
+    seat = Seat("policy", ScriptedEngine(lambda prompt, draw: "", WORDS))
+    (best,) = best_by_value(found, values, seat)
+    outs = step_outputs(values.lm, found)
+    products = {e.id: math.prod(class_numbers(outs[e.id, 0], [2, 3])) for e in found}
+    assert best.id == max(products, key=products.get)
+    assert best.info["search"]["score"] == pytest.approx(products[best.id], abs=1e-9)

@@ -663,8 +663,9 @@ class LprGiven(Config):
 
 
 class LprTeacher(Config):
-    """Who writes the first solutions. The seat `teacher` is sampled, and its right solutions are imitated."""
+    """Who writes the first solutions: the seat `teacher`, or the task itself. The right ones are imitated."""
 
+    gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
     starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
@@ -686,6 +687,11 @@ class LprClean(Config):
     """Which solutions are kept, and how they are cut into steps."""
 
     split: Split = Field("newline", description="how a solution is cut into steps")
+    react: Literal["any", "finish", "strict"] = Field(
+        "any",
+        description="finish: one line with Finish[The answer is …], the last; strict: lines that name no step are also "
+        "put behind the one before, and short steps are left out",
+    )
     clean: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="package.module:function or file.py:function: text -> cleaned text, or None to drop it"
     )
@@ -837,6 +843,8 @@ class LprRecipe(RunConfig):
         for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
             if wrong := [i for i in shards or () if i not in known]:
                 raise ValueError(f"{key}: there is no shard {wrong[0]}: states.shards is {self.states.shards}")
+        if self.teacher.gold and "teacher" in self.seats:
+            raise ValueError("teacher.gold takes the place of the seat teacher: leave one of them out")
         if unknown := sorted(set(self.seats) - {"policy", "teacher"}):
             raise ValueError(f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy and teacher")
         return self

@@ -26,14 +26,16 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark import formats
 from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.formats import lpr as records
+from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.functions import load_function
 from trailmark.memory import need_rows
 from trailmark.methods import lpr_pairs, lpr_states
@@ -60,6 +62,8 @@ from trailmark.seats.table import Table, check_servers
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.logic.clean import STRICT, Cleaning
+from trailmark.tasks.logic.clean import clean as react_clean
 from trailmark.types import Annotation, Episode, Task
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
@@ -99,6 +103,13 @@ class LprMethod(Method):
     def check(cls, config: LprRecipe) -> list[str]:
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]
+
+    @classmethod
+    def trainings(cls, config: LprRecipe) -> list[tuple[str, type[Method], Any]]:
+        raise RecipeError(
+            "a plan needs the data, which the stages of lpr make themselves: plan its trainings as methods "
+            "reward_model, preference and step_rl, with their data"
+        )
 
     @classmethod
     def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:
@@ -154,8 +165,11 @@ class Road:
     def ends_with(self, k: int) -> str:
         """The training that ends round k; of round 0, the one before the first round."""
         if k == 0:
-            return "sft" if "teacher" in self.config.seats else ""
+            return "sft" if self.taught() else ""
         return f"rl-{k}" if self.config.rl is not None else f"policy-{k}"
+
+    def taught(self) -> bool:
+        return "teacher" in self.config.seats or self.config.teacher.gold
 
     def last(self, k: int) -> str:
         return self.ends_with(k)
@@ -197,7 +211,7 @@ class Road:
 
     def stages(self) -> list[Stage]:
         c, out = self.config, list[Stage]()
-        if "teacher" in c.seats:
+        if self.taught():
             out += [self.lessons(), self.imitation()]
         for k in range(1, c.steps + 1):
             given = c.given if k == 1 else type(c.given)()
@@ -270,30 +284,26 @@ class Road:
 
         def make(folder: Path) -> Any:
             source = self.source()
-            table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
-            table.bind(source)
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
-            starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-            made = collect_starts(folder / "written.jsonl", source, starts, seats)
+            if c.teacher.gold:
+                made = [worked(source, task, self.tokenizer) for task in tasks]
+            else:
+                table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
+                table.bind(source)
+                starts = start_all(tasks, c.teacher.n, c.seed, "0:")
+                made = collect_starts(folder / "written.jsonl", source, starts, seats)
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
-            if not right:
-                raise DataError(
-                    f"stage 'lessons': none of the teacher's {len(made)} solutions is right and clean: {dict(out)}."
-                )
-            formats.write("episodes", folder / "all.jsonl", right, None)
             out["wrong"] += len(good) - len(right)
+            if not right:
+                raise DataError(f"stage 'lessons': none of {len(made)} solutions is right and clean: {_said(out)}.")
+            formats.write("episodes", folder / "all.jsonl", right, None)
             return {"solutions": len(right), "written": len(made)}, out
 
         settings = {
-            "task": c.task,
-            "teacher": c.teacher,
-            "seat": c.seats["teacher"],
-            "clean": c.clean,
-            "seed": c.seed,
-            "sampling": c.sampling,
-            "split": c.sample.split,
-        }
+            "task": c.task, "teacher": c.teacher, "clean": c.clean, "seed": c.seed, "split": c.sample.split,
+            **({} if c.teacher.gold else {"seat": c.seats["teacher"], "sampling": c.sampling}),
+        }  # fmt: skip
         return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
 
     def imitation(self) -> Stage:
@@ -379,6 +389,8 @@ class Road:
     def usable(self, episodes: Sequence[Episode], source: Any) -> tuple[list[Episode], Counter[str]]:
         c = self.config.clean
         cleaner = load_function(c.clean, "clean.clean")[0] if c.clean else None
+        if cleaner is None and c.react != "any":
+            cleaner = partial(react_clean, rules=STRICT if c.react == "strict" else Cleaning())
         return lpr_states.clean_all(episodes, c, self.tokenizer, SEAT, partial(self.shown, source), cleaner)
 
     def cleaned(self, k: int) -> Stage:
@@ -806,7 +818,18 @@ class Road:
         return recipe.model_validate({**base, **given})
 
 
-# --- completions ---------------------------------------------------------------------------------------------------
+# --- lessons and completions ---------------------------------------------------------------------------------------
+
+
+def worked(source: Any, task: Task, tokenizer: Any) -> Episode:
+    """A task's own worked solution as an episode of the policy."""
+    if not isinstance(gold := task.meta.get("gold"), str):
+        raise DataError(f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead.")
+    world = source.make()
+    shown = world.reset(task).text
+    step = world.step(gold)
+    turn = replace(plain(Reader(tokenizer, SEAT, Starts()), shown, gold), action=gold, reward=step.paid()[0])
+    return Episode(f"0:{task.id}/0", task, f"0:{task.id}", (turn,), {"self": step.outcome}, step.terminated)
 
 
 def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:

@@ -26,7 +26,7 @@ from trailmark.score.classes import class_numbers, over_steps
 from trailmark.steps import mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
 
-Cleaner = Callable[[str], str | None]
+Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
 Place = tuple[str, int, int]  # episode, turn, token: a state
 
 # --- cleaning ------------------------------------------------------------------------------------------------------
@@ -66,9 +66,12 @@ def _cleaned(
     turn = next((t for t in reversed(e.turns) if t.tokens or t.text), None)
     if turn is None or not turn.text.strip():
         return "empty", None
-    text = turn.text if cleaner is None else cleaner(turn.text)
+    said = turn.text if cleaner is None else cleaner(turn.text)
+    text, why = (said[0], said[1]) if isinstance(said, tuple) else (said, "")
     if text is None or not text.strip():
-        return "not clean", None
+        return why or "not clean", None
+    if (lead := turn.text[: len(turn.text) - len(turn.text.lstrip(" "))]) and not text.startswith(lead):
+        text = lead + text  # behind a prompt that ends with "Thought 1:" a blank is part of the answer
     if len(e.turns) > 1 and (text != turn.text or not turn.prompt):
         raise DataError(
             f"episode '{e.id}' has {len(e.turns)} turns: only an answer of one turn can be cleaned or encoded anew."
