@@ -18,6 +18,7 @@ from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
+from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
@@ -152,6 +153,7 @@ def tasks(
 app.command()(convert)
 app.add_typer(data)
 app.add_typer(lpr)
+app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
 app.command()(serve)

@@ -59,7 +59,8 @@ def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
     made = []
     for value in dict.fromkeys(values.split(",")):
         word, _, split = value.partition("@")
-        made.append((f", {key}={value}", replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)))
+        one = replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)
+        made.append((f", {key}={value}", one))
     return made
 
 

@@ -14,7 +14,7 @@ from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Held, Method, reference_held
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -25,7 +25,7 @@ from trailmark.rollout.play import play
 from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.seats.config import trained_seats
+from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
@@ -159,6 +159,18 @@ class PolicyGradientMethod(Method):
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """Every model at the table, and the reference if the objective reads one."""
+        found: list[Held] = []
+        for name, seat in cls.seats_of(config).items():
+            if isinstance(seat, LocalSeat) and seat.trained:
+                found.append(Held(name, config.model, config.learner.optim, seat.engine))
+            elif isinstance(seat, LocalSeat) and seat.model is not None:
+                found.append(Held(name, seat.model, None, seat.engine))
+        refers = getattr(get_objective(config.objective), "beta", 0)
+        return [*found, *(reference_held(config.model) if refers else [])]
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics

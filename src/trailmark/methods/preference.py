@@ -22,21 +22,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from trailmark.errors import DataError
+from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import Row, each
 from trailmark.formats.scored import SIDES, tie_pairs
 from trailmark.learn.learner import Update
+from trailmark.methods.base import Held
 from trailmark.methods.configs import PAIRED, PreferenceRecipe
-from trailmark.methods.offline import OfflineMethod, successes, won
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.offline import OfflineMethod, Trajectories, won
 from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
 from trailmark.samples import build_samples, pair
 from trailmark.types import Episode, Sample
 
 Pair = tuple[Episode, Episode]
+T = TypeVar("T")
 
 
 class PreferenceMethod(OfflineMethod):
@@ -45,33 +49,34 @@ class PreferenceMethod(OfflineMethod):
     def make_reference(self) -> str:
         return "" if self.config.objective == "rejection" else super().make_reference()
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows to train on: pairs, successes, or all trajectories."""
         c = config
         if c.pair_file:
             return listed_pairs(episodes, c.pair_file, c.seat)
         if c.objective in PAIRED:
-            given = c.format == "pairs" or all("pair" in e.info for e in episodes)
-            made = stored_pairs(episodes) if given else preference_pairs(episodes, c.pairs, c.seed)
-            groups = 0 if given else len(by_group(episodes)) - len({a.group for a, _ in made})
-            if not made:
+            given = c.format == "pairs" or min(episodes.pair) >= 0
+            made = places_of_stored(episodes) if given else places_of_pairs(episodes, c.pairs, c.seed)
+            groups = 0 if given else len(episodes.group_names) - len({episodes.group[a] for a, _ in made})
+            if not len(made):
                 raise DataError(
                     "no prompt has both a success and a failure: there are no pairs to learn from.", c.files[0]
                 )
-            return made, {"groups_of_one_kind": groups} if groups else {}
+            both = OnDemand(len(made), lambda k: (episodes[made[k][0]], episodes[made[k][1]]))
+            return both, {"groups_of_one_kind": groups} if groups else {}
+        good = np.flatnonzero(episodes.won)
+        bad = len(episodes) - len(good)
         if c.objective == "rejection":
-            won = successes(episodes)
-            if not won:
+            if not len(good):
                 raise DataError("has no successful trajectory to imitate.", c.files[0])
-            return won, {"lost": len(episodes) - len(won)} if len(won) < len(episodes) else {}
-        good = len(successes(episodes))
-        if 0 < c.desirable * good < c.undesirable * (bad := len(episodes) - good):
+            return OnDemand(len(good), lambda k: episodes[int(good[k])]), {"lost": bad} if bad else {}
+        if 0 < c.desirable * len(good) < c.undesirable * bad:
             warnings.warn(
-                f"objective kto: {bad} failures outweigh {good} successes, which can lower the probability of all "
-                f"that the model writes; undesirable={c.desirable * good / bad:.2g} balances them",
+                f"objective kto: {bad} failures outweigh {len(good)} successes, which can lower the probability of all "
+                f"that the model writes; undesirable={c.desirable * len(good) / bad:.2g} balances them",
                 stacklevel=2,
             )
-        return list(episodes), {}
+        return episodes, {}
 
     def make_objective(self) -> Objective:
         c = self.config
@@ -83,30 +88,62 @@ class PreferenceMethod(OfflineMethod):
         return Pairwise(loss="sigmoid" if c.objective == "dpo" else c.objective, beta=beta, smooth=c.smooth)
 
     def updates(self, step: int) -> Iterator[Update]:
-        c = self.config
-        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
-        make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
-        pairs = partial(pair_samples, per=c.per)
-        samples = make.get(c.objective, pairs)(chosen, c.seat)
+        samples = self.drawn(step)
         if self.ref:
             samples = self.learner.fill(samples, ref=Readout("", model=self.ref, law=False))
         yield Update(samples, self.objective)
+
+    def drawn(self, step: int) -> list[Sample]:
+        c = self.config
+        make: dict[str, Any] = {"rejection": answer_samples, "kto": labelled_samples}
+        return make.get(c.objective, partial(pair_samples, per=c.per))(self.batches.take(step), c.seat)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """Rejection sampling has no reference."""
+        return [h for h in super().holds(config) if h.name != "ref" or config.objective != "rejection"]
 
 
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 
+def places_of_pairs(episodes: Trajectories, cap: int | None = None, seed: int = 0) -> np.ndarray:
+    """`preference_pairs` as places in `episodes`, without reading them."""
+    members: dict[int, list[int]] = {}
+    for i, g in enumerate(episodes.group):
+        members.setdefault(g, []).append(i)
+    names = list(episodes.group_names)
+    found = (pairs_of_group(m, [episodes.won[i] for i in m], names[g], cap, seed) for g, m in members.items())
+    return np.array([place for both in found for place in both], np.int64).reshape(-1, 2)
+
+
 def preference_pairs(episodes: Sequence[Episode], cap: int | None = None, seed: int = 0) -> list[Pair]:
     """All pairs of a success and a failure of the same group, or `cap` of them, drawn without replacement. A group with
     only successes or only failures gives no pairs."""
-    out: list[Pair] = []
-    for name, group in by_group(episodes).items():
-        good, bad = [e for e in group if won(e)], [e for e in group if not won(e)]
-        pairs = list(product(good, bad))
-        if cap is not None and len(pairs) > cap:
-            pairs = random.Random(f"pairs {seed} {name}").sample(pairs, cap)
-        out += pairs
-    return out
+    groups = by_group(episodes).items()
+    return [p for name, group in groups for p in pairs_of_group(group, [won(e) for e in group], name, cap, seed)]
+
+
+def pairs_of_group(
+    group: Sequence[T], won: Sequence[bool | int], name: str, cap: int | None, seed: int
+) -> list[tuple[T, T]]:
+    good, bad = ([e for e, w in zip(group, won) if bool(w) == kind] for kind in (True, False))
+    pairs = list(product(good, bad))
+    if cap is not None and len(pairs) > cap:
+        return random.Random(f"pairs {seed} {name}").sample(pairs, cap)
+    return pairs
+
+
+def places_of_stored(episodes: Trajectories) -> np.ndarray:
+    """`stored_pairs` as places in `episodes`, without reading them."""
+    pair, side = np.array(episodes.pair, np.int64), np.array(episodes.side)
+    whole = np.flatnonzero(np.bincount(pair[pair >= 0])[pair] == 2 if (pair >= 0).any() else pair >= 0)
+    first: dict[int, list[int]] = {}
+    for i in whole.tolist():
+        first.setdefault(pair[i], [-1, -1])[side[i]] = i
+    if (pair < 0).any() or (side[whole] < 0).any() or any(-1 in both for both in first.values()):
+        stored_pairs(episodes)  # says which one is no side of a pair, or lacks its other side
+    return np.array(list(first.values()), np.int64).reshape(-1, 2)
 
 
 def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:

@@ -24,10 +24,10 @@ from trailmark.errors import DataError, ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.offline import won
 from trailmark.methods.preference import Pair, listed_pairs, preference_pairs, stored_pairs
-from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout

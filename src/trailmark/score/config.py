@@ -70,6 +70,7 @@ class LikelihoodJudgeConfig(_JudgeConfig):
         "{prompt}", description="template of the context without the answer; {KEY} of the row may be used"
     )
     plan: str = Field("{prompt}{answer}", description="template of the context with the answer")
+    empty: str | None = Field(None, description="template used in place of `plan` if nothing is left of the answer")
     markers: list[str] = Field([], description="markers; only the part of the answer after the last of each is used")
     tokens: Literal["text", "turn", "template"] = Field(
         "turn",

@@ -219,6 +219,8 @@ class LikelihoodJudge(Judge):
         self._shared = cache or c.cache
         self.scorer = TextScorer(reader, self._shared)
         settings = c.model_dump(mode="json", exclude={"success", "model", "cache"})
+        if c.empty is None:
+            del settings["empty"]  # judges of runs from before this key keep their fingerprint
         self.earlier = (digest(json.dumps([reader.name, settings])),)
         self.fingerprint = digest(json.dumps([_weights_of(reader), settings]))  # the path of the weights does not count
 
@@ -238,7 +240,8 @@ class LikelihoodJudge(Judge):
                 )
             plan = replace(play, answer=after_markers(play.answer, c.markers))
             before.append((self._context(c.context, play), gold))
-            after.append((self._context(c.plan, plan), gold))
+            template = c.plan if c.empty is None or plan.answer.strip() else c.empty
+            after.append((self._context(template, plan), gold))
         base = self.scorer.likelihoods(before, c.tokens)
         rows = [gold_row(self.scorer.lm.tokenizer, context, gold, c.tokens) for context, gold in after]
         now = likelihoods(self.scorer.lm, rows)

@@ -26,28 +26,34 @@ from trailmark.types import Task
 class Prompts(TaskSource):
     """path   a file of JSON lines
     test   share of the prompts in split "test", at least one. The prompts themselves decide, so the order of the lines
-           does not matter. If rows have a `split`, it is used instead.
+           does not matter. If rows have a `split`, it is used instead: "train", "val" or "test".
+    val    a second file, whose rows are split "val"; empty: none
     chat   whether a prompt that is a text becomes a message of the user
     and, as for every task that cannot judge itself, `reward`: the judge, for example `my_file.py:score`
 
-    Splits are "train", "test" and "all". `n=None` gives a split in the order of the file. Otherwise `n` rows of it are
-    drawn by seed, each once (all of them, if there are fewer)."""
+    Splits are "train", "val", "test" and "all". `n=None` gives a split in the order of the file. Otherwise `n` rows of
+    it are drawn by seed, each once (all of them, if there are fewer)."""
 
     name = "prompts"
     markov = True
     judged = True
 
-    def __init__(self, path: str, test: float = 0.1, chat: bool = False):
+    def __init__(self, path: str, test: float = 0.1, chat: bool = False, val: str = ""):
         if not 0 <= test < 1:
             raise TaskError(f"task 'prompts' needs 0 <= test < 1, not {test}.")
         self.path, self.test, self.chat = Path(path), test, chat
         self.judge: Judge | None = None
         self.rows = read_prompts(self.path)
         self.splits = self._split()
+        for t in read_prompts(Path(val)) if val else ():
+            if t.id in self.splits:
+                raise DataError(f"row '{t.id}' is in {self.path} too.", val)
+            self.rows.append(t)
+            self.splits[t.id] = "val"
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
-        if split not in ("train", "test", "all"):
-            raise TaskError(f"task 'prompts' has the splits train, test and all, not '{split}'.")
+        if split not in ("train", "val", "test", "all"):
+            raise TaskError(f"task 'prompts' has the splits train, val, test and all, not '{split}'.")
         found = [t for t in self.rows if split in ("all", self.splits[t.id])]
         if not found:
             raise TaskError(f"{self.path} has no row for split '{split}': give it more rows, or change test.")
@@ -61,8 +67,10 @@ class Prompts(TaskSource):
     def _split(self) -> dict[str, str]:
         if any("split" in t.data for t in self.rows):
             said = {t.id: t.data.get("split", "train") for t in self.rows}
-            if wrong := next((i for i, s in said.items() if s not in ("train", "test")), None):
-                raise DataError(f"row '{wrong}' has split {said[wrong]!r}: it must be 'train' or 'test'.", self.path)
+            if wrong := next((i for i, s in said.items() if s not in ("train", "val", "test")), None):
+                raise DataError(
+                    f"row '{wrong}' has split {said[wrong]!r}: it must be 'train', 'val' or 'test'.", self.path
+                )
             return said
         keys = {
             t.id: hashlib.sha256(json.dumps(t.data["prompt"], sort_keys=True).encode()).hexdigest() for t in self.rows

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -208,3 +210,12 @@ def test_evaluation_has_the_mean_true_value(tmp_path):
     assert gold.make("puzzle", tmp_path / "g.jsonl", {"level": 2}, 3, "train", 0) == 3
     rows = [json.loads(line) for line in (tmp_path / "g.jsonl").read_text().splitlines()]
     assert [r["prompt"] for r in rows] == [puzzle_of(t).text for t in source.tasks("train", 3, 0)]
+
+
+def test_the_example_of_the_docs(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "logic.md").read_text()
+    code, printed = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.S).groups()
+    exec(compile(code, "docs/logic.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+    for level, (length, ups) in LEVELS.items():
+        assert f"| {level} | {length} | {ups} | {length + ups + 7} |" in page
