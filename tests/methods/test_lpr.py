@@ -173,6 +173,22 @@ def test_a_rerun_does_nothing_and_a_change_makes_what_it_concerns(made, tmp_path
         go(root, resume=True)
 
 
+def test_questions_may_be_barred_and_states_are_mixed_in_at_a_ratio(made, tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(made.root, root)
+    lines = lambda r: [json.loads(line) for line in (r.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
+    known = {e.id: e.task.id for e in made.solved(1)}
+    one = next(known[p["chosen"]] for p in lines(made) if p["kind"] == "process")
+    (tmp_path / "barred.json").write_text(json.dumps([one]))
+    barred = {**RECIPE["pairs"], "exclude": str(tmp_path / "barred.json"), "states": {"margin": 0.0001, "ratio": 0.5}}
+    road = go(root, resume=True, only=["pairs-1"], pairs=barred)
+    allowed = [p for p in lines(made) if p["kind"] == "outcome" or known[p["chosen"]] != one]
+    whole = [p for p in lines(road) if p["kind"] != "state"]
+    assert whole == allowed and len(lines(made)) > len(allowed)
+    states = [p for p in lines(road) if p["kind"] == "state"]
+    assert len(states) == len(whole) // 2 and all("chosen_end" in p and "rejected_end" in p for p in states)
+
+
 def test_only_what_is_needed_is_made(tmp_path):
     names = lambda **more: [
         s.name.removesuffix("-1") for s in Road(config(tmp_path / "x", **more), Run(tmp_path / "x")).stages()

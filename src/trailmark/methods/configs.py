@@ -756,6 +756,7 @@ class LprAccept(Config):
 
 class LprStatePairs(Config):
     best_of: PositiveInt = Field(10, description="states of a question that are chosen")
+    ratio: float | None = Field(None, gt=0, description="most of them for each pair of whole answers; none: all")
     margin: float = Field(0.5, ge=0, description="a chosen one is worth more than the other by more than this")
 
 

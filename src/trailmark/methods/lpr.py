@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -654,7 +655,10 @@ class Road:
                         name, answers, c.pairs, {name} if ids[name] in barred or name in barred else ()
                     )
             if c.pairs.states is not None:
-                made += self.state_pairs(episodes, outputs)
+                partial_ones = self.state_pairs(episodes, outputs)
+                ratio = c.pairs.states.ratio
+                most = None if ratio is None else math.floor(ratio * len(made))
+                made += lpr_pairs.some_of(partial_ones, most, random.Random(f"states {c.pairs.seed}"))
             if not made:
                 raise DataError(
                     f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "

@@ -149,6 +149,13 @@ def state_pairs(states: Sequence[Answer], best_of: int, margin: float) -> list[C
     return margin_pairs(best(known, best_of), known, margin, "state")
 
 
+def some_of(pairs: Sequence[Chosen], most: int | None, draw: random.Random) -> list[Chosen]:
+    """At most so many of the pairs, drawn by chance and in their order."""
+    if most is None or len(pairs) <= most:
+        return list(pairs)
+    return [pairs[i] for i in sorted(draw.sample(range(len(pairs)), most))]
+
+
 def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Chosen]:
     """Continuations of one state: right ones above wrong ones, or, with a margin, by what their step is worth."""
     if margin is not None:
