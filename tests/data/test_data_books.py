@@ -3,7 +3,11 @@
 import asyncio
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from data_fixtures import rows as lines
@@ -249,3 +253,42 @@ def test_mistakes_of_the_command(tmp_path):
     assert list(lines(tmp_path / "o/rows.jsonl")[0]["character_sheets"]) == ["Bob"]
     (tmp_path / "bad.jsonl.gz").write_bytes(b"no gzip")
     assert "bad.jsonl.gz: cannot be read" in run([tmp_path / "bad.jsonl.gz"], tmp_path / "p", code=2)
+
+
+def test_the_skipped_chapters_are_an_option(tmp_path):
+    toy = write(tmp_path / "toy.jsonl", BOOK)
+    run([toy], tmp_path / "o", "--skip", 1)
+    assert [r["chapter_index"] for r in lines(tmp_path / "o/rows.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.kill
+@pytest.mark.parametrize("at", ["stage.begun#4", "stories.half#4", "stories.renamed#6", "stage.made#7"])
+def test_a_kill_at_any_point_leads_to_the_same_files(at, tmp_path):
+    toy = write(tmp_path / "toy.jsonl", BOOK)
+    run([toy], tmp_path / "whole")
+    words = [sys.executable, "-m", "trailmark", "data", "books", str(toy), "--out", str(tmp_path / "torn")]
+    killed = subprocess.run(words, env={**os.environ, "TRAILMARK_KILL_AT": at}, capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "torn", (".lock",)) == tree(tmp_path / "whole", (".lock",))
+
+
+@pytest.mark.data
+def test_three_real_novels(tmp_path):
+    """Rules make rows that pass the leak rule; people are found; nothing of a chapter is known before it."""
+    if "TRAILMARK_DATA" not in os.environ:
+        pytest.skip("TRAILMARK_DATA names no folder")
+    novels = Path(os.environ["TRAILMARK_DATA"]) / "novels/chapters_visible_test.jsonl.gz"
+    run([novels], tmp_path / "books")
+    made = read_rows(tmp_path / "books/rows.jsonl")
+    assert len(made) >= 60 and len({r.story_id for r in made}) == 3
+    (mystery,) = {tuple(r.character_sheets) for r in made if "red-house" in r.story_id}
+    assert set(mystery) == {"Cayley", "Antony", "Mark"}
+    done = CliRunner().invoke(
+        app, ["data", "stories", str(tmp_path / "books/rows.jsonl"), "--out", str(tmp_path / "rl")]
+    )
+    assert done.exit_code == 0, done.output
+    about = json.loads((tmp_path / "rl/statistics.json").read_text())
+    assert all(0 <= about[s]["leak"] < 0.01 and about[s]["books"] == 1 for s in ("train", "val", "test"))
+    assert all(about[s]["prompt"]["max"] <= 12000 for s in ("train", "val", "test"))

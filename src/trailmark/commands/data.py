@@ -320,6 +320,7 @@ def books(
     characters: Annotated[int, typer.Option(min=1, max=20, help="Main characters of a book.")] = 3,
     names: Annotated[Path | None, typer.Option(help="JSON: the characters of each book.")] = None,
     last: Annotated[int, typer.Option(min=1, max=100, help="Previous chapters that a row holds.")] = 1,
+    skip: Annotated[int, typer.Option(min=1, max=100, help="First and last chapters that are no targets.")] = 2,
     tokenizer: Tokenizer = "",
     key: Key = None,
     version: Version = None,
@@ -349,7 +350,7 @@ def books(
         who = open_teacher(answers)
         return Asked(who) if isinstance(who, Server) else Rules(count)
 
-    how = Plan(characters, last, tokenizer)
+    how = Plan(characters, last, skip, tokenizer)
     settings = {"kind": "books", **asdict(how), **about}
     make(out, files, how, open_writer, count, settings, names, stage or STAGES, typer.echo)
 

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.data.stories.sentences import common_run, main_names
-from trailmark.data.stories.setup import Filters, write_lines
+from trailmark.data.stories.setup import write_lines
 from trailmark.data.stories.writer import QUESTIONS, Writer
 from trailmark.data.teacher import TeacherFailed, run_limited
 from trailmark.errors import DataError, TrailmarkError, nearest
@@ -36,13 +36,11 @@ from trailmark.formats.rows import Row, parse_line
 from trailmark.progress import Progress
 from trailmark.run_async import wait
 from trailmark.runs.stages import Stage
-from trailmark.tasks.stories.prompts import pieces, reasoning
 from trailmark.tasks.stories.rows import StoryRow, content_id
 
 STAGES = ("chapters", "synopses", "summaries", "facts", "verify", "sheets", "rows")
 VERBATIM, SHARE = 200, 0.8  # shorter sources are kept as they are; a summary has at most this share of its source
 MOST_SUMMARY, MOST_SHEET = 4096, 2048  # tokens
-SKIPPED = 2  # first and last chapters that are no targets
 OVERLAP = 0.8  # of a split sentence that must stand in the original one
 KEPT = 5  # the rating of a fact that is kept
 
@@ -53,10 +51,11 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How rows are made. `characters` is the number of main characters of a book. `last` is how many previous chapters
-    a row holds."""
+    a row holds. The first `skip` chapters and the last ones are no targets."""
 
     characters: int = 3
     last: int = 1
+    skip: int = 2
     tokenizer: str = ""
 
 
@@ -69,8 +68,8 @@ class Book:
     characters: tuple[str, ...]
     chapters: tuple[tuple[str, str], ...]
 
-    def targets(self) -> range:
-        return range(SKIPPED, len(self.chapters) - SKIPPED)
+    def targets(self, skip: int) -> range:
+        return range(skip, len(self.chapters) - skip)
 
 
 def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Sequence[str]] | None = None) -> list[Book]:
@@ -141,14 +140,14 @@ def _stages(place: DataFolder, work: _Work, paths: Sequence[Path], characters: P
         files["characters"] = characters
     chapters = partial(work.chapters, paths, characters)
     return [
-        place.stage("chapters", chapters, ["chapters.jsonl"], [], ["characters"], files),
+        place.stage("chapters", chapters, ["chapters.jsonl"], [], ["characters", "skip"], files),
         place.stage("synopses", work.synopses, ["synopses.jsonl"], ["chapters.jsonl"], says),
         place.stage("summaries", work.summaries, ["summaries.jsonl"], ["chapters.jsonl", "synopses.jsonl"], says),
         place.stage("facts", work.facts, ["facts.jsonl"], ["chapters.jsonl"], says),
         place.stage("verify", work.verify, ["verified.jsonl"], ["chapters.jsonl", "facts.jsonl"], says),
-        place.stage("sheets", work.sheets, ["sheets.jsonl"], ["chapters.jsonl", "verified.jsonl"], says),
+        place.stage("sheets", work.sheets, ["sheets.jsonl"], ["chapters.jsonl", "verified.jsonl"], (*says, "skip")),
         place.stage("rows", work.rows, ["rows.jsonl"],
-                    ["chapters.jsonl", "synopses.jsonl", "summaries.jsonl", "sheets.jsonl"], ["last"]),
+                    ["chapters.jsonl", "synopses.jsonl", "summaries.jsonl", "sheets.jsonl"], ["last", "skip"]),
     ]  # fmt: skip
 
 
@@ -185,14 +184,14 @@ class _Work:
     def chapters(self, paths: Sequence[Path], characters: Path | None) -> Counts:
         counts, kept = Counts(), []
         for book in read_books(paths, self.plan.characters, read_characters(characters)):
-            if not book.targets():
-                counts.left_out[f"books with fewer than {2 * SKIPPED + 1} chapters"] += 1
+            if not book.targets(self.plan.skip):
+                counts.left_out[f"books with fewer than {2 * self.plan.skip + 1} chapters"] += 1
                 continue
             kept.append(asdict(book))
             counts.kept["books"] += 1
             counts.kept["chapters"] += len(book.chapters)
         if not kept:
-            raise DataError(f"no book has {2 * SKIPPED + 1} chapters: there is no target.", paths[0])
+            raise DataError(f"no book has {2 * self.plan.skip + 1} chapters: there is no target.", paths[0])
         self.write("chapters", [{"book": b.pop("name"), **b} for b in kept])
         return counts
 
@@ -275,7 +274,7 @@ class _Work:
             for name in b.characters:
                 mine = [f for f in facts if f["book"] == b.name and f["character"] == name]
                 mine.sort(key=lambda f: f["chapter"])  # stable: the order of questions stays
-                for k in b.targets():
+                for k in b.targets(self.plan.skip):
                     known = dict.fromkeys(f["sentence"] for f in mine if f["chapter"] < k)
                     if known:
                         items.append((b.name, name, k, "\n".join(known)))
@@ -297,7 +296,7 @@ class _Work:
         summaries = {(r["book"], r["upto"]): r["text"] for r in self.read("summaries")}
         sheets = {(r["book"], r["character"], r["upto"]): r["text"] for r in self.read("sheets")}
         for b in self.books():
-            for k in b.targets():
+            for k in b.targets(self.plan.skip):
                 known = {name: sheets.get((b.name, name, k), "") for name in b.characters}
                 synopsis, so_far, whole = (
                     synopses.get((b.name, k)), summaries.get((b.name, k)), summaries.get((b.name, len(b.chapters)))
@@ -315,9 +314,6 @@ class _Work:
                     "\n".join(f"{h}\n\n{t}" if h else t for h, t in before), self.plan.last, so_far, whole, known,
                     synopsis, header, k, b.name, b.split,
                 )  # fmt: skip
-                if why := Filters().refuses(row, reasoning(pieces(row))):
-                    counts.left_out[f"rows {why}"] += 1
-                    continue
                 rows.append(row.plain())
         if not rows:
             why = "; ".join(f"{n} {reason}" for reason, n in sorted(counts.left_out.items()))
