@@ -10,6 +10,7 @@ completions at the same time. They draw the same tokens, which is checked; how m
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,19 @@ class OneAnswer(TaskSource, World):
 class Again(LocalEngine):
     """Computes a prompt for each that asks, also where another asks for the same."""
 
-    def _prefill_part(self, part: Any, width: int, askers: Any) -> None:
-        every = [(prompt, one) for prompt, who in zip(part, askers) for one in who]
-        rows = self.prefill_rows(width)
-        for i in range(0, len(every), rows):
-            piece = every[i : i + rows]
-            super()._prefill_part([p for p, _ in piece], width, [[one] for _, one in piece])
+    def _prefill(self) -> None:
+        left, later = deque(self._waiting), deque[Any]()
+        while left:
+            now, rest = dict[Any, Any](), deque[Any]()
+            for asked in left:  # of equal prompts one at a time
+                if asked[0].prompt in now:
+                    rest.append(asked)
+                else:
+                    now[asked[0].prompt] = asked
+            self._waiting, left = deque(now.values()), rest
+            super()._prefill()
+            later += self._waiting
+        self._waiting = later
 
 
 def states(lm: LM, count: int) -> list[Point]:
@@ -71,9 +79,7 @@ def states(lm: LM, count: int) -> list[Point]:
 def completions(size: str, count: int, k: int, repeats: int) -> None:
     tokenizer = tiny_tokenizer()
     lm = LM(build(tiny_config("llama", vocab=len(tokenizer), context=256, **SHAPES[size]), 0), tokenizer, size)
-    ours, again = (
-        kind(lm, slots=min(64, count * k), max_len=256, fixed=False) for kind in (LocalEngine, Again)
-    )
+    ours, again = (kind(lm, slots=min(64, count * k), max_len=256, fixed=False) for kind in (LocalEngine, Again))
     law = SamplingLaw(min_tokens=10_000, stop_ids=(0,))
     starts = branch_starts(states(lm, count), k, seed=1)
 

@@ -16,6 +16,7 @@ ALONE = {"name", "ours", "unit", "device", "versions", "commit"}
 FIELDS = {"name", "ours", "peer", "peer_name", "ratio", "unit", "device", "versions", "commit", "repeats", "spread"}
 TITLES = {
     "answers": "Answer checking",
+    "data": "Files of many rows",
     "decisions": "Label decisions",
     "explore": "AutoExplore",
     "gpu_engine": "The engine on a GPU",
@@ -25,6 +26,7 @@ TITLES = {
     "gpu_step": "A whole online step on a GPU",
     "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
+    "plan": "What a plan foretells",
     "sampling": "Sampling",
     "training": "Training",
     "worlds": "ALFWorld",

@@ -39,8 +39,11 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "preference-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
     "oreo-arith-rounds": ["model.name=tiny", "collect.starts=2", "collect.n=2", "training=2", "batch=2"],
-    "lpr-arith": ["teacher.starts=4", "sft.steps=1", "sft.batch=2", "sample.starts=8", "sample.n=4", "prm.steps=1", "prm.batch=4",
-                  "pairs.process=false", "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}"],
+    "lpr-arith": [
+        "teacher.starts=4", "sft.steps=1", "sft.batch=2", "sample.starts=8", "sample.n=4", "prm.steps=1", "prm.batch=4",
+        "labels.dev_shards=[]",
+        "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
+    ],
     "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
     "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2", "final.n=5"],

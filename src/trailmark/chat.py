@@ -36,6 +36,7 @@ import jinja2
 
 from .errors import DataError, ModelError
 from .texts import PROBE, Marked, controls_of, mark
+from .token_bounds import Bounds
 from .types import Tokens
 
 if TYPE_CHECKING:
@@ -213,6 +214,41 @@ def sequences(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "ow
     if not chains:
         raise DataError("there is no message of the assistant: nothing would be trained")
     return [t.with_spans(chain[-1].full, chain) for chain in chains]
+
+
+class ChatBounds:
+    """How many tokens conversations have at most, without rendering or encoding them."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Jinja = "own"):
+        self.tokenizer, self.template, self.texts = tokenizer, template, Bounds(tokenizer)
+        self._frames: dict[tuple[str, ...], int | None] = {}
+
+    def most(self, messages: Messages) -> int | None:
+        """A number that the tokens of each of `sequences` surely do not exceed. None if that cannot be said, or if
+        `sequences` might refuse these messages. The template is asked once for each order of roles, with short texts.
+        It may treat some contents in a way of its own: tags such as <think>, and white space at the edges. Messages
+        with such contents, and with further fields, get None."""
+        total = 0
+        for m in messages:
+            text = m["content"]
+            if len(m) > 2 or "<" in text or text[:1].isspace() or text[-1:].isspace():
+                return None
+            if (size := self.texts.most(text)) is None:
+                return None
+            total += size
+        roles = tuple([m["role"] for m in messages])
+        if roles not in self._frames:
+            self._frames[roles] = self._frame(roles)
+        frame = self._frames[roles]
+        return None if frame is None else 2 * frame + total
+
+    def _frame(self, roles: tuple[str, ...]) -> int | None:
+        """The tokens of a conversation of short texts; None if the template refuses these roles."""
+        try:
+            made = sequences(self.tokenizer, [{"role": r, "content": "a"} for r in roles], template=self.template)
+        except DataError:
+            return None
+        return max(len(s.tokens) for s in made)
 
 
 def as_written(tokenizer: Tokenizer, prompt: str) -> Marked:

@@ -18,6 +18,7 @@ SHOWN = ("reward", "success", "kl", "kl_old", "entropy", "nll", "loss")  # in th
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 32
 EVERY = 10.0  # seconds between plain lines
+PATIENCE = 3.0  # seconds of preparation without a word
 T = TypeVar("T")
 
 
@@ -101,6 +102,23 @@ def typical(seconds: Sequence[float]) -> float:
     if len(ordered) == 2:  # the first of the first two steps is the slow one
         middle = ordered[0]
     return sum(min(s, 3 * middle) for s in ordered) / len(ordered)
+
+
+def counted(items: Iterable[T], what: str, unit: str, total: int | None = None) -> Iterator[T]:
+    """Yield the items. If that takes long, say on stderr how many are done: in one line that is written anew on a
+    terminal, in plain lines now and then elsewhere."""
+    began = said = time.monotonic()
+    live, done = sys.stderr.isatty(), 0
+    for done, item in enumerate(items):
+        wait = PATIENCE if said == began else 0.5 if live else EVERY
+        if not done % 256 and (now := time.monotonic()) - said > wait:
+            said = now
+            of = "" if not total else f" of {total:,}"
+            left = f", {duration((now - began) * (total - done) / done)} left" if total and done else ""
+            print(f"{what}: {done:,}{of} {unit}{left}", end="\033[K\r" if live else "\n", file=sys.stderr, flush=True)
+        yield item
+    if live and said > began:
+        print("\033[K", end="", file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -113,6 +113,7 @@ class Controls:
         self._eats = {w: (added[w][1].lstrip, added[w][1].rstrip) for w in wanted}
         self._any = _one_of([w for w in added if w.strip()])
         self._unsafe = re.compile(f"{_one_of(self.words).pattern}|[{OPEN}-{ESCAPE}]|{_halves.pattern}")
+        self._firsts = sorted({w[0] for w in self.words})
         longest = max(map(len, self.words), default=0)
         self._begins = {w[:k] for w in self.words for k in range(1, len(w))}
         self._ends = {w[k:] for w in self.words for k in range(1, len(w))}
@@ -154,7 +155,7 @@ class Controls:
         if isinstance(value, str):
             return self.guard(value)
         if isinstance(value, Mapping):
-            return {self.guard_all(k) if self._holds(k) else k: self.guard_all(v) for k, v in value.items()}
+            return {self.guard_all(k) if self.holds(k) else k: self.guard_all(v) for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [self.guard_all(v) for v in value]
         return value
@@ -163,7 +164,7 @@ class Controls:
         """A message for a template. Templates build headers from roles, so a role must not hold part of a control
         token."""
         role = message.get("role")
-        if isinstance(role, str) and role not in ROLES and (self._holds(role) or any(role in w for w in self.words)):
+        if isinstance(role, str) and role not in ROLES and (self.holds(role) or any(role in w for w in self.words)):
             raise DataError(
                 f"message {number}: the role {role[:40]!r} is, or could become, a control token of this model."
             )
@@ -195,8 +196,11 @@ class Controls:
         """A guarded text without its escapes, with its control tokens marked."""
         return Marked(*self.unguard(guarded))
 
-    def _holds(self, text: Any) -> bool:
-        return isinstance(text, str) and self._unsafe.search(text) is not None
+    def holds(self, text: Any) -> bool:
+        """Whether a text holds a control token, or a character that `guard` escapes."""
+        if not isinstance(text, str) or (text.isascii() and not any(c in text for c in self._firsts)):
+            return False  # found without looking at every letter
+        return self._unsafe.search(text) is not None
 
     # --- to tokens
 

@@ -39,7 +39,7 @@ def test_the_commands_of_the_page(tmp_path):
     said = {}
     for command in commands:
         words = command.split()[1:] + (["steps=2", "n=2", "eval.every=1"] if " train " in f" {command} " else [])
-        if words[0] == "plans":
+        if words[0] == "improvement":
             (row,) = (tmp_path / "stories/test.jsonl").read_text().splitlines()
             answer = {"id": json.loads(row)["id"], "text": "In summary: a hen."}
             (tmp_path / "plans.jsonl").write_text(json.dumps(answer))

@@ -111,7 +111,7 @@ def test_the_command(rows, tmp_path):
     answers = write(
         tmp_path / "rl.jsonl", [{"id": i, "text": f"Thoughts. In summary: {found[i]['gold']}"} for i in found]
     )
-    words = ["plans", str(rows), f"rl={answers}", "--model", "tiny", "--control", "gold", "--control", "empty"]
+    words = ["improvement", str(rows), f"rl={answers}", "--model", "tiny", "--control", "gold", "--control", "empty"]
     cache = tmp_path / "likelihoods.jsonl"
     run = lambda *more: CliRunner().invoke(app, [*words, "--cache", str(cache), *more])
     done = run("--json", "--out", str(tmp_path / "scores.jsonl"))
@@ -130,7 +130,7 @@ def test_the_command(rows, tmp_path):
     ):  # fmt: skip
         bad = run(*more)
         assert bad.exit_code == 2 and says in bad.output
-    none = CliRunner().invoke(app, ["plans", str(rows), "--model", "tiny"])
+    none = CliRunner().invoke(app, ["improvement", str(rows), "--model", "tiny"])
     assert none.exit_code == 2 and "name a file of answers" in none.output
 
 

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
+from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, resolve
+from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, ModelError, RecipeError, RunError
 from trailmark.methods.configs import LprRecipe
 from trailmark.methods.lpr import LprMethod, Road, part
@@ -25,20 +27,28 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics, read_segment
 from trailmark.score.values import HeadValues
 from trailmark.seats.locate import locate_value
-from trailmark.types import Annotation
+from trailmark.steps import step_types
+from trailmark.types import Annotation, Scored
 
 SOLVER = Path(__file__).with_name("lpr_careless.py")
 WRONG = 0.4
 RECIPE = {
-    "method": "lpr", "steps": 1, "seed": 0,
+    "method": "lpr",
+    "steps": 1,
+    "seed": 0,
     "model": {"name": "tiny", "dtype": "float64", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 96}},
     "task": {"name": "arith", "options": {"level": 2}},
     "seats": {"policy": {"kind": "scripted", "function": f"{SOLVER}:careless"}},
-    "sample": {"starts": 6, "n": 12}, "sampling": {"max_tokens": 40}, "engine": {"slots": 8, "max_len": 96},
-    "clean": {"distinct": False}, "states": {"start": 0.0, "ratio": 1.0, "shards": 2}, "labels": {"dev_shards": [0]},
-    "prm": {"steps": 25, "batch": 24, "learner": {"optim": {"lr": 1e-2}}}, "pairs": {"margin": 0.001, "best_of": None, "max_wrong": None},
+    "sample": {"starts": 6, "n": 12},
+    "sampling": {"max_tokens": 40},
+    "engine": {"slots": 8, "max_len": 96},
+    "clean": {"distinct": False},
+    "states": {"start": 0.0, "ratio": 1.0, "shards": 2},
+    "labels": {"dev_shards": [0]},
+    "prm": {"steps": 25, "batch": 24, "learner": {"optim": {"lr": 1e-2}}},
+    "pairs": {"margin": 0.001, "best_of": None, "max_wrong": None},
     "preference": {"steps": 2, "batch": 16},
-}  # fmt: skip
+}
 
 
 def config(out, **more):
@@ -62,8 +72,21 @@ def summary(road, name):
 
 def test_the_stages_of_a_round(made):
     names = [s.name for s in made.stages()]
-    assert names == [f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values", "examples", "prm",
-                                        "scores", "pairs", "policy")]  # fmt: skip
+    assert names == [
+        f"{n}-1"
+        for n in (
+            "solutions",
+            "cleaned",
+            "states",
+            "completions",
+            "values",
+            "examples",
+            "prm",
+            "scores",
+            "pairs",
+            "policy",
+        )
+    ]
     assert summary(made, "solutions-1") == {"solutions": 72, "questions": 6}
     assert summary(made, "cleaned-1")["steps"] == 3 * 72 and summary(made, "states-1")["states"] == 2 * 72
     assert summary(made, "completions-1")["completions"] == 3 * 144
@@ -93,7 +116,9 @@ def test_held_out_questions_are_those_of_the_shard(made):
     assert len(groups[0]) == len(groups[1]) == 3 and not groups[0] & groups[1]
     assert groups[1] == {e.group for e in made.solved(1) if e.id in {s["episode"] for s in made.shard(1, [0])}}
     last = read_metrics(made.root / "prm-1")[-1]
-    assert last["eval/accuracy"] > 0.25 and last["cross_entropy"] < read_metrics(made.root / "prm-1")[0]["cross_entropy"]
+    assert (
+        last["eval/accuracy"] > 0.25 and last["cross_entropy"] < read_metrics(made.root / "prm-1")[0]["cross_entropy"]
+    )
 
 
 def test_scores_of_all_steps_in_one_pass_are_those_of_prefixes(made):
@@ -109,7 +134,9 @@ def test_scores_of_all_steps_in_one_pass_are_those_of_prefixes(made):
         each = p[:, 2:].sum(-1) / p.sum(-1)
         assert each == pytest.approx(ways, abs=1e-5) and rewards[e.id] == pytest.approx(math.prod(each), abs=1e-9)
     fixed = HeadValues(lm, classes=[2, 3], fixed=False)
-    assert wait(fixed.values([turn.prompt + turn.tokens])) == pytest.approx(wait(values.values([turn.prompt + turn.tokens])), abs=1e-9)
+    assert wait(fixed.values([turn.prompt + turn.tokens])) == pytest.approx(
+        wait(values.values([turn.prompt + turn.tokens])), abs=1e-9
+    )
 
 
 def test_pairs_are_those_of_the_rewards(made):
@@ -146,8 +173,26 @@ def test_a_rerun_does_nothing_and_a_change_makes_what_it_concerns(made, tmp_path
         go(root, resume=True)
 
 
+def test_questions_may_be_barred_and_states_are_mixed_in_at_a_ratio(made, tmp_path):
+    root = tmp_path / "run"
+    shutil.copytree(made.root, root)
+    lines = lambda r: [json.loads(line) for line in (r.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
+    known = {e.id: e.task.id for e in made.solved(1)}
+    one = next(known[p["chosen"]] for p in lines(made) if p["kind"] == "process")
+    (tmp_path / "barred.json").write_text(json.dumps([one]))
+    barred = {**RECIPE["pairs"], "exclude": str(tmp_path / "barred.json"), "states": {"margin": 0.0001, "ratio": 0.5}}
+    road = go(root, resume=True, only=["pairs-1"], pairs=barred)
+    allowed = [p for p in lines(made) if p["kind"] == "outcome" or known[p["chosen"]] != one]
+    whole = [p for p in lines(road) if p["kind"] != "state"]
+    assert whole == allowed and len(lines(made)) > len(allowed)
+    states = [p for p in lines(road) if p["kind"] == "state"]
+    assert len(states) == len(whole) // 2 and all("chosen_end" in p and "rejected_end" in p for p in states)
+
+
 def test_only_what_is_needed_is_made(tmp_path):
-    names = lambda **more: [s.name.removesuffix("-1") for s in Road(config(tmp_path / "x", **more), Run(tmp_path / "x")).stages()]
+    names = lambda **more: [
+        s.name.removesuffix("-1") for s in Road(config(tmp_path / "x", **more), Run(tmp_path / "x")).stages()
+    ]
     outcome = {"process": False}
     assert names(pairs=outcome) == ["solutions", "cleaned", "pairs", "policy"]
     assert names(pairs=outcome, prm={"kind": "outcome"}) == names(pairs=outcome)
@@ -168,7 +213,10 @@ def test_steps_behind_one_state(tmp_path):
     for p in lines:
         a, b = known[p["chosen"]], known[p["rejected"]]
         assert a.parent == b.parent and a.outcome.success and not b.outcome.success
-        assert a.turns[0].forced == b.turns[0].forced != () and a.turns[0].tokens[: p["chosen_end"]] != b.turns[0].tokens[: p["rejected_end"]]
+        assert (
+            a.turns[0].forced == b.turns[0].forced != ()
+            and a.turns[0].tokens[: p["chosen_end"]] != b.turns[0].tokens[: p["rejected_end"]]
+        )
         text = a.turns[0].text[len(road.tokenizer.decode(a.turns[0].forced)) :]
         assert road.tokenizer.decode(a.turns[0].tokens[: p["chosen_end"]]).rstrip("\n") == text.split("\n")[0]
 
@@ -177,10 +225,20 @@ def test_two_rounds_with_a_teacher_replay_and_reinforcement(tmp_path):
     """The second round begins with what the first one taught, and its reward model goes on from the first."""
     seats = {**RECIPE["seats"], "teacher": {"kind": "scripted", "function": f"{SOLVER}:careless"}}
     rl = {"algorithm": "grpo", "steps": 1, "starts": 2, "n": 2, "rewards": {"right": 1.0}}
-    road = go(tmp_path / "run", steps=2, seats=seats, teacher={"starts": 4, "n": 2}, rl=rl, labels={"replay": 0.5},
-              sft={"steps": 2, "batch": 4}, sample={"starts": 4, "n": 8}, states={"start": 0.0, "ratio": 0.5},
-              pairs={"margin": 0.01, "states": {"margin": 0.0001}}, prm={"steps": 2, "batch": 8},
-              preference={"steps": 1, "batch": 8})  # fmt: skip
+    road = go(
+        tmp_path / "run",
+        steps=2,
+        seats=seats,
+        teacher={"starts": 4, "n": 2},
+        rl=rl,
+        labels={"replay": 0.5},
+        sft={"steps": 2, "batch": 4},
+        sample={"starts": 4, "n": 8},
+        states={"start": 0.0, "ratio": 0.5},
+        pairs={"margin": 0.01, "states": {"margin": 0.0001}},
+        prm={"steps": 2, "batch": 8},
+        preference={"steps": 1, "batch": 8},
+    )
     assert [row["step"] for row in read_metrics(road.root)] == [1, 2]
     first, second = (json.loads((road.root / f"stages/prm-{k}.json").read_text()) for k in (1, 2))
     assert "begin" not in first["settings"] and second["settings"]["begin"] == "{root}/prm-1"
@@ -196,8 +254,12 @@ def test_two_rounds_with_a_teacher_replay_and_reinforcement(tmp_path):
 
 def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
     """A model that knows nothing writes; what it wrote up to a state is forced on its completions, token by token."""
-    road = go(tmp_path / "run", seats={}, sample={"starts": 8, "n": 4}, only=[f"{n}-1" for n in (
-        "solutions", "cleaned", "states", "completions", "values")])  # fmt: skip
+    road = go(
+        tmp_path / "run",
+        seats={},
+        sample={"starts": 8, "n": 4},
+        only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")],
+    )
     states, known = road.shard(1, None), {e.id: e for e in road.solved(1)}
     assert len(states) >= 3 and len(road.completed(1)) == 3 * len(states)
     for e in road.completed(1):
@@ -205,6 +267,49 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
         assert (turn.prompt, turn.forced) == (origin.prompt, origin.tokens[: e.parent.token])
         assert turn.version == 0 and len(turn.forced + turn.tokens) <= 40
     assert summary(road, "values-1")["value 3"] == 0
+
+
+def test_worked_solutions_of_a_task_are_lessons(tmp_path):
+    """The task writes them with mistakes; the right ones are kept, cut into ReAct steps, in the policy's tokens."""
+    task = {"name": "puzzle", "options": {"level": 1, "form": "react", "errors": 0.3}}
+    more = {"seats": {}, "teacher": {"gold": True, "starts": 40}, "clean": {"split": "react", "react": "finish"}}
+    road = go(tmp_path / "run", task=task, only=["lessons"], **more)
+    lessons, told = read_segment(road.root / "lessons/all.jsonl"), summary(road, "lessons")
+    assert told["written"] == 40 == told["solutions"] + told["left out: wrong"]
+    assert told["solutions"] == len(lessons) > 10
+    for e in lessons:
+        turn = e.turns[0]
+        said = [road.tokenizer.decode(turn.tokens[a:b]) for a, b in turn.steps]
+        assert e.outcome.success and turn.text == e.task.meta["gold"] == "\n".join(said)
+        kinds = step_types(e, 0, road.tokenizer)
+        assert kinds == ["Thought"] * (len(kinds) - 1) + ["Action"] and len(kinds) >= 2
+    with pytest.raises(DataError, match="has no worked solution: name a seat teacher"):
+        go(tmp_path / "none", task={"name": "taxi"}, teacher={"gold": True, "starts": 1}, seats={}, only=["lessons"])
+    with pytest.raises(RecipeError, match="teacher.gold takes the place of the seat teacher"):
+        config(tmp_path / "both", teacher={"gold": True}, seats={"teacher": RECIPE["seats"]["policy"]})
+
+
+@pytest.mark.parametrize("speaks", ["text", "chat"])
+def test_a_server_writes_solutions_and_completions(tmp_path, speaks):
+    """What a server writes enters in tokens of the policy. A chat server is shown the question, and its answer begins
+    with the words of the state."""
+    served = ModelConfig.model_validate({**RECIPE["model"], "seed": 5})
+    with serving(LocalEngine(load_model(served), 8, 96), "small") as url:
+        seat = {"kind": "http", "address": url, "model": "small", "speaks": speaks}
+        seats = {"policy": {**seat, **({"tokenizer": "tiny"} if speaks == "text" else {})}}
+        only = [f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")]
+        road = go(tmp_path / "run", seats=seats, sample={"starts": 8, "n": 6}, only=only)
+    known, states = {e.id: e for e in road.solved(1)}, road.shard(1, None)
+    assert {e.players["policy"].kind for e in known.values()} == {"remote"} and len(states) >= 3
+    for e in known.values():
+        turn = e.turns[0]
+        assert road.tokenizer.decode(turn.prompt) == e.task.data["question"] + "\n"
+        assert road.tokenizer.decode(turn.tokens).removesuffix(road.tokenizer.eos_token) == turn.text
+    assert len(road.completed(1)) == 3 * len(states)
+    for e in road.completed(1):
+        begun = road.tokenizer.decode(known[e.parent.episode].turns[0].tokens[: e.parent.token])
+        assert e.turns[0].text.startswith(begun) and isinstance(e.outcome, Scored)
+    assert summary(road, "values-1")["states"] >= 1
 
 
 def test_several_models_are_sampled_in_one_call(made, tmp_path):
@@ -229,10 +334,18 @@ def write(path, rows):
 
 def test_records_of_every_stage_leave_and_enter(made, tmp_path):
     """What one road exports enters another, and the same values, scores and pairs come out."""
-    files = {name: write(tmp_path / f"{name}.json", records(made, name)) for name in ("cleaned", "states", "completions", "scores")}
+    files = {
+        name: write(tmp_path / f"{name}.json", records(made, name))
+        for name in ("cleaned", "states", "completions", "scores")
+    }
     one = {"states": {"shards": 1}, "labels": {}}
     given = {"states": files["states"], "completions": files["completions"]}
-    valued = go(tmp_path / "valued", given=given, only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")], **one)
+    valued = go(
+        tmp_path / "valued",
+        given=given,
+        only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")],
+        **one,
+    )
     again = go(tmp_path / "again", given={"solutions": files["cleaned"], "scores": files["scores"]}, **one)
     texts = {e.id: (e.task.data["question"], e.turns[0].text) for road in (made, valued, again) for e in road.solved(1)}
 
@@ -242,7 +355,9 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
 
     def pairs(road):
         lines = [json.loads(line) for line in (road.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
-        return sorted((texts[p["chosen"]], texts[p["rejected"]], p["kind"], round(p["chosen_reward"], 9)) for p in lines)
+        return sorted(
+            (texts[p["chosen"]], texts[p["rejected"]], p["kind"], round(p["chosen_reward"], 9)) for p in lines
+        )
 
     assert values(valued) == values(made) and pairs(again) == pairs(made)
     assert sorted(again.solved(1)[0].task.data) == sorted(made.solved(1)[0].task.data)
@@ -286,8 +401,13 @@ def test_a_solution_without_a_label_and_one_that_names_two_are_counted(tmp_path)
     ]
     c = {"given": {"solutions": write(tmp_path / "s.json", rows)}, "only": ["solutions-1", "cleaned-1"], "seats": {}}
     road = go(tmp_path / "run", **c)
-    assert summary(road, "cleaned-1") == {"solutions": 2, "right": 1, "steps": 5, "left out: failed": 1,
-                                          "left out: not judged (no reward in the file)": 1}  # fmt: skip
+    assert summary(road, "cleaned-1") == {
+        "solutions": 2,
+        "right": 1,
+        "steps": 5,
+        "left out: failed": 1,
+        "left out: not judged (no reward in the file)": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -360,8 +480,8 @@ def test_commands(made, tmp_path, monkeypatch):
 
 
 def killed_at(root, point):
-    """A process that runs the road and is killed at a point inside a write; how it ended. It is forked, because to import
-    everything anew would take most of the time."""
+    """A process that runs the road and is killed at a point inside a write; how it ended. It is forked, because to
+    import everything anew would take most of the time."""
     if (child := os.fork()) == 0:
         os.environ["TRAILMARK_KILL_AT"] = point
         try:
@@ -376,19 +496,44 @@ def same_files(a, b):
     runs = {"prm-1", "policy-1"}
     for home in sorted(p for p in a.iterdir() if p.is_dir() and p.name not in ("stages", "replaced", "checkpoints")):
         if home.name in runs:
-            assert diff_runs(home, b / home.name, words=lambda r: {k: v for k, v in r.items() if k not in (
-                "data", "eval_data", "pair_file", "model")}) == []  # fmt: skip
+            assert (
+                diff_runs(
+                    home,
+                    b / home.name,
+                    words=lambda r: {
+                        k: v for k, v in r.items() if k not in ("data", "eval_data", "pair_file", "model")
+                    },
+                )
+                == []
+            )
             continue
         files = {p.relative_to(a): p.read_bytes() for p in home.rglob("*") if p.is_file()}
         assert files == {p.relative_to(b): p.read_bytes() for p in (b / home.name).rglob("*") if p.is_file()}
 
 
 POINTS = [
-    "collected.before#20", "segment.half#1", *(f"stage.begun#{k}" for k in range(1, 11)), *(f"stage.made#{k}" for k in range(1, 11)),
-    "convert.half#1", "convert.renamed#1", "lines.half#1", "lines.renamed#2", "collected.after#300", "annotation.half#1",
-    "convert.half#3", "checkpoint.weights#1", "checkpoint.renamed#1", "annotation.renamed#2", "lines.half#3", "checkpoint.optimiser#2",
-]  # fmt: skip
-FEW = ["stage.made#3", "lines.half#3", "checkpoint.weights#1"]  # in states, in pairs, in the training of the reward model
+    "collected.before#20",
+    "segment.half#1",
+    *(f"stage.begun#{k}" for k in range(1, 11)),
+    *(f"stage.made#{k}" for k in range(1, 11)),
+    "convert.half#1",
+    "convert.renamed#1",
+    "lines.half#1",
+    "lines.renamed#2",
+    "collected.after#300",
+    "annotation.half#1",
+    "convert.half#3",
+    "checkpoint.weights#1",
+    "checkpoint.renamed#1",
+    "annotation.renamed#2",
+    "lines.half#3",
+    "checkpoint.optimiser#2",
+]
+FEW = [
+    "stage.made#3",
+    "lines.half#3",
+    "checkpoint.weights#1",
+]  # in states, in pairs, in the training of the reward model
 
 
 def dies_and_goes_on(made, root, point):

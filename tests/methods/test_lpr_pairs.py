@@ -16,13 +16,21 @@ from trailmark.methods.configs import LprAccept, LprPairs
 from trailmark.methods.lpr_pairs import Answer, accepted, counts, distinct, question_pairs, state_pairs, step_pairs
 
 TABLE = [
-    Answer("a", True, 0.2, 3), Answer("w", False, 0.6, 2), Answer("b", True, 0.9, 5), Answer("x", False, 0.1, 4),
-    Answer("c", True, 0.4, 2), Answer("d", True, 0.9, 6), Answer("y", False, 0.8, 1), Answer("z", False, None, 3),
-]  # fmt: skip
+    Answer("a", True, 0.2, 3),
+    Answer("w", False, 0.6, 2),
+    Answer("b", True, 0.9, 5),
+    Answer("x", False, 0.1, 4),
+    Answer("c", True, 0.4, 2),
+    Answer("d", True, 0.9, 6),
+    Answer("y", False, 0.8, 1),
+    Answer("z", False, None, 3),
+]
 
 
 def names(question="q", barred=(), answers=TABLE, **switches):
-    return " ".join(p.chosen.id + p.rejected.id for p in question_pairs(question, answers, LprPairs(**switches), barred))
+    return " ".join(
+        p.chosen.id + p.rejected.id for p in question_pairs(question, answers, LprPairs(**switches), barred)
+    )
 
 
 OUTCOME = "aw ax ay az bw bx by bz cw cx cy cz dw dx dy dz"
@@ -83,12 +91,17 @@ def test_distinct_pairs_in_distinct_pairs_out():
     assert names(process=False, aliased=True) == " ".join(["dz"] * 16) and names(answers=[], aliased=True) == ""
     found = counts(made, {"q": TABLE})
     assert found == {
-        "pairs": 17, "distinct pairs": 17, "outcome pairs": 12, "process pairs": 5, "questions": 1, "unscored answers": 1,
-    }  # fmt: skip
+        "pairs": 17,
+        "distinct pairs": 17,
+        "outcome pairs": 12,
+        "process pairs": 5,
+        "questions": 1,
+        "unscored answers": 1,
+    }
 
 
 def test_acceptance():
-    """Two of four are taken. A small beta takes the best of what is left, pass after pass; a large one takes the first."""
+    """Two of four are taken. A small beta takes the best of what is left, pass after pass; a large one the first."""
     right = [a for a in TABLE if a.right]
     take = lambda beta, ratio=0.5, seed=0: [a.id for a in accepted(right, ratio, beta, random.Random(seed))]
     assert take(1e-9) == ["b", "d"] and take(1e-9, 0.75) == ["b", "d", "c"] and take(1e9) == ["a", "b"]
@@ -102,10 +115,22 @@ def test_acceptance():
 
 
 def test_states_and_steps():
-    states = [Answer("a", True, 0.9, end=3), Answer("a", True, 0.8, end=7), Answer("b", False, 0.3, end=4), Answer("b", False)]
+    states = [
+        Answer("a", True, 0.9, end=3),
+        Answer("a", True, 0.8, end=7),
+        Answer("b", False, 0.3, end=4),
+        Answer("b", False),
+    ]
     (one, two) = state_pairs(states, 10, 0.4)
-    assert one.line() == {"chosen": "a", "rejected": "b", "kind": "state", "chosen_end": 3, "chosen_reward": 0.9,
-                          "rejected_end": 4, "rejected_reward": 0.3}  # fmt: skip
+    assert one.line() == {
+        "chosen": "a",
+        "rejected": "b",
+        "kind": "state",
+        "chosen_end": 3,
+        "chosen_reward": 0.9,
+        "rejected_end": 4,
+        "rejected_reward": 0.3,
+    }
     assert two.chosen.end == 7 and [p.chosen.end for p in state_pairs(states, 1, 0.4)] == [3]
     assert [(p.chosen.end, p.rejected.end) for p in state_pairs(states[:2], 10, 0.05)] == [(3, 7)]  # of one answer
     ways = [Answer("s/0", True, 0.6, end=2), Answer("s/1", False, 0.9, end=3), Answer("s/2", False, 0.1, end=2)]

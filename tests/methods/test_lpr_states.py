@@ -46,8 +46,13 @@ def test_cleaning_keeps_counts_and_cuts_without_encoding_again(solutions):
     episodes.append(replace(episodes[0], id="e", turns=(replace(episodes[0].turns[0], text=" \n"),)))
     good, out = cleaned(episodes, min_steps=2, distinct=True)
     assert [e.id for e in good] == ["0/0", "0/1", "1/0", "1/1"]
-    assert out == {"failed": 1, "not judged (no reward in the file)": 1, "empty": 1, "too short": 1,
-                   "the same as another solution": 1}  # fmt: skip
+    assert out == {
+        "failed": 1,
+        "not judged (no reward in the file)": 1,
+        "empty": 1,
+        "too short": 1,
+        "the same as another solution": 1,
+    }
     turn = good[0].turns[0]
     assert [WORDS.decode(turn.tokens[a:b]) for a, b in turn.steps] == ["a\n", "b\n", "end"]
     assert turn.tokens == episodes[0].turns[0].tokens and turn.tokens[-1] == WORDS.eos_token_id
@@ -60,6 +65,19 @@ def test_cleaning_keeps_counts_and_cuts_without_encoding_again(solutions):
     joined, _ = cleaned(episodes[:1], lambda text: text.replace("\n", " ", 1))  # another text: it is encoded as such
     assert WORDS.decode(joined[0].turns[0].tokens[:-1]) == "a b\nend" and len(joined[0].turns[0].steps) == 2
     assert WORDS.decode(joined[0].turns[0].prompt) == "shown\n"
+
+
+def test_a_cleaner_may_say_why(solutions):
+    from trailmark.tasks.logic.clean import clean
+
+    said = ["Thought 1: so\nAction 1: Finish[The answer is A.]\nContext:\nmore", "Thought 1: so\nAction 1: look",
+            "Action 1: Finish[The answer is A.]\nAction 2: Finish[The answer is B.]"]  # fmt: skip
+    good, out = cleaned(solutions([("q\n", text, 1) for text in said]), clean, split="react")
+    assert out == {"no finish": 1, "several finishes": 1}
+    (turn,) = good[0].turns
+    assert turn.text == "Thought 1: so\nAction 1: Finish[The answer is A.]" and turn.tokens[-1] == WORDS.eos_token_id
+    steps = [WORDS.decode(turn.tokens[a:b]) for a, b in turn.steps]
+    assert steps == ["Thought 1: so", "Action 1: Finish[The answer is A.]"]
 
 
 def test_answers_of_a_chat_server_are_encoded_in_tokens_of_the_policy(solutions):
@@ -78,7 +96,9 @@ def test_which_states_are_taken(solutions):
     good, _ = cleaned(solutions([("p\n", "a\nb\nc\nend", 1), ("q\n", "d\nend", 0), ("r\n", "x\ny\nend", 0)]))
 
     def take(**switches):
-        found = lpr_states.sample_states(good, LprStates(**{"start": 0.0, "ratio": 1.0, **switches}), WORDS, "policy", 0)
+        found = lpr_states.sample_states(
+            good, LprStates(**{"start": 0.0, "ratio": 1.0, **switches}), WORDS, "policy", 0
+        )
         return [[(x["episode"], x["step"], x["index"]) for x in shard] for shard in found]
 
     every = [("0/0", 0, 0), ("0/0", 1, 1), ("0/0", 2, 2), ("1/0", 0, 0), ("2/0", 0, 0), ("2/0", 1, 1)]
@@ -87,7 +107,10 @@ def test_which_states_are_taken(solutions):
     assert take(end=0.7)[0] == [("0/0", 0, 0), ("0/0", 1, 1), ("2/0", 0, 0)]
     assert take(min_steps=3)[0] == [x for x in every if x[0] != "1/0"] and take(min_steps=5) == [[]]
     shards = take(shards=2)
-    assert sum(shards, []) == every and [len({x[0] for x in s}) for s in shards] == [1, 2]  # by question, at most one more
+    assert sum(shards, []) == every and [len({x[0] for x in s}) for s in shards] == [
+        1,
+        2,
+    ]  # by question, at most one more
     assert [len({x[0] for x in s}) for s in take(shards=5)] == [0, 1, 0, 1, 1]
     tokens = [s["token"] for s in lpr_states.sample_states(good, LprStates(start=0, ratio=1), WORDS, "policy", 0)[0]]
     assert tokens == [2, 4, 6, 2, 2, 4]
@@ -117,37 +140,61 @@ def test_values_count_right_completions_and_discard_what_they_must(solutions):
     good, _ = cleaned(solutions(ROWS))
     states = lpr_states.sample_states(good, LprStates(start=0, ratio=1), WORDS, "policy", 0)[0]
     assert len(states) == 8
-    wins = {("0/0", 0): (1, 1, 0), ("0/0", 1): (1, 1, 1), ("0/1", 0): (0, 0, 0), ("0/1", 1): (0, None, 1),
-            ("1/0", 0): (1, 0, 0), ("1/0", 1): (1, 1, "empty"), ("1/1", 0): (1, 0, "same"), ("1/1", 1): (1, 0)}  # fmt: skip
+    wins = {
+        ("0/0", 0): (1, 1, 0),
+        ("0/0", 1): (1, 1, 1),
+        ("0/1", 0): (0, 0, 0),
+        ("0/1", 1): (0, None, 1),
+        ("1/0", 0): (1, 0, 0),
+        ("1/0", 1): (1, 1, "empty"),
+        ("1/1", 0): (1, 0, "same"),
+        ("1/1", 1): (1, 0),
+    }
     completions = []
     for s in states:
         for j, win in enumerate(wins[s["episode"], s["step"]]):
             text = {"empty": " ", "same": "0"}.get(win, str(j))
             tokens = tuple(WORDS(text, add_special_tokens=False)["input_ids"])
             outcome = Failed("x") if win is None else Scored(float(win == 1), win == 1)
-            completions.append(Episode(f"{s['episode']}>{s['token']}/{j}", good[0].task, "g", (Turn("policy", (1,), tokens, text=text),),
-                                       {"self": outcome}, parent=Parent(s["episode"], 0, s["token"])))  # fmt: skip
+            completions.append(
+                Episode(
+                    f"{s['episode']}>{s['token']}/{j}",
+                    good[0].task,
+                    "g",
+                    (Turn("policy", (1,), tokens, text=text),),
+                    {"self": outcome},
+                    parent=Parent(s["episode"], 0, s["token"]),
+                )
+            )
     count = lambda **c: lpr_states.state_values(states, good, completions, LprComplete(**c), WORDS)
     values, out = count()
     assert {(e, t): v for (e, _, t), v in values.items()} == {
-        ("0/0", 2): 2, ("0/0", 4): 3, ("0/1", 2): 0, ("1/0", 2): 1, ("1/1", 2): 1,
-    }  # fmt: skip
+        ("0/0", 2): 2,
+        ("0/0", 4): 3,
+        ("0/1", 2): 0,
+        ("1/0", 2): 1,
+        ("1/1", 2): 1,
+    }
     assert out == {"fewer than 3 completions": 2, "an empty completion": 1}
     values, out = count(duplicates="discard")
     assert len(values) == 4 and out["two equal completions"] == 1
     assert count(min_chars=2) == ({}, Counter({"a last step that says too little": 5, **count()[1]}))
     notes = lpr_states.value_notes(count()[0], good, "policy")
     assert [(a.episode, a.values) for a in notes] == [
-        ("0/0", (2, 3, -1)), ("0/1", (0, -1, -1)), ("1/0", (1, -1, -1)), ("1/1", (1, -1, -1)),
-    ]  # fmt: skip
+        ("0/0", (2, 3, -1)),
+        ("0/1", (0, -1, -1)),
+        ("1/0", (1, -1, -1)),
+        ("1/1", (1, -1, -1)),
+    ]
     with pytest.raises(DataError, match="does not say which state"):
         lpr_states.state_values(states, good, [good[0]], LprComplete(), WORDS)
 
 
 NOTES = [
-    Annotation("0/0", "value", "step", (2, 3, -1), 0), Annotation("0/1", "value", "step", (1, 0, -1), 0),
+    Annotation("0/0", "value", "step", (2, 3, -1), 0),
+    Annotation("0/1", "value", "step", (1, 0, -1), 0),
     Annotation("1/0", "value", "step", (1, -1, -1), 0),
-]  # fmt: skip
+]
 
 
 def labels(good, notes=NOTES, **s):
@@ -162,8 +209,9 @@ def test_examples(solutions):
     good, _ = cleaned(solutions(ROWS))
     plain = {"dedupe": False}
     assert labels(good, **plain) == (
-        {"0/0": (2, 3, 3), "0/1": (1, 0, 0), "1/0": (1, -1, 3), "1/1": (-1, -1, 0)}, {},
-    )  # fmt: skip
+        {"0/0": (2, 3, 3), "0/1": (1, 0, 0), "1/0": (1, -1, 3), "1/1": (-1, -1, 0)},
+        {},
+    )
     assert labels(good, full=False, **plain)[0] == {"0/0": (2, 3, -1), "0/1": (1, 0, -1), "1/0": (1, -1, -1)}
     assert labels(good) == (
         {"0/0": (2, 3, 3), "0/1": (-1, 0, 0), "1/0": (1, -1, 3), "1/1": (-1, -1, 0)},

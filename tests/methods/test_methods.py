@@ -8,7 +8,7 @@ import pytest
 from trailmark import methods
 from trailmark.config import resolve
 from trailmark.errors import RecipeError
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.batches import batch_rows
 from trailmark.runs.store import Run, read_episodes, read_metrics
 from trailmark.types import Scored
 

@@ -1,5 +1,6 @@
 """DPO, IPO, KTO and rejection sampling end to end on files: what they start from, learn and resume."""
 
+import json
 import warnings
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_resumed_run_is_the_run(tmp_path, data, monkeypatch):
 
 
 def test_hinge_smoothing_and_means_start_from_their_formulas(tmp_path, data):
-    """The policy is the reference, so h is 0: the hinge is 1, a smoothed DPO ln 2, and IPO (1 / (2 beta))^2 either way."""
+    """The policy is the reference, so h is 0: the hinge is 1, a smoothed DPO ln 2, IPO (1 / (2 beta))^2 either way."""
     first = lambda name, **more: read_metrics(go(tmp_path, data, name, steps=2, **more).path)[0]["pair"]
     assert first("a", objective="hinge") == pytest.approx(1.0, abs=1e-6)
     assert first("b", objective="dpo", smooth=0.3) == pytest.approx(np.log(2), abs=1e-6)
@@ -133,7 +134,7 @@ def played(name, tokens, reward):
 
 
 def test_pairs_by_name_with_prefixes_that_are_not_trained(tmp_path):
-    """Both answers begin with 5, 6. The pair is about what stands behind that, and of the second up to its fourth token."""
+    """Both answers begin with 5, 6. The pair is about what stands behind that, of the second up to its fourth token."""
     episodes = [played("a", (5, 6, 7, 3), 1.0), played("b", (5, 6, 8, 9, 3), 0.0), played("c", (5, 3), 0.0)]
     path = tmp_path / "pairs.jsonl"
     lines = [
@@ -145,7 +146,12 @@ def test_pairs_by_name_with_prefixes_that_are_not_trained(tmp_path):
     pairs, left_out = preference.listed_pairs(episodes, str(path), "policy")
     assert left_out == {"pairs_without_episode": 1} and [(a.id, b.id) for a, b in pairs] == [("a", "b"), ("a", "c")]
     rows = preference.pair_samples(pairs)
-    assert [r.tokens.tolist() for r in rows] == [[1, 2, 5, 6, 7, 3], [1, 2, 5, 6, 8, 9], [1, 2, 5, 6, 7, 3], [1, 2, 5, 3]]
+    assert [r.tokens.tolist() for r in rows] == [
+        [1, 2, 5, 6, 7, 3],
+        [1, 2, 5, 6, 8, 9],
+        [1, 2, 5, 6, 7, 3],
+        [1, 2, 5, 3],
+    ]
     assert [r.streams["weight"].tolist() for r in rows] == [
         [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1],
     ]  # fmt: skip
@@ -154,7 +160,10 @@ def test_pairs_by_name_with_prefixes_that_are_not_trained(tmp_path):
     run = go(tmp_path, str(tmp_path / "000001.jsonl"), **given)
     assert read_metrics(run.path)[0]["rows"] == 2
     for line, why in (
-        ({"chosen": "a", "rejected": "b", "chosen_prefix": 4}, "pairs.jsonl:1: episode 'a' has 4 tokens: there is nothing"),
+        (
+            {"chosen": "a", "rejected": "b", "chosen_prefix": 4},
+            "pairs.jsonl:1: episode 'a' has 4 tokens: there is nothing",
+        ),
         ({"chosen": "a", "rejected": "b", "chosen_prefix": "2"}, "chosen_prefix.*must be a number of tokens"),
         ({"chosen": "a", "reject": "b"}, "'reject': is not known. Did you mean 'rejected'"),
         ({"chosen": "x", "rejected": "y"}, "names no two episodes of the data"),

@@ -1,4 +1,4 @@
-"""Step PPO, GRPO and ReMax: where rewards lie, what the first update is, that each learns, and that a killed run goes on."""
+"""Step PPO, GRPO and ReMax: where rewards lie, what each token is credited, that each learns, and that runs go on."""
 
 import dataclasses
 import math
@@ -29,8 +29,15 @@ ARITH = {"name": "arith", "options": {"level": 1}}
 
 
 def config(tmp_path, name="run", **more):
-    given = {"method": "step_rl", "out": str(tmp_path / name), "model": TINY, "steps": 3, "starts": 2, "n": 4,
-             "engine": {"slots": 8, "max_len": 64}}  # fmt: skip
+    given = {
+        "method": "step_rl",
+        "out": str(tmp_path / name),
+        "model": TINY,
+        "steps": 3,
+        "starts": 2,
+        "n": 4,
+        "engine": {"slots": 8, "max_len": 64},
+    }
     return resolve({**given, "learner": {"optim": {"lr": 3e-3}}, **more}, StepRlRecipe)
 
 
@@ -48,14 +55,18 @@ def judge(tmp_path_factory):
 
 def answer(name, steps, reward, end=True, group="g", text="x"):
     size = steps[-1][1] + end
-    turn = Turn("policy", (1, 2), tuple(range(3, 3 + size)), steps=tuple(steps), stop="stop" if end else "length", text=text)
+    turn = Turn(
+        "policy", (1, 2), tuple(range(3, 3 + size)), steps=tuple(steps), stop="stop" if end else "length", text=text
+    )
     return Episode(name, Task("t"), group, (turn,), {"self": Scored(reward, reward > 0)})
 
 
 def test_rewards_lie_at_the_ends_of_steps_alone():
     e = answer("e", [(0, 2), (2, 5), (5, 6)], 1.0)
     scores = {("e", 0): np.array([0.9, 0.5, 0.8])}
-    put = lambda **s: on_tokens(e, turn_rewards(e, "policy", scores, StepRewards(model="m", **s)), "policy", s.get("at_end", False))
+    put = lambda **s: on_tokens(
+        e, turn_rewards(e, "policy", scores, StepRewards(model="m", **s)), "policy", s.get("at_end", False)
+    )
     assert put()[0].tolist() == [0, 0.9, 0, 0, 0.5, 0.8, 0]
     assert put(running="product", alpha=2.0, clip=None)[0].tolist() == pytest.approx([0, 1.8, 0, 0, 0.9, 0.72, 0])
     assert put(right=2.0, at_end=True)[0].tolist() == [0, 0.9, 0, 0, 0.5, 0, 2.0]
@@ -65,7 +76,9 @@ def test_rewards_lie_at_the_ends_of_steps_alone():
     outcome = StepRewards(right=1.0)
     assert on_tokens(e, turn_rewards(e, "policy", {}, outcome), "policy", False)[0].tolist() == [0, 0, 0, 0, 0, 1, 0]
     whole = answer("w", [(0, 3)], 1.0)
-    whole = dataclasses.replace(whole, turns=(dataclasses.replace(whole.turns[0], steps=()),))  # nothing was cut into steps
+    whole = dataclasses.replace(
+        whole, turns=(dataclasses.replace(whole.turns[0], steps=()),)
+    )  # nothing was cut into steps
     assert on_tokens(whole, turn_rewards(whole, "policy", {}, outcome), "policy", False)[0].tolist() == [0, 0, 0, 1]
 
 
@@ -90,24 +103,39 @@ def test_a_group_compares_all_steps_of_its_answers():
 
 
 def test_the_kl_of_grpo_pulls_towards_the_reference():
-    """One token of two, advantage 0: what is left is beta times k3. Its step raises a token that the reference likes more."""
+    """One token of two, advantage 0: what is left is beta times k3. It raises a token that the reference likes more."""
     for ref, sign in ((-0.1, 1), (-3.0, -1)):
         lm = TabularLM([(0,)], 2)
-        streams = {"weight": np.array([0.0, 1.0]), "advantage": np.zeros(2), "old": np.array([0.0, -math.log(2)]),
-                   "ref": np.array([0.0, ref])}  # fmt: skip
+        streams = {
+            "weight": np.array([0.0, 1.0]),
+            "advantage": np.zeros(2),
+            "old": np.array([0.0, -math.log(2)]),
+            "ref": np.array([0.0, ref]),
+        }
         row = Sample(np.array([0, 1]), streams, {"weight": 1.0})
         Learner({"policy": lm}, LearnerConfig()).gradient([row], Clipped(beta=0.5))
         grad = next(p.grad for _, p in lm.parameters() if p.grad is not None).flatten()
         down = [g for g in grad.tolist() if g]
         d = ref + math.log(2)
-        wanted = 0.5 * (1 - math.exp(d)) * 0.5  # d(k3)/d(logp) = 1 - e^d, and logp moves by 1 - p with the token's logit
+        wanted = (
+            0.5 * (1 - math.exp(d)) * 0.5
+        )  # d(k3)/d(logp) = 1 - e^d, and logp moves by 1 - p with the token's logit
         assert sorted(down) == pytest.approx(sorted([wanted, -wanted]), abs=1e-9) and np.sign(-wanted) == sign
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax"])
 def test_each_learns_the_good_arm_from_its_outcome(tmp_path, algorithm):
-    c = config(tmp_path, algorithm=algorithm, task=BANDIT, steps=30, n=8, kl=0.01, rewards={"right": 1.0, "split": "turn"},
-               critic={"optim": {"lr": 1e-2}}, learner={"optim": {"lr": 1e-2}})  # fmt: skip
+    c = config(
+        tmp_path,
+        algorithm=algorithm,
+        task=BANDIT,
+        steps=30,
+        n=8,
+        kl=0.01,
+        rewards={"right": 1.0, "split": "turn"},
+        critic={"optim": {"lr": 1e-2}},
+        learner={"optim": {"lr": 1e-2}},
+    )
     launch(StepRlMethod, c)
     rows = read_metrics(tmp_path / "run")
     assert np.mean([r["success"] for r in rows[:3]]) < 0.5 and np.mean([r["success"] for r in rows[-3:]]) > 0.8
@@ -118,8 +146,14 @@ def test_each_learns_the_good_arm_from_its_outcome(tmp_path, algorithm):
 
 
 def test_the_critic_has_its_own_learning_rate(tmp_path, judge):
-    c = config(tmp_path, task=ARITH, rewards={"model": judge, "classes": [2, 3]}, steps=2, critic={"optim": {"lr": 5e-4}},
-               sampling={"max_tokens": 8})  # fmt: skip
+    c = config(
+        tmp_path,
+        task=ARITH,
+        rewards={"model": judge, "classes": [2, 3]},
+        steps=2,
+        critic={"optim": {"lr": 5e-4}},
+        sampling={"max_tokens": 8},
+    )
     launch(StepRlMethod, c)
     row = read_metrics(tmp_path / "run")[0]
     assert row["lr"] == 3e-3 and row["critic/lr"] == 5e-4 and row["steps_written"] >= 1
@@ -133,9 +167,20 @@ def test_the_advantages_of_a_step_are_those_of_the_definition(tmp_path, judge, a
     """Everything is computed again from the samples, token by token, in plain loops."""
     made = []
     credited = StepRlMethod.credited
-    monkeypatch.setattr(StepRlMethod, "credited", lambda self, s, e, g: made.append((e, credited(self, s, e, g), g)) or made[-1][1])
-    c = config(tmp_path, algorithm=algorithm, task=ARITH, steps=2, gamma=0.9, lam=0.8, kl=0.2, sampling={"max_tokens": 7},
-               rewards={"model": judge, "classes": [2, 3], "wrong": 0.25, "right": 1.0, "alpha": 0.5})  # fmt: skip
+    monkeypatch.setattr(
+        StepRlMethod, "credited", lambda self, s, e, g: made.append((e, credited(self, s, e, g), g)) or made[-1][1]
+    )
+    c = config(
+        tmp_path,
+        algorithm=algorithm,
+        task=ARITH,
+        steps=2,
+        gamma=0.9,
+        lam=0.8,
+        kl=0.2,
+        sampling={"max_tokens": 7},
+        rewards={"model": judge, "classes": [2, 3], "wrong": 0.25, "right": 1.0, "alpha": 0.5},
+    )
     launch(StepRlMethod, c)
     for e, s, greedy in made[:8]:
         on = np.nonzero(s.streams["weight"])[0]
@@ -158,7 +203,13 @@ def test_the_advantages_of_a_step_are_those_of_the_definition(tmp_path, judge, a
 
 
 def test_a_resumed_run_is_the_run(tmp_path, judge, monkeypatch):
-    more = {"task": ARITH, "rewards": {"model": judge}, "steps": 4, "checkpoint": {"every": 1}, "sampling": {"max_tokens": 6}}
+    more = {
+        "task": ARITH,
+        "rewards": {"model": judge},
+        "steps": 4,
+        "checkpoint": {"every": 1},
+        "sampling": {"max_tokens": 6},
+    }
     launch(StepRlMethod, config(tmp_path, "whole", **more))
     updates = StepRlMethod.updates
 

@@ -17,9 +17,10 @@ from trailmark.commands.chapters import chapters
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
+from trailmark.commands.improvement import improvement
 from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
-from trailmark.commands.plans import plans
+from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
@@ -154,6 +155,7 @@ def tasks(
 app.command()(convert)
 app.add_typer(data)
 app.add_typer(lpr)
+app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
 app.command()(serve)
@@ -168,7 +170,7 @@ app.command()(verify)
 app.command()(models)
 app.command()(votes)
 app.command()(chapters)
-app.command()(plans)
+app.command()(improvement)
 app.add_typer(worlds, name="worlds")
 
 

@@ -34,6 +34,7 @@ FailedAs = Annotated[
 
 def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table without numbers is no result: print the reason, and exit with code 1."""
+    rows = [r for r in rows if not r["episodes"] or r.get("hidden") != r["episodes"]]  # hidden labels are no failure
     for r in rows:
         if r["scored"] == 0:
             why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
@@ -97,9 +98,25 @@ def evaluate(
     tree: Annotated[
         bool, typer.Option("--tree", help="Store all candidates of a search in the episodes of --out.")
     ] = False,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Play once per value of a task option: order=ABCD,DCBA, or dataset=reclor@val,logiqa2@dev.",
+        ),
+    ] = None,
+    leaderboard: Annotated[
+        Path | None, typer.Option(metavar="FILE.npy", help="Task logic: write the chosen options, a number per row.")
+    ] = None,
     episodes: Annotated[
         Path | None, typer.Option(help="Recompute from this file, folder or run, without a model.")
     ] = None,
+    best_by: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --episodes: choose among samples by these step scores.")
+    ] = None,
+    over: Annotated[
+        str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")
+    ] = "product",
     tokenizer: Annotated[
         str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `copied`.")
     ] = None,
@@ -122,9 +139,11 @@ def evaluate(
     if episodes is not None:
         if task or options or out:
             raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
-        return _recompute(episodes, tokenizer, side, seat, failed, json)
+        return _recompute(episodes, tokenizer, side, seat, failed, json, best_by, over)
     if tokenizer is not None:
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model has its own.")
+    if best_by is not None:
+        raise TrailmarkError("eval: --best-by belongs to --episodes.")
     if search is None and (value or budget or tree):
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
     from trailmark.evaluate.players import Wish
@@ -137,11 +156,18 @@ def evaluate(
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
                 header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
-    _play([str(model), *extra], wish, side, seat, failed, out, json)
+    _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
 
 def _recompute(
-    path: Path, tokenizer: str | None, side: str | None, seat: str | None, failed: Failures, json: bool
+    path: Path,
+    tokenizer: str | None,
+    side: str | None,
+    seat: str | None,
+    failed: Failures,
+    json: bool,
+    best_by: str | None,
+    over: str,
 ) -> None:
     """`eval --episodes`: the table of stored episodes."""
     from trailmark.evaluate.copy_rate import hears_words
@@ -159,6 +185,8 @@ def _recompute(
     each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
     rows = [row for some in each for row in some]
     unread = words is None and any(map(hears_words, sets.values()))
+    if best_by is not None:
+        rows += _chosen_rows(path, best_by, over)
     hint = ["note: one seat advises another: --tokenizer NAME adds how often the advice is followed."] * unread
     result = {"command": "eval", "source": str(path), "failed_as": failed.value, "rows": rows}
     whole = [some[0] for some in each]  # without the rows per stage
@@ -167,13 +195,23 @@ def _recompute(
 
 
 def _play(
-    models: list[str], wish: Wish, side: str | None, seat: str | None, failed: Failures, out: Path | None, json: bool
+    models: list[str],
+    wish: Wish,
+    side: str | None,
+    seat: str | None,
+    failed: Failures,
+    out: Path | None,
+    json: bool,
+    vary: str | None,
+    leaderboard: Path | None,
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
+    from dataclasses import replace
+
     from trailmark.config import SamplingConfig
     from trailmark.errors import RunError
     from trailmark.evaluate.output import finish
-    from trailmark.evaluate.players import play_model, remote_seat
+    from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
     from trailmark.runs.annotations import write_beside
@@ -183,10 +221,15 @@ def _play(
 
     if out is not None and out.exists():
         raise RunError(f"{out} exists: choose another file.")
+    if leaderboard is not None and leaderboard.exists():
+        raise RunError(f"{leaderboard} exists: choose another file.")
+    if leaderboard is not None and (vary or wish.n):
+        raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:
         for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
-        made = {name: play_model(name, wish) for name in dict.fromkeys(models)}
+        wishes = {name: dict(varied(wish, vary)) for name in dict.fromkeys(models)}
+        made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
@@ -198,18 +241,78 @@ def _play(
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     noted = [a for _, about in made.values() for a in about.pop("notes", [])]
     changed = list(dict.fromkeys(w for _, about in made.values() for w in about.get("warnings", ())))
-    if out is not None and any(row["scored"] for row in rows):
+    if vary is not None and vary.startswith("order="):
+        from trailmark.evaluate.choices import order_row
+
+        for name, some in wishes.items():
+            rows.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
+    if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
         out.parent.mkdir(parents=True, exist_ok=True)
         kept = {e.id for played, _ in made.values() for e in played}  # a search stores only the plays that it chose
-        write_beside(out, [a for a in noted if a.episode in kept])
-        atomic_write(out, "".join(to_json(e) + "\n" for played, _ in made.values() for e in played).encode())
-    about = made[models[0]][1]
-    every = {"configurations": {name: about for name, (_, about) in made.items()}} if models[1:] else {}
+        if not vary:
+            write_beside(out, [a for a in noted if a.episode in kept])
+        mark = lambda name, e: replace(e, id=f"{name}:{e.id}") if vary else e  # one start is played several times
+        lines = [to_json(mark(name, e)) + "\n" for name, (played, _) in made.items() for e in played]
+        atomic_write(out, "".join(lines).encode())
+    about = next(iter(made.values()))[1]
+    every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
     told = [f"warning: {what}." for what in changed]
+    told += [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
+    if leaderboard is not None:
+        told.append(_write_leaderboard(leaderboard, *made[models[0]]))
     title = f"{about['task']} {about['split']}"
     finish(result, json, lambda width: [table(rows, title, width), *warnings(whole), *told])
     _must_have_scores(whole)
+
+
+def _write_leaderboard(path: Path, played: Sequence[Any], about: Mapping[str, Any]) -> str:
+    """Write the predictions of task logic to a file, and say how many there are."""
+    from trailmark.errors import TrailmarkError
+    from trailmark.evaluate.choices import write_predictions
+    from trailmark.tasks import get_task
+
+    source: Any = get_task(about["task"], **about["options"])
+    if not hasattr(source, "size"):
+        raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{about['task']}'.")
+    size = source.size(about["split"])
+    blank = write_predictions(path, played, size)
+    return f"{path}: {size} predictions, {blank} without an answer (these say 0)."
+
+
+def _left_out(about: Mapping[str, Any]) -> list[str]:
+    """What a task of questions did not play, and why."""
+    if about["task"] != "logic":
+        return []
+    from trailmark.tasks import get_task
+
+    source: Any = get_task("logic", **about["options"])
+    source.questions(about["split"])
+    left = {why: n for why, n in source.left_out[about["split"]].items() if why != "hidden labels"}
+    named = source.named[about["split"]]
+    kept = source.repeats == "keep"
+    return [f"{n} questions {'kept' if kept else 'left out'} ({why}: {', '.join(named[why][:5])}{', …' * (n > 5)})."
+            for why, n in left.items()]  # fmt: skip
+
+
+def _chosen_rows(path: Path, name: str, over: str) -> list[dict[str, Any]]:
+    """The rows of a choice by step scores, for every file of episodes that has them beside it."""
+    from typing import get_args
+
+    from trailmark import formats
+    from trailmark.errors import TrailmarkError, nearest
+    from trailmark.evaluate.choices import choose_row, steps_of
+    from trailmark.evaluate.stored_episodes import episode_files
+    from trailmark.score.classes import Over
+
+    if over not in get_args(Over):
+        raise TrailmarkError(f"eval: --over '{over}' is no rule.{nearest(over, get_args(Over))}")
+    rows = []
+    for stem, files in episode_files(path).items():
+        found = [formats.read("episodes", f, None) for f in files]
+        played, notes = [e for f in found for e in f.episodes], [a for f in found for a in f.annotations]
+        rows.append(choose_row(played, steps_of(played, notes, name), over, f"{stem}, by {name}"))  # type: ignore[arg-type]
+    return rows
 
 
 def compare(

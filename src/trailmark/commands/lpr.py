@@ -1,8 +1,8 @@
-"""`trailmark lpr …`: the stages of an `lpr` recipe one by one, and its records as files of the reference implementation.
+"""`trailmark lpr …`: the stages of an `lpr` recipe one by one, and its records as files of the original.
 
     trailmark lpr stages RECIPE                   what there is to do, and what is done
     trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
-    trailmark lpr export STAGE RECIPE OUT         what a stage made, as records {text, label, response, pred, id} and so on
+    trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
 
 `trailmark train RECIPE` makes them all.
 """
@@ -80,7 +80,9 @@ def run(
 
 @lpr.command()
 def export(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="solutions, cleaned, states, completions, scores or pairs.")],
+    stage: Annotated[
+        str, typer.Argument(metavar="STAGE", help="solutions, cleaned, states, completions, scores or pairs.")
+    ],
     recipe: Recipe,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: a list (.json), or lines (.jsonl).")],
     words: Words = None,

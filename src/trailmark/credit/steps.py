@@ -1,9 +1,9 @@
 """Rewards at the ends of reasoning steps: what each step earns, and how the steps of a group are compared.
 
-    scores of the steps     0.9   0.5   0.8      what a process reward model says
-    running "product"       0.9   0.45  0.36     or "sum", "min"; "none" leaves each step its own
-    times alpha 0.5         0.45  0.225 0.18
-    outcome 1               0.45  0.225 1        what the whole is worth takes the place of the last one
+scores of the steps     0.9   0.5   0.8      what a process reward model says
+running "product"       0.9   0.45  0.36     or "sum", "min"; "none" leaves each step its own
+times alpha 0.5         0.45  0.225 0.18
+outcome 1               0.45  0.225 1        what the whole is worth takes the place of the last one
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,21 @@ class Wish:
     budget: int | None = None
     tree: bool = False
     beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
+
+
+def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
+    """The wish with each value of a task's option, `KEY=A,B,…`, and how a row is called. A value may end in @SPLIT."""
+    if vary is None:
+        return [("", wish)]
+    key, equals, values = vary.partition("=")
+    if not equals or not key.isidentifier() or not all(values.split(",")):
+        raise TrailmarkError(f"--vary '{vary}': expected KEY=VALUE,VALUE, such as order=ABCD,DCBA.")
+    made = []
+    for value in dict.fromkeys(values.split(",")):
+        word, _, split = value.partition("@")
+        one = replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)
+        made.append((f", {key}={value}", one))
+    return made
 
 
 def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:

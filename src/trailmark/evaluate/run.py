@@ -27,7 +27,7 @@ from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.rollout.play import Protocol, Seat, play
 from trailmark.samples import scored
 from trailmark.tasks.base import TaskSource, draw_tasks
-from trailmark.types import Episode, Failed, Outcome, Scored, Task
+from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
 Answer = Callable[[Episode], str | None]
 FailedAs = Literal["apart", "lost"]
@@ -77,6 +77,8 @@ def summarise(
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
+    if hidden := sum(_is_hidden(e, side) for e in episodes):
+        row |= {"invalid": row["invalid"] - hidden, "hidden": hidden}
     row["tasks"] = len({e.task.id for e in episodes})
     if asked := [e for e in episodes if "guessed" in e.info]:
         row["decisions"] = sum(t.action is not None for e in asked for t in e.turns)
@@ -86,7 +88,7 @@ def summarise(
         starts = [e.task.id for e in good]
         won = successes(episodes, side, failed)
         if won:
-            left = {kind: n for kind, n in dropped.items() if n}
+            left = {kind: row[kind] for kind in dropped if row[kind]}
             metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
         reward = mean_of([_score(e, side).reward for e in good], starts)
         metrics["reward"] = reward.plain()
@@ -122,6 +124,8 @@ def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | Non
             else "in no average; --failed lost counts them as lost"
         )
         said.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
+    if n := row.get("hidden"):
+        said.append(f"{n} of {row['episodes']} questions have a hidden label (played, not scored)")
     if n := row["invalid"]:
         said.append(f"{n} of {row['episodes']} episodes are invalid (in no average)")
     if row.get("guessed"):
@@ -164,6 +168,11 @@ def check_sides(episodes: Sequence[Episode], side: str | None, seat: str | None 
 
 def _outcome(e: Episode, side: str | None) -> Outcome:
     return e.outcome if side is None else e.outcomes[side]
+
+
+def _is_hidden(e: Episode, side: str | None) -> bool:
+    """Whether a question was played whose label is not told."""
+    return isinstance(_outcome(e, side), Invalid) and e.task.data.get("label") == -1
 
 
 def _score(e: Episode, side: str | None) -> Scored:
@@ -251,4 +260,9 @@ def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed
         for k in powers_of_two(n):
             values = [majority_at_k([said for said, _ in v], right, k) for v, right in zip(tries, rights)]
             found[f"maj@{k}"] = mean_of(values).plain()
+        if all("options" in e.task.data for e in episodes):  # the one vote of all n, as the paper counts it
+            from trailmark.tasks.logic.answer import most_common
+
+            firsts = [right.get(most_common(said or "" for said, _ in v), False) for v, right in zip(tries, rights)]
+            found[f"sc@{n}"] = proportion([float(x) for x in firsts]).plain()
     return found

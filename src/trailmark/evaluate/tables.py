@@ -86,7 +86,8 @@ def metrics_table(
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", width: int | None = None) -> Any:
     def count(r: Mapping[str, Any]) -> str:
-        return str(r["scored"]) + "".join(f" + {r[kind]} {kind}" for kind in ("invalid", "failed") if r[kind])
+        left = ("invalid", "failed", "hidden")
+        return str(r["scored"]) + "".join(f" + {r[kind]} {kind}" for kind in left if r.get(kind))
 
     return metrics_table([(str(r["name"]), r["metrics"], count(r)) for r in rows], title, width, "episodes")
 

@@ -10,6 +10,7 @@ same format keeps its values.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,9 +55,15 @@ def find(name: str) -> Format:
     return FORMATS[name]
 
 
+@functools.cache
 def _function(name: str, direction: str) -> Any:
     module = importlib.import_module(f"trailmark.formats.{FORMATS[name].module}")
     return getattr(module, f"{name.replace('-', '_')}_{direction}")
+
+
+def row_reader(format: str) -> Any:
+    """The function (Reader, Row) -> Imported of a format of rows."""
+    return _function(format, "from_row")
 
 
 def read(
@@ -72,7 +79,7 @@ def read(
     if format == "episodes":
         return own.read(path)
     reader = turns.Reader(tokenizer, seat or kind.seat, turns.Starts(prefix))
-    from_row = _function(format, "from_row")
+    from_row = row_reader(format)
     made, skipped = each(path, lambda row: from_row(reader, row), skip_bad, unread)
     return turns.Imported([e for m in made for e in m.episodes], [a for m in made for a in m.annotations], skipped)
 

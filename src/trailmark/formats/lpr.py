@@ -42,12 +42,8 @@ def read_solutions(path: str | Path, tokenizer: Any, seat: str) -> list[Episode]
     if first and isinstance(first[0], dict) and "turns" in first[0]:
         return read_segment(path)
     made = formats.read("react", path, tokenizer, seat=seat).episodes
-    # Lines that name no step are cut elsewhere.
-    named = lambda e: any(kind != "Unknown" for kind in e.info["steps"])
-    bare = lambda e: replace(
-        e, turns=tuple(replace(t, steps=()) for t in e.turns), info={k: v for k, v in e.info.items() if k != "steps"}
-    )
-    return [e if named(e) else bare(e) for e in made]
+    bare = lambda e: {k: v for k, v in e.info.items() if k != "steps"}  # steps are cut anew, as the recipe says
+    return [replace(e, turns=tuple(replace(t, steps=()) for t in e.turns), info=bare(e)) for e in made]
 
 
 def read_states(

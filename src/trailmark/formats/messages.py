@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.rows import Row, each
+from trailmark.formats.rows import Row, RowFile, each
 from trailmark.formats.turns import Imported, Reader, Writer, conversation, messages_of, row_of
 from trailmark.types import Episode
 
@@ -53,14 +53,24 @@ def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
 
 def read_rows(path: str | Path) -> list[tuple[int, list[dict[str, Any]]]]:
     """Every row of messages as a conversation, with its line number."""
-    return each(path, lambda row: (row.line or 0, _conversation(row)), refused=unread)[0]
+    return each(path, lambda row: (row.line or 0, conversation_of(row)), refused=unread)[0]
 
 
 def count_rows(path: str | Path) -> int:
-    return len(read_messages(path))
+    """How many rows a file has. All are checked, and none is kept."""
+    from trailmark.formats.reflect import holds_texts, text_of
+
+    rows = RowFile(path)
+    texts = len(rows) > 0 and holds_texts(rows[0])
+
+    def look(_: int, row: Row) -> None:
+        (text_of if texts else conversation_of)(row)
+
+    rows.visit(look, refused=None if texts else unread)
+    return len(rows)
 
 
-def _conversation(row: Row) -> list[dict[str, Any]]:
+def conversation_of(row: Row) -> list[dict[str, Any]]:
     if isinstance(row.value, dict) and "messages" in row.value:
         return checked_messages(row, row.value, "messages")
     both = ["prompt", "response"]

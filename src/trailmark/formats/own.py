@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from trailmark.errors import DataError
@@ -14,11 +14,15 @@ from trailmark.types import Annotation, Episode
 def read(path: str | Path) -> Imported:
     episodes = read_segment(path)
     notes = read_segment(beside(path), Annotation) if beside(path).exists() else []
-    known = {e.id for e in episodes}
+    check_notes(path, notes, {e.id for e in episodes})
+    return Imported(episodes, notes)
+
+
+def check_notes(path: str | Path, notes: Sequence[Annotation], known: Collection[str]) -> None:
+    """Annotations must be of episodes whose ids are `known`."""
     for n, note in enumerate(notes, 1):
         if note.episode not in known:
             raise DataError(f"is '{note.episode}', which {Path(path).name} does not hold.", beside(path), n, "episode")
-    return Imported(episodes, notes)
 
 
 def write(path: str | Path, episodes: Iterable[Episode], annotations: Sequence[Annotation] = ()) -> None:

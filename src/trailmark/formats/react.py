@@ -42,7 +42,7 @@ def react_from_row(r: Reader, row: Row) -> Imported:
     if not isinstance(v["id"], int | str) or isinstance(v["id"], bool):
         raise row.bad(f"must be a whole number or a text, not {repr(v['id'])[:60]}.", "id")
     task, prompt = str(v["id"]), row.text(v["text"], "text")
-    if task in r.starts.seen:
+    if r.starts.holds(task):
         raise row.bad(f"is {v['id']!r}, as in an earlier row.", "id")
     listed = isinstance(v["response"], list)
     said = row.listed(v["response"], "response") if listed else [v["response"]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.rows import Row, dump, each
+from trailmark.formats.rows import Row, RowFile, dump
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turns_of
 from trailmark.types import Episode
 
@@ -76,26 +76,40 @@ def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, P
     return paths
 
 
-def read_texts(path: str | Path) -> list[tuple[int, str, str, bool]] | None:
-    """(line, prompt, response, whether an end follows) of every row of one of the five files; None if its rows are of
-    another kind. The last marker of the texts says whose file it is: an action is the policy's, an analysis the
-    reflector's."""
-    rows = each(path, lambda row: row)[0]
-    first = rows[0].value
-    if not isinstance(first, dict) or "text" not in first or first.keys() & {"messages", "prompt", "response"}:
-        return None
-    out: list[tuple[int, str, str, bool]] = []
-    for row in rows:
-        text = row.text(row.fields(row.value, "", ["text"])["text"], "text")
-        marker = max((ACTION, ANALYZE), key=text.rfind)
-        prompt, found, response = text.rpartition(marker)
-        if not found or not response:
-            raise row.bad(f"has neither {ANALYZE!r} nor {ACTION!r} with text after it: what should be learnt?", "text")
-        out.append((row.line if row.line is not None else row.item or 0, prompt + found, response, marker == ANALYZE))
-    if len({ends for _, _, _, ends in out}) > 1:
-        thoughts = sum(ends for _, _, _, ends in out)
-        actions = len(out) - thoughts
+Text = tuple[int, str, str, bool]  # line, prompt, response, whether an end follows
+
+
+def holds_texts(first: Row) -> bool:
+    """Whether a file whose first row is `first` is one of the five."""
+    others = {"messages", "prompt", "response"}
+    return isinstance(first.value, dict) and "text" in first.value and not first.value.keys() & others
+
+
+def text_of(row: Row) -> Text:
+    """A row of one of the five files. The last marker of a text says whose it is: an action is the policy's, an
+    analysis the reflector's."""
+    text = row.text(row.fields(row.value, "", ["text"])["text"], "text")
+    marker = max((ACTION, ANALYZE), key=text.rfind)
+    prompt, found, response = text.rpartition(marker)
+    if not found or not response:
+        raise row.bad(f"has neither {ANALYZE!r} nor {ACTION!r} with text after it: what should be learnt?", "text")
+    return row.line if row.line is not None else row.item or 0, prompt + found, response, marker == ANALYZE
+
+
+def one_kind(thoughts: int, actions: int, path: str | Path) -> None:
+    if thoughts and actions:
         raise DataError(f"holds {thoughts} reflections and {actions} actions: a file must hold only one kind.", path)
+
+
+def read_texts(path: str | Path) -> list[Text] | None:
+    """Every row of one of the five files; None if its rows are of another kind."""
+    rows = RowFile(path)
+    if not len(rows) or not holds_texts(rows[0]):
+        return None
+    out: list[Text] = []
+    rows.visit(lambda _, row: out.append(text_of(row)))
+    thoughts = sum(ends for _, _, _, ends in out)
+    one_kind(thoughts, len(out) - thoughts, path)
     return out
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trailmark.errors import DataError
-from trailmark.runs.data_files import must_be_file
+from trailmark.formats.lines import Lines
+from trailmark.progress import counted
 from trailmark.runs.store import atomic_write
 
 T = TypeVar("T")
@@ -77,73 +78,95 @@ def as_number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+class RowFile:
+    """The rows of a file, parsed when they are asked for. A list is one JSON value, so it is parsed whole and kept;
+    of lines only the places are kept."""
+
+    def __init__(self, path: str | Path):
+        self.path, self._lines = Path(path), Lines(path)
+        self._items: list[Any] | None = None
+        if self._lines.opens == "[":
+            self._items = _parse(self._lines.whole(), self.path, None)
+
+    def __len__(self) -> int:
+        return len(self._lines if self._items is None else self._items)
+
+    def __getitem__(self, i: int) -> Row:
+        return self._row(i, self._lines[i] if self._items is None else b"")
+
+    def _row(self, i: int, line: bytes) -> Row:
+        if self._items is not None:
+            return Row(self._items[i], self.path, None, i)
+        number = self._lines.numbers[i]
+        return Row(_parse(line.decode(), self.path, number), self.path, number)
+
+    def visit(
+        self,
+        use: Callable[[int, Row], None],
+        skip_bad: bool = False,
+        refused: Callable[[Row], DataError | None] | None = None,
+    ) -> tuple[str, ...]:
+        """Call `use` with the number of each row, from 0, and the row. The errors of the rows that `skip_bad` left
+        out are returned. `refused` returns an error if a row holds something that would be lost. Then the error names
+        the first such row and counts the others."""
+        used = 0
+        wrong: list[str] = []
+        lost: list[DataError] = []
+        lines = self._lines if self._items is None else [b""] * len(self)
+        for i, line in enumerate(counted(lines, f"checking {self.path.name}", "rows", len(self))):
+            try:
+                row = self._row(i, line)
+                if refused is not None and (why := refused(row)) is not None:
+                    if skip_bad:
+                        raise why
+                    lost.append(why)
+                elif not lost:
+                    _placed(use, i, row)
+                    used += 1
+            except DataError as problem:
+                if not skip_bad:
+                    raise
+                wrong.append(str(problem))
+        if lost:
+            share = f"{len(lost)} of {len(self)} rows have this"
+            raise _told(lost[0], f"{lost[0].text} {share} (`trailmark convert --skip-bad` leaves them out).")
+        if not used:
+            raise DataError(f"no row can be used; the first: {wrong[0]}" if wrong else "holds no rows.", self.path)
+        return tuple(wrong)
+
+
 def each(
     path: str | Path,
     make: Callable[[Row], T],
     skip_bad: bool = False,
     refused: Callable[[Row], DataError | None] | None = None,
 ) -> tuple[list[T], tuple[str, ...]]:
-    """The results of `make` for every row, and the errors of the rows that `skip_bad` left out. `refused` returns an
-    error if a row holds something that would be lost. Then the error names the first such row and counts the others."""
-    path = Path(path)
-    must_be_file(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as problem:
-        raise DataError(f"cannot be read ({problem.strerror}).", path) from None
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text.", path) from None
+    """The results of `make` for every row, and the errors of the rows that were left out (`RowFile.visit`)."""
     made: list[T] = []
-    wrong: list[str] = []
-    lost: list[DataError] = []
-    rows = _rows(path, text)
-    for row in rows:
-        try:
-            value = row.value if row.item is not None else _parse(row)
-            found = Row(value, path, row.line, row.item)
-            if refused is not None and (why := refused(found)) is not None:
-                if skip_bad:
-                    raise why
-                lost.append(why)
-            elif not lost:
-                made.append(_placed(make, found))
-        except DataError as problem:
-            if not skip_bad:
-                raise
-            wrong.append(str(problem))
-    if lost:
-        share = f"{len(lost)} of {len(rows)} rows have this"
-        raise _told(lost[0], f"{lost[0].text} {share} (`trailmark convert --skip-bad` leaves them out).")
-    if not made:
-        raise DataError(f"no row can be used; the first: {wrong[0]}" if wrong else "holds no rows.", path)
-    return made, tuple(wrong)
+    wrong = RowFile(path).visit(lambda _, row: made.append(make(row)), skip_bad, refused)
+    return made, wrong
 
 
 def _told(problem: DataError, text: str) -> DataError:
     return DataError(text, problem.file, problem.line, problem.key)
 
 
-def _rows(path: Path, text: str) -> list[Row]:
-    if text.lstrip()[:1] != "[":
-        lines = enumerate(text.split("\n"), 1)
-        return [Row(line, path, n) for n, line in lines if line.strip(" \t\r")]
-    return [Row(value, path, None, i) for i, value in enumerate(_parse(Row(text, path)))]
-
-
-def _placed(make: Callable[[Row], T], row: Row) -> T:
+def _placed(use: Callable[[int, Row], None], i: int, row: Row) -> None:
     try:
-        return make(row)
+        use(i, row)
     except DataError as problem:  # from the chat template, which knows no files
         raise problem if problem.file else row.bad(str(problem)) from problem
 
 
-def _parse(row: Row) -> Any:
+def _parse(text: str, path: Path, line: int | None, decoder: json.JSONDecoder | None = None) -> Any:
     try:
-        value = json.loads(row.value, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
-        if "\\u" in row.value:  # only an escape can write half a surrogate pair, which is not text
+        if text.startswith("\ufeff"):
+            raise ValueError("a BOM may only stand at the start of a file")
+        value = (decoder or _decoder).decode(text)
+        if "\\u" in text:  # only an escape can write half a surrogate pair, which is not text
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as problem:
-        raise row.bad(f"is not JSON: {problem}.") from None
+        raise DataError(f"is not JSON: {problem}.", path, line) from None
     return value
 
 
@@ -155,8 +178,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_line(text: str, path: Path, line: int) -> Any:
-    """The value of a line of a file, parsed as strictly as a row."""
-    return _parse(Row(text, path, line))
+    """The value of a line of a file, parsed as strictly as a row. Numbers must be finite, whatever their key."""
+    return _parse(text, path, line, _finite_decoder)
 
 
 def _finite(text: str) -> float:
@@ -166,6 +189,10 @@ def _finite(text: str) -> float:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+_finite_decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
 
 
 def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["list", "lines"]) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
@@ -35,11 +37,23 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What is needed to turn rows into episodes: tokenizer, seat, and names."""
+    """What is needed to turn rows into episodes: tokenizer, seat, and names. One with `bounds` only measures: it does
+    not encode, its turns have as many tokens as they can have at most, and it raises `Unsure` where that cannot be
+    said, or where encoding could fail."""
 
     tokenizer: Any
     seat: str
     starts: Starts
+    bounds: chat.ChatBounds | None = None
+
+
+def measuring(r: Reader) -> Reader:
+    """A reader that only measures, with the same names."""
+    return replace(r, bounds=chat.ChatBounds(r.tokenizer, _template(r.tokenizer)))
+
+
+class Unsure(Exception):
+    """A row must be encoded to know whether and how it fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,8 @@ class Writer:
 
 def conversation_turns(r: Reader, messages: Sequence[chat.Message], given: Collection[int] = ()) -> tuple[Turn, ...]:
     """A turn for every message of the assistant, except those in `given`, which are context."""
+    if r.bounds is not None:
+        return _measured_turns(r, r.bounds, messages, given)
     found: dict[int, tuple[Tokens, Tokens, int | None]] = {}
     for sequence in chat.sequences(r.tokenizer, messages, template=_template(r.tokenizer)):
         at, before = 0, None
@@ -89,6 +105,10 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
         raise ModelError("this tokenizer has no eos token, so a response cannot end; set eos_token")
     if steps and not tokenizer.is_fast:
         raise ModelError("steps are found by the offsets of tokens, which need a fast tokenizer")
+    if r.bounds is not None:
+        asked, answer = _sure(r.bounds.texts.most(prompt)), _sure(r.bounds.texts.most(response))
+        both: Any = range(asked + 1), range(answer + 1)  # with a BOS and an end
+        return Turn(r.seat, *both, stop="stop" if end else "", text=said)
     shown = chat.as_written(tokenizer, prompt)
     if adds_bos(tokenizer) and not prompt.startswith(tokenizer.bos_token):
         shown = mark(tokenizer.bos_token) + shown
@@ -105,6 +125,23 @@ def plain(r: Reader, prompt: str, response: str, end: bool = True, steps: Sequen
     borders = [0, *token_borders(ends, steps[1:]), len(tokens)] if steps else []
     spans = tuple(pairwise(borders))
     return Turn(r.seat, tuple(head), tokens, steps=spans, stop="stop" if end else "", text=said)
+
+
+def _sure(most: int | None) -> int:
+    if most is None:
+        raise Unsure
+    return most
+
+
+def _measured_turns(
+    r: Reader, bounds: chat.ChatBounds, messages: Sequence[chat.Message], given: Collection[int]
+) -> tuple[Turn, ...]:
+    """One turn. Whether several are one sequence depends on what a template makes of the texts."""
+    said = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in given]
+    if len(said) != 1 or said[0] is not messages[-1]:
+        raise Unsure
+    tokens: Any = range(_sure(bounds.most(messages)))
+    return (Turn(r.seat, tokens, (0,), stop="stop", text=said[0]["content"]),)
 
 
 def _encode(tokenizer: Any, text: str, ends: bool) -> tuple[list[int], list[int]]:
@@ -127,18 +164,36 @@ def _template(tokenizer: Any) -> str | None:
 
 
 class Starts:
-    """Names: rows with the same start are one task and one group, and their episodes are numbered. The file's name does
-    not matter, so `prefix` must differ between files that are combined."""
+    """Names: rows with the same start are one task and one group, and their episodes are numbered. The file's name
+    does not matter, so `prefix` must differ between files that are combined. Starts are told apart by a hash, so that
+    a large file's prompts need not be kept."""
 
     def __init__(self, prefix: str = ""):
-        self.prefix, self.seen = prefix, dict[str, tuple[str, int]]()
+        self.prefix, self.seen, self.counts = prefix, dict[bytes, int](), array("q")
 
     def name(self, start: Any, task: str | None = None) -> tuple[str, str]:
         """The ids of the task and of the next episode."""
-        key = json.dumps(start) if task is None else task
-        task, count = self.seen.get(key, (self.prefix + (str(len(self.seen)) if task is None else task), 0))
-        self.seen[key] = task, count + 1
-        return task, f"{task}/{count}"
+        return self.named(*self.number(start, task), task)
+
+    def number(self, start: Any, task: str | None) -> tuple[int, int]:
+        """The number of a start, and how many episodes it had before."""
+        number = self.seen.setdefault(_hash(json.dumps(start) if task is None else task), len(self.seen))
+        if number == len(self.counts):
+            self.counts.append(0)
+        self.counts[number] += 1
+        return number, self.counts[number] - 1
+
+    def named(self, number: int, count: int, task: str | None) -> tuple[str, str]:
+        name = self.prefix + (str(number) if task is None else task)
+        return name, f"{name}/{count}"
+
+    def holds(self, task: str) -> bool:
+        """Whether a task of this name was met."""
+        return _hash(task) in self.seen
+
+
+def _hash(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def episode(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trailmark.config import ModelConfig, RunConfig, SamplingConfig
+from trailmark.config import EngineConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
 from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
+from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.rollout.judged import noting
@@ -30,6 +32,17 @@ from trailmark.seats.table import check_servers, sampling_law
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Sample, Task
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model that a run holds."""
+
+    name: str
+    model: ModelConfig
+    optim: OptimConfig | None = None  # how it is trained; None: it is frozen
+    engine: EngineConfig | None = None  # how it is sampled from; None: it is not
+    output: bool = True  # whether its output layer is read, and not only a head
 
 
 class Method(Training):
@@ -55,6 +68,19 @@ class Method(Training):
 
         must_be_file(Path(data), "data")
         return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).exists() else 'which is not here yet'}"]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The models that a run holds, for a plan of its memory. Default: one that is trained, and sampled from if
+        there is a task."""
+        engine = getattr(config, "engine", None) if getattr(config, "task", None) is not None else None
+        return [Held("policy", config.model, config.learner.optim, engine)]
+
+    @classmethod
+    def trainings(cls, config: Any) -> list[tuple[str, type[Method], Any]]:
+        """The trainings of a recipe in their order, for a plan: a name, the method, and its recipe, which must be one
+        that can begin now. Default: one."""
+        return [("", cls, config)]
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
@@ -113,11 +139,15 @@ class Method(Training):
         return draw_tasks(source, split, n, seed)
 
     @classmethod
-    def imitated(cls, config: Any, tokenizer: Any, context: int) -> list[list[Sample]]:
+    def imitated(cls, config: Any, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
         """The samples of each row of the file that the run imitates."""
         return []
 
     # -- a run ----------------------------------------------------------------------------------------------------
+
+    def drawn(self, step: int) -> list[Sample] | None:
+        """The samples of a step before any model has scored them; None if they must be played first."""
+        return None
 
     def load_first_model(self) -> LM:
         """Load `first_model`, with the name that episodes store."""
@@ -161,6 +191,13 @@ def name_in_run(name: str, run: Run) -> str:
     that run. Episodes store this name, so that equal runs in two places store equal episodes."""
     root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
     return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
+
+
+def reference_held(model: ModelConfig, name: str | None = None) -> list[Held]:
+    """The reference as `load_reference` loads it: nothing where it is the policy below its adapter."""
+    if name is None and model.lora and not is_adapter(model.name):
+        return []
+    return [Held("ref", model.model_copy(update={"lora": None, "name": name or model.name}))]
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:

@@ -43,6 +43,23 @@ class TaskConfig(Config):
     options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
 
 
+Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
+CLIPPED = {"kind": "clipped", "ratio": "token", "surrogate": "clipped"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "grpo": {"credit": "group", "mean": "sequence", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dr_grpo": {"credit": "group_mean", "mean": "constant", "objective": {**CLIPPED, "low": 0.2, "high": 0.2}},
+    "dapo": {"credit": "group", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.28}, "refill": 3},
+    "gspo": {"credit": "group", "mean": "sequence",
+             "objective": {**CLIPPED, "ratio": "sequence", "low": 3e-4, "high": 4e-4}},
+    "cispo": {"credit": "group", "mean": "token",
+              "objective": {**CLIPPED, "surrogate": "cispo", "low": 1.0, "high": 4.0}},
+    "rloo": {"credit": "leave_one_out", "mean": "constant", "objective": {"kind": "weighted_logp"}},
+    "reinforce_pp": {"credit": "batch", "mean": "token", "objective": {**CLIPPED, "low": 0.2, "high": 0.2},
+                     "kl_reward": 0.01},
+}  # fmt: skip
+TUNED = ("low", "high", "beta", "kl", "entropy", "refill", "kl_reward")  # settings that a variant leaves to the recipe
+
+
 class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     starts: PositiveInt = Field(8, description="starts (tasks) in one step")
@@ -50,8 +67,13 @@ class PolicyGradientRecipe(RunConfig):
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
-    credit: Literal["returns", "group", "leave_one_out"] = Field(
+    variant: Variant | None = Field(None, description="a published set of credit, mean and objective, by its name")
+    credit: Literal["returns", "group", "group_mean", "leave_one_out", "batch"] = Field(
         "group", description="how advantages are computed from rewards"
+    )
+    kl_reward: float = Field(0.0, ge=0, description="weight of a KL penalty per token in the reward, not in the loss")
+    refill: NonNegativeInt = Field(
+        0, description="rounds of further starts in place of groups whose episodes all earn the same; these are dropped"
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount over turns (credit: returns)")
     mean: Mean = Field("token", description="what the loss is averaged over")
@@ -66,11 +88,13 @@ class PolicyGradientRecipe(RunConfig):
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        return with_prompts(raw)
+        return with_variant(with_prompts(raw))
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
-        if self.n < 2 and self.credit != "returns":
+        if self.variant and self.n < 2 and self.credit == "batch":
+            return self
+        if self.n < 2 and self.credit not in ("returns", "batch"):
             raise ValueError(
                 f"n is 1, and with credit {self.credit} an episode is compared with the others of its start, so every "
                 "advantage would be 0: set n to 2 or more, or set credit: returns"
@@ -91,6 +115,34 @@ class PolicyGradientRecipe(RunConfig):
             return get_objective(v).model_dump()
         except RecipeError as e:
             raise ValueError(str(e)) from e
+
+
+def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
+    """A recipe in which `variant` has become its credit, mean and objective. A key that says something else is refused:
+    the name would promise what is not done. The settings of the objective may be changed."""
+    chosen = VARIANTS.get(raw.get("variant"))  # type: ignore[arg-type]
+    if chosen is None:
+        return raw
+    out = dict(raw)
+    for key, value in chosen.items():
+        given = raw.get(key)
+        if key == "objective":
+            given = given if isinstance(given, dict) else {}
+            fixed = {k: v for k, v in value.items() if k not in TUNED}
+            wrong = next((k for k, v in fixed.items() if k in given and given[k] != v), None)
+            if wrong:
+                raise RecipeError(
+                    f"variant {raw['variant']} means objective.{wrong}: {fixed[wrong]}, and the recipe says "
+                    f"{given[wrong]}: leave out one of the two."
+                )
+            out[key] = {**value, **given}
+        elif key in raw and given is not None and given != value and key not in TUNED:
+            raise RecipeError(
+                f"variant {raw['variant']} means {key}: {value}, and the recipe says {given}: leave out one of the two."
+            )
+        elif given is None:
+            out[key] = value
+    return out
 
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
@@ -316,9 +368,9 @@ PAIRED = ("dpo", "ipo", "hinge")  # objectives of pairs
 class PreferenceRecipe(OfflineRecipe):
     objective: Preference = Field("dpo", description="what is learnt")
     beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, hinge, kto); none: 0.1")
-    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round (dpo)")
+    smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that may be the wrong way round (dpo)")
     per: Literal["answer", "token"] = Field(
-        "answer", description="log-ratios are summed over an answer, or their mean is taken over its tokens (dpo, ipo, hinge)"
+        "answer", description="log-ratios: their sum over an answer, or their mean over its tokens (dpo, ipo, hinge)"
     )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
     pair_file: Annotated[str | None, NamesFile()] = Field(
@@ -369,7 +421,7 @@ class RewardModelRecipe(RunConfig):
     pair_file: Annotated[str | None, NamesFile()] = Field(
         None, description="pairwise: JSONL of {chosen, rejected}, which name episodes of the data"
     )
-    label: str = Field("label", description="the annotation that holds the class of each step; below 0: this step has none")
+    label: str = Field("label", description="the annotation with the class of each step; below 0: it has none")
     outputs: int = Field(4, ge=2, description="classes of kind classes; a scalar's target is label / (outputs - 1)")
     seat: str = Field("policy", description="whose turns are judged")
     max_len: PositiveInt | None = Field(None, description="longer answers are left out; none: the model's context")
@@ -477,7 +529,7 @@ class OreoRecipe(OfflineRecipe):
     @model_validator(mode="after")
     def _fits(self) -> OreoRecipe:
         if self.format == "pairs":
-            raise ValueError("a file of pairs has no rewards: it is for method preference with objective dpo, ipo or hinge")
+            raise ValueError("a file of pairs has no rewards: it is for method preference (dpo, ipo or hinge)")
         if self.level == "step" and self.states == "token":
             raise ValueError("level step needs states: step")
         if self.hinge and self.level != "response":
@@ -504,7 +556,7 @@ class StepRewards(Config):
     raw: bool = Field(False, description="the head's number for the last of these classes, in place of a probability")
     running: Running = Field("none", description="each step its own score, or the sum, min or product up to it")
     alpha: float = Field(1.0, ge=0, description="weight of what the reward model says")
-    right: float | None = Field(None, description="what a right answer earns in the place of its last step; none: nothing")
+    right: float | None = Field(None, description="what a right answer earns at its last step; none: nothing")
     wrong: float = Field(0.0, description="what a wrong answer earns there")
     at_end: bool = Field(False, description="the last step is paid at the token that ends the turn")
     clip: float | None = Field(5.0, gt=0, description="largest reward of a step, up or down; none: no limit")
@@ -514,7 +566,7 @@ class StepRewards(Config):
     @model_validator(mode="after")
     def _some(self) -> StepRewards:
         if self.model is None and self.right is None:
-            raise ValueError("nothing is paid: set rewards.model (a reward model), rewards.right (the outcome), or both")
+            raise ValueError("nothing is paid: set rewards.model (the process), rewards.right (the outcome), or both")
         return self
 
 
@@ -531,11 +583,11 @@ class StepRlRecipe(RunConfig):
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
     seats: dict[str, SeatConfig] = seats_section()
     rewards: StepRewards = Field(StepRewards(right=1.0), description="what steps earn")
-    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward (ppo, remax), or in the loss (grpo)")
+    kl: float = Field(0.1, ge=0, description="price of leaving the start: in the reward, or (grpo) in the loss")
     gamma: float = Field(1.0, ge=0, le=1, description="discount over tokens (ppo, remax)")
     lam: float = Field(0.95, ge=0, le=1, description="of generalised advantages (ppo)")
     clip: float = Field(0.2, gt=0, lt=1, description="how far a ratio may leave 1 (ppo, grpo)")
-    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move in one step (ppo); none: no limit")
+    value_clip: float | None = Field(0.2, gt=0, description="how far a value may move at once (ppo); none: no limit")
     critic: OreoCritic = Field(
         OreoCritic(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
     )
@@ -547,6 +599,11 @@ class StepRlRecipe(RunConfig):
         if self.algorithm == "grpo" and self.n < 2:
             raise ValueError("n is 1, and algorithm grpo compares the steps of several answers: set n to 2 or more")
         return self
+
+    @property
+    def overlap(self) -> bool:
+        """Whether the next batch is played while the learner works: not here."""
+        return False
 
 
 # --- oreo_rounds ------------------------------------------------------------------------------------------------
@@ -606,8 +663,9 @@ class LprGiven(Config):
 
 
 class LprTeacher(Config):
-    """Who writes the first solutions. The seat `teacher` is sampled, and its right solutions are imitated."""
+    """Who writes the first solutions: the seat `teacher`, or the task itself. The right ones are imitated."""
 
+    gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
     starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
@@ -629,6 +687,11 @@ class LprClean(Config):
     """Which solutions are kept, and how they are cut into steps."""
 
     split: Split = Field("newline", description="how a solution is cut into steps")
+    react: Literal["any", "finish", "strict"] = Field(
+        "any",
+        description="finish: one line with Finish[The answer is …], the last; strict: lines that name no step are also "
+        "put behind the one before, and short steps are left out",
+    )
     clean: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="package.module:function or file.py:function: text -> cleaned text, or None to drop it"
     )
@@ -693,6 +756,7 @@ class LprAccept(Config):
 
 class LprStatePairs(Config):
     best_of: PositiveInt = Field(10, description="states of a question that are chosen")
+    ratio: float | None = Field(None, gt=0, description="most of them for each pair of whole answers; none: all")
     margin: float = Field(0.5, ge=0, description="a chosen one is worth more than the other by more than this")
 
 
@@ -717,13 +781,15 @@ class LprPairs(Config):
     up_sampling: PositiveInt = Field(1, description="how often pairs of two right answers are repeated")
     all_right: bool = Field(False, description="any right answer may be above another, not the chosen ones alone")
     among_wrong: bool = Field(False, description="wrong answers are ranked among each other, too")
-    drop_losers: bool = Field(False, description="a right answer that loses against another is not set against wrong ones")
+    drop_losers: bool = Field(False, description="a right answer that loses to another is not set against wrong ones")
     reject_surplus: bool = Field(False, description="right answers that were not chosen are rejected like wrong ones")
     hard_only: bool = Field(False, description="right answers are compared only where some answer is wrong")
     accept: LprAccept | None = Field(None, description="accept right answers by chance, in place of the margin")
     min_right_steps: NonNegativeInt = Field(0, description="shorter right answers take no part")
     min_wrong_steps: NonNegativeInt = Field(0, description="shorter wrong answers take no part")
-    exclude: str | None = Field(None, description="JSON list of the questions of which no two right answers are compared")
+    exclude: Annotated[str | None, NamesFile()] = Field(
+        None, description="JSON list of the questions of which no two right answers are compared"
+    )
     states: LprStatePairs | None = Field(None, description="also pairs of states")
     steps: LprStepPairs | None = Field(None, description="pairs of steps behind one state, in the place of all others")
     aliased: bool = Field(
@@ -733,7 +799,7 @@ class LprPairs(Config):
 
 
 class LprRecipe(RunConfig):
-    """The whole road: solutions, states, completions, values, reward model, scores, pairs, preference, reinforcement."""
+    """The road: solutions, states, completions, values, reward model, scores, pairs, and what is trained on them."""
 
     steps: PositiveInt = Field(1, description="rounds")
     task: TaskConfig = Field(TaskConfig(name="arith"), description="the questions")
@@ -778,6 +844,8 @@ class LprRecipe(RunConfig):
         for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
             if wrong := [i for i in shards or () if i not in known]:
                 raise ValueError(f"{key}: there is no shard {wrong[0]}: states.shards is {self.states.shards}")
+        if self.teacher.gold and "teacher" in self.seats:
+            raise ValueError("teacher.gold takes the place of the seat teacher: leave one of them out")
         if unknown := sorted(set(self.seats) - {"policy", "teacher"}):
             raise ValueError(f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy and teacher")
         return self

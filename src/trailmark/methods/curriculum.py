@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trailmark.errors import TaskError
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import CurriculumConfig
-from trailmark.methods.sft import batch_rows
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Task
 

@@ -1,6 +1,6 @@
 """LPR: process rewards from nothing but outcomes, a model of them, and what it teaches.
 
-    lessons, sft     the seat `teacher` writes solutions, and the policy imitates the right ones (where there is a teacher)
+    lessons, sft     the seat `teacher`, if there is one, writes solutions, and the policy imitates the right ones
     solutions-1      the policy writes n solutions of each question
     cleaned-1        those that can be used, cut into steps
     states-1         beginnings of them, drawn at random, in shards
@@ -14,25 +14,29 @@
     rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
     solutions-2      the next round, from the policy of the last one
 
-Each is a stage: done once, made again when what it depends on changes, and it goes on after a kill. Stages that nothing needs
-are left out: pairs by outcome need no reward model. `given` puts a file from elsewhere in the place of a stage.
+Each is a stage: done once, made again when what it depends on changes, and it goes on after a kill. Stages that
+nothing needs are left out: pairs by outcome need no reward model. `given` puts a file from elsewhere in the place of a
+stage.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark import formats
 from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.formats import lpr as records
+from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.functions import load_function
 from trailmark.memory import need_rows
 from trailmark.methods import lpr_pairs, lpr_states
@@ -59,6 +63,8 @@ from trailmark.seats.table import Table, check_servers
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.logic.clean import STRICT, Cleaning
+from trailmark.tasks.logic.clean import clean as react_clean
 from trailmark.types import Annotation, Episode, Task
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
@@ -84,12 +90,12 @@ class LprMethod(Method):
     """Each of its trainings is a run of its own, so this class has no updates and takes the whole run in its hands."""
 
     Config = LprRecipe
-    staged = tuple(LprRecipe.model_fields)
+    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher")
     only: ClassVar[tuple[str, ...] | None] = None  # the stages that are made; None: all
 
     @classmethod
     def seats_of(cls, config: LprRecipe) -> dict[str, AnyKind]:
-        """A seat of a server or a script may write the solutions: what is trained is the recipe's model all the same."""
+        """A server or a script may write the solutions: what is trained is the recipe's model all the same."""
         given = {SEAT: LocalSeat(trained=True), **config.seats}
         check_seats({n: s for n, s in given.items() if n != SEAT} | {SEAT: LocalSeat(trained=True)})
         return filled(given, config.sampling, config.engine)
@@ -98,6 +104,13 @@ class LprMethod(Method):
     def check(cls, config: LprRecipe) -> list[str]:
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]
+
+    @classmethod
+    def trainings(cls, config: LprRecipe) -> list[tuple[str, type[Method], Any]]:
+        raise RecipeError(
+            "a plan needs the data, which the stages of lpr make themselves: plan its trainings as methods "
+            "reward_model, preference and step_rl, with their data"
+        )
 
     @classmethod
     def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:
@@ -153,8 +166,11 @@ class Road:
     def ends_with(self, k: int) -> str:
         """The training that ends round k; of round 0, the one before the first round."""
         if k == 0:
-            return "sft" if "teacher" in self.config.seats else ""
+            return "sft" if self.taught() else ""
         return f"rl-{k}" if self.config.rl is not None else f"policy-{k}"
+
+    def taught(self) -> bool:
+        return "teacher" in self.config.seats or self.config.teacher.gold
 
     def last(self, k: int) -> str:
         return self.ends_with(k)
@@ -196,7 +212,7 @@ class Road:
 
     def stages(self) -> list[Stage]:
         c, out = self.config, list[Stage]()
-        if "teacher" in c.seats:
+        if self.taught():
             out += [self.lessons(), self.imitation()]
         for k in range(1, c.steps + 1):
             given = c.given if k == 1 else type(c.given)()
@@ -269,30 +285,26 @@ class Road:
 
         def make(folder: Path) -> Any:
             source = self.source()
-            table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
-            table.bind(source)
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
-            starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-            made = collect_starts(folder / "written.jsonl", source, starts, seats)
+            if c.teacher.gold:
+                made = [worked(source, task, self.tokenizer) for task in tasks]
+            else:
+                table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
+                table.bind(source)
+                starts = start_all(tasks, c.teacher.n, c.seed, "0:")
+                made = collect_starts(folder / "written.jsonl", source, starts, seats)
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
-            if not right:
-                raise DataError(
-                    f"stage 'lessons': none of the teacher's {len(made)} solutions is right and clean: {dict(out)}."
-                )
-            formats.write("episodes", folder / "all.jsonl", right, None)
             out["wrong"] += len(good) - len(right)
+            if not right:
+                raise DataError(f"stage 'lessons': none of {len(made)} solutions is right and clean: {_said(out)}.")
+            formats.write("episodes", folder / "all.jsonl", right, None)
             return {"solutions": len(right), "written": len(made)}, out
 
         settings = {
-            "task": c.task,
-            "teacher": c.teacher,
-            "seat": c.seats["teacher"],
-            "clean": c.clean,
-            "seed": c.seed,
-            "sampling": c.sampling,
-            "split": c.sample.split,
-        }
+            "task": c.task, "teacher": c.teacher, "clean": c.clean, "seed": c.seed, "split": c.sample.split,
+            **({} if c.teacher.gold else {"seat": c.seats["teacher"], "sampling": c.sampling}),
+        }  # fmt: skip
         return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
 
     def imitation(self) -> Stage:
@@ -354,7 +366,7 @@ class Road:
         return {"solutions": len(episodes), "questions": len({e.group for e in episodes})}, {}
 
     def _join(self, episodes: list[Episode], file: str) -> None:
-        """Give questions of a file the task's own start of the same id, where there is one: its world judges completions."""
+        """Give questions of a file the task's own start of the same id, if any: its world judges completions."""
         source = get_task(self.config.task.name, **self.config.task.options)
         known: dict[str, Task] = {}
         for task in self.questions(source):
@@ -364,7 +376,7 @@ class Road:
                 episodes[i] = dataclasses.replace(e, task=dataclasses.replace(task, meta={**e.task.meta, **task.meta}))
 
     def questions(self, source: Any) -> list[Task]:
-        """The questions that a file from elsewhere may be about: all that the task lists, and those of the first round."""
+        """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
         c = self.config
         drawn = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + 1)
         return [*source.tasks(c.sample.split), *drawn]
@@ -378,6 +390,8 @@ class Road:
     def usable(self, episodes: Sequence[Episode], source: Any) -> tuple[list[Episode], Counter[str]]:
         c = self.config.clean
         cleaner = load_function(c.clean, "clean.clean")[0] if c.clean else None
+        if cleaner is None and c.react != "any":
+            cleaner = partial(react_clean, rules=STRICT if c.react == "strict" else Cleaning())
         return lpr_states.clean_all(episodes, c, self.tokenizer, SEAT, partial(self.shown, source), cleaner)
 
     def cleaned(self, k: int) -> Stage:
@@ -529,7 +543,7 @@ class Road:
                 annotated = {a.episode for a in notes}
                 groups = {e.group for e in mine if e.id in annotated}  # questions without a value are not learnt from
                 mine = [e for e in mine if e.group in groups]
-                if name == "dev" and not mine:
+                if name == "dev" and not c.labels.dev_shards:
                     continue
                 found, lost = lpr_states.examples(mine, notes, c.complete.k, c.labels, self.tokenizer, SEAT, c.seed)
                 used, labels = lpr_states.label_notes(found, mine)
@@ -544,7 +558,8 @@ class Road:
                     )
                     used, labels, told["replayed"] = [*used, *more], [*labels, *kept], told.get("replayed", 0) + n
                 if not labels:
-                    raise DataError(f"stage 'examples-{k}': there is no example to learn from: {_said(lost)}.")
+                    where = f"in labels.dev_shards {c.labels.dev_shards}" if name == "dev" else "to learn from"
+                    raise DataError(f"stage 'examples-{k}': there is no example {where}: {_said(lost)}.")
                 formats.write("episodes", folder / f"{name}.jsonl", used, None, annotations=labels)
             return told, out
 
@@ -640,10 +655,14 @@ class Road:
                         name, answers, c.pairs, {name} if ids[name] in barred or name in barred else ()
                     )
             if c.pairs.states is not None:
-                made += self.state_pairs(episodes, outputs)
+                partial_ones = self.state_pairs(episodes, outputs)
+                ratio = c.pairs.states.ratio
+                most = None if ratio is None else math.floor(ratio * len(made))
+                made += lpr_pairs.some_of(partial_ones, most, random.Random(f"states {c.pairs.seed}"))
             if not made:
                 raise DataError(
-                    f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which {sum(map(won, episodes))} are right."
+                    f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
+                    f"{sum(map(won, episodes))} are right."
                 )
             _write_lines(folder / "pairs.jsonl", [p.line() for p in made])
             known = {e.id: e for e in episodes}
@@ -803,7 +822,18 @@ class Road:
         return recipe.model_validate({**base, **given})
 
 
-# --- completions ---------------------------------------------------------------------------------------------------
+# --- lessons and completions ---------------------------------------------------------------------------------------
+
+
+def worked(source: Any, task: Task, tokenizer: Any) -> Episode:
+    """A task's own worked solution as an episode of the policy."""
+    if not isinstance(gold := task.meta.get("gold"), str):
+        raise DataError(f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead.")
+    world = source.make()
+    shown = world.reset(task).text
+    step = world.step(gold)
+    turn = replace(plain(Reader(tokenizer, SEAT, Starts()), shown, gold), action=gold, reward=step.paid()[0])
+    return Episode(f"0:{task.id}/0", task, f"0:{task.id}", (turn,), {"self": step.outcome}, step.terminated)
 
 
 def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
@@ -814,8 +844,8 @@ def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
         now = source.make().reset(points[0].episode.task).text
         if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
             raise DataError(
-                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows now: states of solutions "
-                "from elsewhere can be completed only if their prompts are those of the task."
+                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
+                "solutions from elsewhere can be completed only if their prompts are those of the task."
             )
 
 

@@ -4,8 +4,8 @@ Answers of one question come in the order in which they were written. `reward` i
 the whole (a product over steps, say), None where nobody scored them.
 
     outcome   every right answer with every wrong one
-    process   the `best_of` best right ones (in their old order) with the `max_wrong` best wrong ones (the hardest first),
-              and a right one above each right one that is worth less by more than `margin`
+    process   the `best_of` best right ones (in their old order) with the `max_wrong` best wrong ones, the hardest
+              first; and a right one above each right one that is worth less by more than `margin`
     state     beginnings of answers, ranked by the product up to there
     step      two continuations of one state: what stands before is given and not trained
 
@@ -147,6 +147,13 @@ def state_pairs(states: Sequence[Answer], best_of: int, margin: float) -> list[C
     """Beginnings of answers: the `best_of` best above each that is worth less by more than the margin."""
     known = _scored(states)
     return margin_pairs(best(known, best_of), known, margin, "state")
+
+
+def some_of(pairs: Sequence[Chosen], most: int | None, draw: random.Random) -> list[Chosen]:
+    """At most so many of the pairs, drawn by chance and in their order."""
+    if most is None or len(pairs) <= most:
+        return list(pairs)
+    return [pairs[i] for i in sorted(draw.sample(range(len(pairs)), most))]
 
 
 def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Chosen]:

@@ -1,5 +1,5 @@
-"""LPR's states: solutions that are cleaned and cut into steps, the states that are completed, what they are worth, and what a
-process reward model learns from them.
+"""LPR's states: solutions that are cleaned and cut into steps, the states that are completed, what they are worth, and
+what a process reward model learns from them.
 
 A state is the beginning of a solution up to the end of a step. k completions of it are drawn; its value is how many of
 them are right, from 0 to k. The label of a whole solution is k if it is right, else 0.
@@ -26,7 +26,7 @@ from trailmark.score.classes import class_numbers, over_steps
 from trailmark.steps import mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
 
-Cleaner = Callable[[str], str | None]
+Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
 Place = tuple[str, int, int]  # episode, turn, token: a state
 
 # --- cleaning ------------------------------------------------------------------------------------------------------
@@ -66,9 +66,12 @@ def _cleaned(
     turn = next((t for t in reversed(e.turns) if t.tokens or t.text), None)
     if turn is None or not turn.text.strip():
         return "empty", None
-    text = turn.text if cleaner is None else cleaner(turn.text)
+    said = turn.text if cleaner is None else cleaner(turn.text)
+    text, why = (said[0], said[1]) if isinstance(said, tuple) else (said, "")
     if text is None or not text.strip():
-        return "not clean", None
+        return why or "not clean", None
+    if (lead := turn.text[: len(turn.text) - len(turn.text.lstrip(" "))]) and not text.startswith(lead):
+        text = lead + text  # behind a prompt that ends with "Thought 1:" a blank is part of the answer
     if len(e.turns) > 1 and (text != turn.text or not turn.prompt):
         raise DataError(
             f"episode '{e.id}' has {len(e.turns)} turns: only an answer of one turn can be cleaned or encoded anew."
@@ -84,7 +87,7 @@ def _cleaned(
 
 
 def cut_turn(turn: Turn, text: str, tokenizer: Any) -> Turn | None:
-    """The turn cut so that it says `text` and ends there, with the tokens that were written; None: they do not say it."""
+    """The turn cut so that it says `text` and ends there, in the tokens that were written; None: they do not say it."""
     if not turn.prompt or not turn.text.startswith(text):
         return None
     cut = token_border(tokenizer, turn.tokens, turn.text, len(text))
@@ -241,7 +244,7 @@ def examples(
 
 
 def one_of_each(found: Sequence[Example], out: Counter[str]) -> list[Example]:
-    """Equal texts of one question as one example. Where their labels differ, it has their mean, rounded (halves go up)."""
+    """Equal texts of one question as one example. Where labels differ, it has their mean, rounded (halves go up)."""
     same: dict[tuple[str, str], list[Example]] = {}
     for x in found:
         same.setdefault(x.text, []).append(x)

@@ -1,26 +1,31 @@
 """Learning from a file of scored trajectories: what `oreo` and `preference` share.
 
-Trajectories that cannot be learnt from are left out and counted. The policy can be evaluated on a task during training,
-and once as it was before training (`final.start`).
+Trajectories that cannot be learnt from are left out and counted. Reading goes over the files once and keeps where each
+trajectory stands; a trajectory is read and encoded when a batch needs it. The policy can be evaluated on a task during
+training, and once as it was before training (`final.start`).
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailmark import formats
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, RecipeError
-from trailmark.formats.rows import each
+from trailmark.formats.on_demand import OnDemand
+from trailmark.formats.rows import RowFile
+from trailmark.formats.scored import SIDES
+from trailmark.formats.stored import StoredFile
 from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, trained_seat
+from trailmark.methods.base import Held, Method, reference_held, trained_seat
+from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -32,7 +37,7 @@ from trailmark.samples import chains, scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode, Scored
+from trailmark.types import Episode, Failed, Scored
 
 NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
@@ -51,9 +56,11 @@ class OfflineMethod(Method):
         self.max_len = min(policy.context, config.max_len or policy.context)
         found = read_scored(config.files, config.format, policy.tokenizer, config.seat, self.max_len)
         self.rows, skipped = self.make_rows(config, found.episodes, policy.tokenizer)
+        self.batches = Batches(self.rows, config.batch, config.seed, config.steps)
         self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in {**found.skipped, **skipped}.items()}
         if config.epochs is not None:
             config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
+            self.batches.steps = config.steps
         super().__init__(config, run)
         self.models: dict[str, LM] = {"policy": policy}
         self.ref = self.make_reference()
@@ -65,8 +72,9 @@ class OfflineMethod(Method):
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
-        """The rows that batches are drawn from, and how many trajectories could not be used, by reason."""
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
+        """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
+        read from disk when they are asked for; what `Trajectories` says about them costs nothing."""
         raise NotImplementedError(
             f"{type(self).__name__} must define make_rows(config, episodes, tokenizer), which returns the rows that a "
             "batch is drawn from and how many trajectories it left out, by reason"
@@ -114,6 +122,11 @@ class OfflineMethod(Method):
         return (Evaluation("start", first, moves=False),)
 
     @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy, and the reference unless it is the policy below its adapter."""
+        return [*super().holds(config), *reference_held(config.model, config.ref)]
+
+    @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
         return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
@@ -123,7 +136,11 @@ class OfflineMethod(Method):
 
         def rows_of(path: str) -> str:
             must_be_file(Path(path), "data")
-            return f"{len(each(path, lambda row: row)[0])} rows" if Path(path).exists() else "which is not here yet"
+            if not Path(path).exists():
+                return "which is not here yet"
+            rows = RowFile(path)
+            rows.visit(lambda *_: None)
+            return f"{len(rows)} rows"
 
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
 
@@ -131,11 +148,45 @@ class OfflineMethod(Method):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+class Trajectories(OnDemand[Episode]):
+    """The episodes that can be learnt from, in the order of the files, and what decides how they are used: for each
+    of them whether it is a success (`won`), the number of its group (`group`; `group_names` has the names), and, if
+    it is a side of a pair, the number of the pair and the side (`pair` and `side`, else -1)."""
+
+    def __init__(self) -> None:
+        super().__init__(0, self._read, _weight)
+        self.files: list[StoredFile] = []
+        self._places = [array("q") for _ in range(3)]  # file, row, which episode of the row
+        self.won, self.group, self.pair, self.side = array("b"), array("q"), array("q"), array("b")
+        self.group_names: dict[str, int] = {}
+        self._pairs: dict[str, int] = {}
+
+    def add(self, row: int, part: int, e: Episode) -> None:
+        """Episode number `part` of row `row` of the last file."""
+        for column, value in zip(self._places, (len(self.files) - 1, row, part)):
+            column.append(value)
+        self.won.append(won(e))
+        self.group.append(self.group_names.setdefault(e.group, len(self.group_names)))
+        name = e.info.get("pair")
+        self.pair.append(-1 if name is None else self._pairs.setdefault(name, len(self._pairs)))
+        self.side.append(list(SIDES).index(e.info["side"]) if e.info.get("side") in SIDES else -1)
+        self._length += 1
+
+    def _read(self, i: int) -> Episode:
+        file, row, part = (column[i] for column in self._places)
+        return self.files[file].read(row)[part]
+
+
+def _weight(e: Episode) -> int:
+    """About how many bytes an episode takes in memory."""
+    return 3000 + sum(40 * (len(t.prompt) + len(t.tokens)) + 16 * len(t.logp) + 2 * len(t.text) for t in e.turns)
+
+
 @dataclass(frozen=True)
 class Data:
     """The episodes that can be learnt from, and how many were left out, by reason."""
 
-    episodes: list[Episode]
+    episodes: Trajectories
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -143,26 +194,33 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
     tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
     error."""
-    episodes: list[Episode] = []
+    kept = Trajectories()
     skipped: dict[str, int] = {}
+    unscored = {"no_reward": 0, "failed": 0}
+    useless: dict[str, int] = {}
+    ids: set[str] = set()  # of a file of episodes; other ids are made here and differ
+
+    def use(row: int, episodes: list[Episode]) -> None:
+        for part, e in enumerate(episodes):
+            if format != "pairs" and not isinstance(e.outcome, Scored):
+                unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
+            elif why := _useless(e, seat, max_len):
+                _count(useless, why, 1)
+            else:
+                kept.add(row, part, e)
+                if format == "episodes":
+                    ids.add(e.id)
+
     for number, path in enumerate(paths):
-        more = {"prefix": f"{number}:"} if len(paths) > 1 else {}
-        found = formats.read(format, path, tokenizer, seat=seat, skip_bad=True, **more)
-        for why in found.skipped:
+        kept.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
+        wrong = kept.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
+        for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
-        _count(skipped, "no_action", len(found.skipped))
-        episodes += found.episodes
-    if format != "pairs":
-        episodes, dropped = scored(episodes)
-        _count(skipped, "no_reward", dropped["invalid"])
-        _count(skipped, "failed", dropped["failed"])
-    kept = []
-    for e in episodes:
-        if why := _useless(e, seat, max_len):
-            _count(skipped, why, 1)
-        else:
-            kept.append(e)
+        _count(skipped, "no_action", len(wrong))
+    for counts in (unscored, useless):
+        for name, n in counts.items():
+            _count(skipped, name, n)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
@@ -172,7 +230,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     if not kept:
         why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
-    if len({e.id for e in kept}) < len(kept):
+    if format == "episodes" and len(ids) < len(kept):
         raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
     return Data(kept, skipped)
 
@@ -193,7 +251,16 @@ def _useless(e: Episode, seat: str, max_len: int) -> str:
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
         return "several_sequences"  # a turn has its own prompt
-    return "too_long" if len(e.sequence(found[0][-1])) > max_len else ""
+    return "too_long" if _length(e, found[0][-1]) > max_len else ""
+
+
+def _length(e: Episode, turn: int | None) -> int:
+    """The number of tokens of the sequence that ends with a turn."""
+    total = 0
+    while turn is not None:
+        t = e.turns[turn]
+        total, turn = total + len(t.prompt) + len(t.forced) + len(t.tokens), t.continues
+    return total
 
 
 def won(e: Episode) -> bool:

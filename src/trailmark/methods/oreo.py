@@ -22,19 +22,19 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, OptimConfig
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.methods import oreo_data
-from trailmark.methods.base import trained_seat
+from trailmark.methods.base import Held, trained_seat
 from trailmark.methods.configs import OreoCritic, OreoRecipe
-from trailmark.methods.offline import OfflineMethod
-from trailmark.methods.sft import batch_rows
+from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -45,17 +45,17 @@ from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.values import HeadValues
 from trailmark.steps import mark_steps
 from trailmark.tasks.base import draw_tasks
-from trailmark.types import Episode
+from trailmark.types import Episode, Sample
 
 
 class OreoMethod(OfflineMethod):
     Config = OreoRecipe
 
-    def make_rows(self, config: Any, episodes: Sequence[Episode], tokenizer: Any) -> tuple[list[Any], dict[str, int]]:
+    def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """Trajectories. They are split into steps if only steps have a value."""
         if states(config) == "step":
-            episodes = [mark_steps(e, config.seat, tokenizer, config.split) for e in episodes]
-        return list(episodes), {}
+            return episodes.then(lambda e: mark_steps(e, config.seat, tokenizer, config.split)), {}
+        return episodes, {}
 
     def make_reference(self) -> str:
         """If only the value is trained, the policy never changes and is its own reference."""
@@ -91,9 +91,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        chosen = [self.rows[r] for r in batch_rows(len(self.rows), c.batch, step, c.seed)]
-        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
-        samples = oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+        samples = self.drawn(step)
         if c.target == "ema" and "policy" in self.learner.optimisers:
             with self.learner.optimisers["policy"].averaged():
                 samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
@@ -102,6 +100,19 @@ class OreoMethod(OfflineMethod):
             yield Update(samples, objective, ("critic",))
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
+
+    def drawn(self, step: int) -> list[Sample]:
+        c, chosen = self.config, self.batches.take(step)
+        mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
+        return oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The policy and its reference, and the value, which is a model of its own."""
+        found = super().holds(config)
+        if config.critic_only:
+            found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
+        return [*found, critic_held(config.model, config.critic, config.learner.optim)]
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: also searches with the learnt value."""
@@ -129,6 +140,12 @@ def states(c: OreoRecipe) -> Literal["token", "step"]:
 # --- the value's model --------------------------------------------------------------------------------------------
 
 HEADS = ("value_head.weight", "score.weight")  # OpenRLHF's names
+
+
+def critic_held(model: ModelConfig, critic: OreoCritic, optim: OptimConfig) -> Held:
+    """The value model as `load_critic` loads it. `optim` is that of the policy."""
+    own = model.model_copy(update={"name": critic.name or model.name, "lora": critic.lora})
+    return Held("critic", own, critic.optim or optim, output=False)
 
 
 def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:

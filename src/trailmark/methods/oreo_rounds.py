@@ -59,6 +59,12 @@ class OreoRoundsMethod(Method):
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
+    def trainings(cls, config: RoundsRecipe) -> list[tuple[str, type[Method], Any]]:
+        raise RecipeError(
+            "a plan needs the data, which rounds collect themselves: plan one round as method oreo, with its data"
+        )
+
+    @classmethod
     def seats_of(cls, config: RoundsRecipe) -> dict[str, AnyKind]:
         return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 

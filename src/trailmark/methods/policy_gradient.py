@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.credit import group_relative, leave_one_out, turn_returns
+from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Held, Method, reference_held
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -25,11 +25,14 @@ from trailmark.rollout.play import play
 from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.seats.config import trained_seats
+from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
+
+SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
+REFILL = 7_919_000_057  # between the seeds of a step's first starts and of further ones
 
 
 class PolicyGradientMethod(Method):
@@ -41,11 +44,12 @@ class PolicyGradientMethod(Method):
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
-        if getattr(self.objective, "beta", 0):
+        if getattr(self.objective, "beta", 0) or config.kl_reward:
             ref = load_reference(config.model)
             self.ref = "policy/base" if ref is None else "ref"
             models |= {} if ref is None else {"ref": ref}
-            self.objective = self.objective.model_copy(update={"ref": self.ref})
+            if getattr(self.objective, "beta", 0):
+                self.objective = self.objective.model_copy(update={"ref": self.ref})
         updates = config.steps * config.passes * config.minibatches
         self.learner = Learner(models, config.learner, total=updates)
 
@@ -59,7 +63,9 @@ class PolicyGradientMethod(Method):
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
+        # Recipes of derived methods may not have these keys.
+        self.overlap, self.refill = getattr(config, "overlap", False), getattr(config, "refill", 0)
+        self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
@@ -85,15 +91,22 @@ class PolicyGradientMethod(Method):
         c = self.config
 
         def played(number: int) -> tuple[list[Episode], list[Annotation]]:
-            tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + number)
             notes: list[Annotation] = []
-            return self._played(tasks, c.n, c.seed, f"{number}:", notes), notes
+            episodes: list[Episode] = []
+            for k in range(self.refill + 1):  # further starts in place of groups that teach nothing
+                missing = c.starts - (len(varied(episodes)) if self.refill else 0)
+                if k and missing <= 0:
+                    break
+                tasks = draw_tasks(self.source, "train", missing, c.seed * 1_000_003 + number + k * REFILL)
+                prefix = f"{number}:" if k == 0 else f"{number}.{k}:"
+                episodes += self._played(tasks, c.n, c.seed, prefix, notes)
+            return episodes, notes
 
         made = self.next.take(step)
         if made is None:
             self.table.publish(step - 1)
             made = played(step)
-        if c.overlap and step < c.steps:
+        if self.overlap and step < c.steps:
             self.table.publish(step - 1)
             self.next.start(step + 1, lambda: played(step + 1))
         return made
@@ -120,23 +133,56 @@ class PolicyGradientMethod(Method):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        if not (good := self.collect(step)):
+        good = self.collect(step)
+        if self.refill:  # they leave the denominator too
+            kept = varied(good)
+            self._metrics["dropped_groups"] = len({e.group for e in good}) - len(kept)
+            good = [e for e in good if e.group in kept]
+        if not good:
             return
         longest = self.table.seats[0].max_tokens
         credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
-        samples = build_samples(good, self.seat, credited, c.mean, longest)
-        self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", credit_name(c.credit, c.gamma)))
+        samples = drawn = build_samples(good, self.seat, credited, c.mean, longest)
         fills = {"old": Readout("")} if c.old == "learner" else {}
-        if self.ref and getattr(self.objective, "kl", "") != "exact":
+        if self.ref and (c.kl_reward or getattr(self.objective, "kl", "") != "exact"):
             fills["ref"] = Readout("", model=self.ref)
         if fills:
-            drawn, samples = samples, self.learner.fill(samples, **fills)
+            samples = self.learner.fill(samples, **fills)
+        if c.kl_reward:
+            samples, self._metrics["kl_ref"] = penalised(samples, c.kl_reward)
+        if c.credit == "batch":
+            samples = whitened(samples)
+        said = credit_name(c.credit, c.gamma, c.kl_reward)
+        self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", said))
+        if fills:
             if c.old == "learner" and c.overlap:
                 samples, found = truncated(drawn, samples, c.truncate)
                 self._metrics |= found
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """Every model at the table, and the reference if the objective reads one."""
+        refers = getattr(get_objective(config.objective), "beta", 0) or config.kl_reward
+        return [*cls.players(config), *(reference_held(config.model) if refers else [])]
+
+    @classmethod
+    def players(cls, config: Any) -> list[Held]:
+        """Every model at the table. With `overlap` the engine plays with a copy of the weights."""
+        found: list[Held] = []
+        for name, seat in cls.seats_of(config).items():
+            if isinstance(seat, LocalSeat) and seat.trained:
+                copied = getattr(config, "overlap", False)
+                found.append(Held(name, config.model, config.learner.optim, None if copied else seat.engine))
+                if copied:
+                    dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
+                    copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
+                    found.append(Held(f"{name} in play", copy, None, seat.engine))
+            elif isinstance(seat, LocalSeat) and seat.model is not None:
+                found.append(Held(name, seat.model, None, seat.engine))
+        return found
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics
@@ -180,12 +226,44 @@ def truncated(
                  "stale_cut": float((each > most).mean())}  # fmt: skip
 
 
-def credit_name(credit: str, gamma: float) -> str:
+def varied(episodes: Sequence[Episode]) -> set[str]:
+    """The groups whose scored episodes do not all earn the same. "The same" is relative to the rewards of the batch."""
+    rewards: dict[str, list[float]] = {}
+    for e in episodes:
+        if isinstance(e.outcome, Scored):
+            rewards.setdefault(e.group, []).append(e.outcome.reward)
+    every = [r for group in rewards.values() for r in group]
+    least = SAME * (max(every) - min(every)) if every else 0.0
+    return {name for name, group in rewards.items() if max(group) - min(group) > least}
+
+
+def penalised(samples: Sequence[Sample], weight: float) -> tuple[list[Sample], float]:
+    """The KL penalty in the reward: token t costs weight * (log p - log ref), and every token before it in its sample
+    led to it. So advantage_t falls by the sum over t and all later trained tokens. Also returns the mean KL a token."""
+    out, seen = [], []
+    for s in samples:
+        trained = s.streams["weight"] != 0
+        each = np.where(trained, np.where(trained, s.streams["old"] - s.streams["ref"], 0.0), 0.0)
+        to_go = np.cumsum(each[::-1])[::-1]
+        out.append(replace(s, streams={**s.streams, "advantage": s.streams["advantage"] - weight * to_go * trained}))
+        seen.append(each[trained])
+    return out, float(np.concatenate(seen).mean()) if seen else 0.0
+
+
+def whitened(samples: Sequence[Sample]) -> list[Sample]:
+    """Advantages with mean 0 and deviation 1 over all trained tokens of the batch."""
+    ends = np.cumsum([len(s.tokens) for s in samples])[:-1]
+    trained = np.concatenate([s.streams["weight"] != 0 for s in samples])
+    each = np.split(whiten(np.concatenate([s.streams["advantage"] for s in samples]), trained), ends)
+    return [replace(s, streams={**s.streams, "advantage": a}) for s, a in zip(samples, each)]
+
+
+def credit_name(credit: str, gamma: float, kl: float = 0.0) -> str:
     """How the advantage was computed, as annotations record it."""
     discount = "" if gamma == 1 else f", discounted by {gamma:g}"
-    return {"group": "against its group", "leave_one_out": "against the others of its group"}.get(
-        credit, f"return to go{discount}"
-    )
+    names = {"group": "against its group", "group_mean": "above the mean of its group",
+             "leave_one_out": "against the others of its group", "batch": "against the batch"}  # fmt: skip
+    return names.get(credit, f"return to go{discount}") + (f", KL in the reward ({kl:g})" if kl else "")
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
@@ -195,5 +273,10 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
     rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]
     groups = [e.group for e in episodes]
-    each = group_relative(rewards, groups) if credit == "group" else leave_one_out(rewards, groups)
+    if credit == "batch":
+        each = np.array(rewards)  # against the batch once all its tokens are known (`whitened`)
+    elif credit == "leave_one_out":
+        each = leave_one_out(rewards, groups)
+    else:
+        each = group_relative(rewards, groups, "std" if credit == "group" else "none")
     return {e.id: [float(a)] * sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e, a in zip(episodes, each)}

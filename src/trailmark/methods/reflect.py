@@ -47,6 +47,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
+from trailmark.methods.base import Held, Method
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.methods.curriculum import level_starts
 from trailmark.methods.reflect_imitation import (
@@ -110,6 +111,25 @@ class ReflectMethod(Players):
     def check(cls, config: ReflectRecipe) -> list[str]:
         taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
         return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        critic = config.rl.critic
+        separate = Held("critic", seat_model(config, "policy"), critic.optim, output=False)
+        own = [separate] if critic.kind == "separate" else []
+        return [*super().holds(config), *own]
+
+    @classmethod
+    def trainings(cls, config: ReflectRecipe) -> list[tuple[str, type[Method], Any]]:
+        """The stages, and play. Each begins with the models of the recipe: what the stages before will make of them
+        has the same shape."""
+        none = config.sft.model_copy(update={"reflector": 0, "policy": 0})
+        found: list[tuple[str, type[Method], Any]] = []
+        for seat, steps in imitated_steps(config).items():
+            alone = config.model_copy(update={"sft": none.model_copy(update={seat: steps})})
+            inner = imitation(alone, Path(config.out), seat, steps)
+            found.append((seat, ImitationMethod, inner))
+        return [*found, *([("play", cls, config.model_copy(update={"sft": none}))] if config.steps else [])]
 
     # -- imitation ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ from trailmark.errors import RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, name_in_run
+from trailmark.methods.base import Held, Method, name_in_run
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
 from trailmark.methods.reflect_play import (
@@ -42,10 +43,10 @@ from trailmark.methods.reflect_play import (
     shuffled_menu,
     two_players,
 )
-from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft
+from trailmark.progress import counted
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
@@ -56,6 +57,7 @@ from trailmark.seats.locate import stored_model
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import add_labels
+from trailmark.token_bounds import Bounds
 from trailmark.types import Sample, SamplingLaw, Task
 
 STARTS = 16  # how many starts are checked if a world cannot list its menus
@@ -154,6 +156,12 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The players; in play the policy is trained."""
+        optim = {"policy": config.learner.optim}
+        return [Held(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
+
+    @classmethod
     def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
         """The seats. The reflector is frozen in play and stored in every checkpoint."""
         seats: dict[str, AnyKind] = {"policy": LocalSeat(trained=True, sampling=SamplingConfig(max_tokens=1))}
@@ -204,9 +212,16 @@ class ImitationMethod(Players):
         return [f"imitates: the {config.seat}, {config.steps} steps of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
+        yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
+
+    def drawn(self, step: int) -> list[Sample]:
         rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed)
-        samples = [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
-        yield Update(samples, Sft(model=self.config.seat), self.config.seat)
+        return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        optim = config.learner.optim
+        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().holds(config)]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Only the policy is evaluated: a reflector cannot play alone."""
@@ -312,16 +327,18 @@ def check_lessons(
     """Raise an error if a lesson would have to be cut. `imitates` names the players that learn from the lessons."""
     thought, problems = talk.thought, []
     if "reflector" in imitates:
-        long = [n for x in lessons if (n := len(encode(tokenizers["reflector"], x.reflection)) + 1) > talk.thought]
+        sizes = Sizes(tokenizers["reflector"])
+        long = [(n, x) for x in lessons if (n := sizes.at_most(x.reflection, talk.thought - 1) + 1) > talk.thought]
         if long:
-            thought = max(long)
-            first = next(x for x in lessons if len(encode(tokenizers["reflector"], x.reflection)) + 1 > talk.thought)
+            thought, first = max(n for n, _ in long), long[0][1]
             problems.append(
                 f"{len(long)} of {len(lessons)} lessons have reflections longer than thought={talk.thought} "
                 f"tokens, up to "
                 f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
             )
-    needs = [_needed(x, talk, tokenizers, thought, imitates) for x in lessons]
+    sized = {name: Sizes(tokenizer) for name, tokenizer in tokenizers.items()}
+    shown = counted(lessons, "checking the lessons", "lessons", len(lessons))
+    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in shown]
     long = [n for n in needs if n > room.limit]
     if long:
         first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
@@ -334,17 +351,35 @@ def check_lessons(
         raise RecipeError("lessons are never cut. " + " ".join(problems))
 
 
-def _needed(lesson: Lesson, talk: Talk, tokenizers: dict[str, Any], thought: int, imitates: Sequence[str]) -> int:
+class Sizes:
+    """The number of tokens of texts. A text that surely fits is not encoded."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.bounds = tokenizer, Bounds(tokenizer)
+
+    def at_most(self, text: str, room: int, prompt: bool = False) -> int:
+        """The size of a text if it is above `room`; otherwise a number that may be too large. A prompt may get a
+        BOS."""
+        most = self.bounds.most(text)
+        if most is not None and most + prompt <= room:
+            return most + prompt
+        return len((prompt_ids if prompt else encode)(self.tokenizer, text))
+
+
+def _needed(
+    lesson: Lesson, talk: Talk, sized: Mapping[str, Sizes], thought: int, imitates: Sequence[str], limit: int
+) -> int:
     """The number of tokens of the longest sequence that play can make from a lesson's state, with a reflection of full
-    length."""
+    length. Below `limit` the number may be too large."""
     sizes = []
     before = talk.instruction if talk.reflect else ""
     if "reflector" in imitates:
-        sizes.append(len(prompt_ids(tokenizers["reflector"], before + lesson.state + ANALYZE)) + thought)
+        text = before + lesson.state + ANALYZE
+        sizes.append(sized["reflector"].at_most(text, limit - thought, prompt=True) + thought)
     if "policy" in imitates:
         rest = ANALYZE + lesson.menu + ACTION if talk.reflect else lesson.menu + ACTION
-        said = thought if talk.reflect else 0
-        sizes.append(len(prompt_ids(tokenizers["policy"], before + lesson.state + rest)) + said + 1)
+        said = (thought if talk.reflect else 0) + 1
+        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - said, prompt=True) + said)
     return max(sizes)
 
 

@@ -1,14 +1,14 @@
 """Reward models: a head on a language model that says how good an answer is, or how good each of its steps is.
 
-    classes    a class after each labelled step, by cross-entropy: a process reward model. Labels are annotations of steps;
-               a step with a label below 0 has none. All labels of an answer are learnt in one pass over it
+    classes    a class after each labelled step, by cross-entropy: a process reward model. Labels are annotations of
+               steps; a step with a label below 0 has none. All labels of an answer are learnt in one pass over it
     outcome    two classes after the whole answer, by whether it was right: an outcome reward model
     pairwise   a number after the whole answer, -log sigma(r_chosen - r_rejected)
     scalar     a number after each labelled step, by its squared error: label / (outputs - 1)
 
-"After an answer" is behind the last token of its text, before the token that ends the turn: there a search reads it, too.
-The model is called `value` in checkpoints, so `serve --value RUN` and `eval --search … --value RUN` find it, and read it
-as `read` says.
+"After an answer" is behind the last token of its text, before the token that ends the turn: a search reads it there.
+The model is called `value` in checkpoints, so `serve --value RUN` and `eval --search … --value RUN` find it, and read
+it as `read` says.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trailmark import formats
 from trailmark.errors import DataError, ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Held, Method
+from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.offline import won
 from trailmark.methods.preference import Pair, listed_pairs, preference_pairs, stored_pairs
-from trailmark.methods.sft import batch_rows
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
@@ -70,6 +70,12 @@ class RewardModelMethod(Method):
         return judged(self.learner, tied(self.held_out), self.config.kind) if self.held_out else {}
 
     @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The model; only its head is read."""
+        model = config.model if config.begin is None else stored_model(config.model, config.begin)
+        return [Held("value", model, config.learner.optim, output=False)]
+
+    @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
         return {}
 
@@ -82,8 +88,10 @@ def load_head(config: RewardModelRecipe) -> LM:
     if HEAD not in lm.heads:
         lm.add_head(HEAD, outputs)
     elif (has := int(lm.heads[HEAD].weight.shape[0])) != outputs:  # type: ignore[union-attr,index,arg-type]
-        raise ModelError(f"begin: the head of {config.begin or config.model.name} has {has} outputs, and kind {config.kind} needs "
-                         f"{outputs}.")  # fmt: skip
+        raise ModelError(
+            f"begin: the head of {config.begin or config.model.name} has {has} outputs, and kind {config.kind} needs "
+            f"{outputs}."
+        )
     return lm
 
 
@@ -171,7 +179,7 @@ def _labelled(config: RewardModelRecipe, e: Episode, note: Annotation) -> Sample
     return Sample(np.array(row, np.int64), streams, {"value_weight": float(len(labels))}, episode=e.id, group=e.group)
 
 
-def _pairs(config: RewardModelRecipe, episodes: list[Episode]) -> tuple[list[Pair], dict[str, int]]:
+def _pairs(config: RewardModelRecipe, episodes: list[Episode]) -> tuple[Sequence[Pair], dict[str, int]]:
     if config.pair_file:
         return listed_pairs(episodes, config.pair_file, config.seat)
     if config.format == "pairs" or (episodes and all("pair" in e.info for e in episodes)):
@@ -215,8 +223,8 @@ def tied(rows: Sequence[Row]) -> list[Sample]:
 
 
 def judged(learner: Learner, samples: Sequence[Sample], kind: str) -> dict[str, float]:
-    """How right the model is on answers that it was not trained on: `accuracy` over labels or pairs (of a scalar: how often
-    it is on the right side of one half), and the loss."""
+    """How right the model is on answers that it was not trained on: `accuracy` over labels or pairs (of a scalar: how
+    often it is on the right side of one half), and the loss."""
     where = {"pairwise": "weight", "scalar": "value_weight"}.get(kind, "class_weight")
     read = learner.fill(samples, head=Readout("", "head", model="value", head=HEAD, at="after", where=where))
     outs = [np.asarray(s.streams["head"], float) for s in read]

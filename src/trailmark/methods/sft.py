@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,14 @@ import numpy as np
 from trailmark import chat
 from trailmark.errors import DataError
 from trailmark.formats import turns
-from trailmark.formats.messages import read_rows
-from trailmark.formats.reflect import read_texts
+from trailmark.formats.messages import conversation_of, unread
+from trailmark.formats.on_demand import OnDemand
+from trailmark.formats.reflect import holds_texts, one_kind, text_of
+from trailmark.formats.rows import Row, RowFile
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method
+from trailmark.methods.batches import Batches
 from trailmark.methods.configs import SftRecipe
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
@@ -35,13 +38,16 @@ class SftMethod(Method):
         lm = load_model(config.model, labels_of(config.data))
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         self.samples = conversation_samples(lm.tokenizer, config.data, config.chat, lm.context)
+        self.batches = Batches(self.samples, config.batch, config.seed, config.steps)
         self.held_out = (
             conversation_samples(lm.tokenizer, config.eval_data, config.chat, lm.context) if config.eval_data else []
         )
 
     def updates(self, step: int) -> Iterator[Update]:
-        rows = batch_rows(len(self.samples), self.config.batch, step, self.config.seed)
-        yield Update([s for r in rows for s in self.samples[r]], Sft())
+        yield Update(self.drawn(step), Sft())
+
+    def drawn(self, step: int) -> list[Sample]:
+        return [s for row in self.batches.take(step) for s in row]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         flat = [s for row in self.held_out for s in row]
@@ -52,25 +58,42 @@ class SftMethod(Method):
         return {"nll": -total / sum(s.mass["weight"] for s in flat)}
 
     @classmethod
-    def imitated(cls, config: SftRecipe, tokenizer: Any, context: int) -> list[list[Sample]]:
+    def imitated(cls, config: SftRecipe, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
         return conversation_samples(tokenizer, config.data, config.chat, context)
 
 
-def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> list[list[Sample]]:
-    """One list of samples per row of the file (a chat template that rewrites history needs several). An error if a row
-    does not fit the model's context."""
-    out, long = [], []
-    for number, row in _laid(tokenizer, path, use_chat):
-        made = []
-        for tokens, spans in row:
-            weight = np.zeros(len(tokens))
-            for start, end in spans:
-                weight[start:end] = 1.0
-            mass = {"weight": float(weight.sum())}
-            made.append(Sample(np.array(tokens), {"weight": weight}, mass, episode=f"{path}:{number}"))
-        out.append(made)
-        if (size := max(len(s.tokens) for s in made)) > context:
-            long.append((number, size))
+def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> Sequence[list[Sample]]:
+    """One list of samples per row of the file (a chat template that rewrites history needs several), made when it is
+    asked for. Every row is checked here. An error if a row does not fit the model's context; one that surely fits is
+    not encoded to know that."""
+    rows = RowFile(path)
+    laid = _Laid(tokenizer, path, use_chat)
+    if len(rows) and holds_texts(rows[0]):
+        laid.texts = True
+    long: list[tuple[int, int]] = []
+    kinds = [0, 0]  # actions and thoughts
+
+    def look(i: int, row: Row) -> None:
+        number, told, most = laid.told(row)
+        if laid.texts:
+            kinds[told[3]] += 1
+        if most is None or most > context:
+            made = laid.samples(number, told)
+            out.keep(i, made)
+            if (size := max(len(s.tokens) for s in made)) > context:
+                long.append((number, size))
+
+    def make(i: int) -> list[Sample]:
+        row = rows[i]
+        number, told, _ = laid.told(row)
+        made = laid.samples(number, told)
+        if max(len(s.tokens) for s in made) > context:  # the bound was wrong: never cut a row
+            raise row.bad(f"has more tokens than the model's context of {context}.")
+        return made
+
+    out = OnDemand(len(rows), make, lambda made: sum(600 + 16 * len(s.tokens) for s in made))
+    rows.visit(look, refused=None if laid.texts else unread)
+    one_kind(kinds[1], kinds[0], path)
     if long:
         (first, size), most = long[0], max(n for _, n in long)
         raise DataError(
@@ -83,30 +106,62 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
     return out
 
 
-def _laid(
-    tokenizer: Any, path: str, use_chat: bool
-) -> Iterator[tuple[int, list[tuple[Tokens, list[tuple[int, int]]]]]]:
-    """For each row: its line, and its token sequences with the spans that are trained."""
-    if (texts := read_texts(path)) is not None:
-        reader = turns.Reader(tokenizer, "policy", turns.Starts())
-        for line, prompt, response, ends in texts:
-            turn = turns.plain(reader, prompt, response, end=ends)
+class _Laid:
+    """How the rows of a file become tokens with the spans that are trained."""
+
+    def __init__(self, tokenizer: Any, path: str, use_chat: bool):
+        self.tokenizer, self.path, self.use_chat, self.texts = tokenizer, path, use_chat, False
+        self.reader = turns.Reader(tokenizer, "policy", turns.Starts())
+        self.template = "own" if use_chat else None
+        self.bounds = chat.ChatBounds(tokenizer, self.template)
+
+    def told(self, row: Row) -> tuple[int, Any, int | None]:
+        """The line, what a row says, and how many tokens that is at most, if it can be said."""
+        if self.texts:
+            said = text_of(row)
+            sizes = [self.bounds.texts.most(text) for text in said[1:3]]
+            return said[0], said, None if None in sizes else sum(n for n in sizes if n is not None) + 2
+        messages = conversation_of(row)
+        return row.line or 0, messages, self.bounds.most(messages)
+
+    def samples(self, number: int, told: Any) -> list[Sample]:
+        out = []
+        for tokens, spans in self.sequences(number, told):
+            weight = np.zeros(len(tokens))
+            for start, end in spans:
+                weight[start:end] = 1.0
+            mass = {"weight": float(weight.sum())}
+            out.append(Sample(np.array(tokens), {"weight": weight}, mass, episode=f"{self.path}:{number}"))
+        return out
+
+    def sequences(self, number: int, told: Any) -> list[tuple[Tokens, list[tuple[int, int]]]]:
+        if self.texts:
+            _, prompt, response, ends = told
+            turn = turns.plain(self.reader, prompt, response, end=ends)
             tokens = (*turn.prompt, *turn.tokens)
-            yield line, [(tokens, [(len(turn.prompt), len(tokens))])]
-        return
-    for number, messages in read_rows(path):
+            return [(tokens, [(len(turn.prompt), len(tokens))])]
         try:
-            told = messages if use_chat else as_written(tokenizer, messages)
-            laid = chat.sequences(tokenizer, told, template="own" if use_chat else None)  # type: ignore[arg-type]
+            messages = told if self.use_chat else as_written(self.tokenizer, told)
+            laid = chat.sequences(self.tokenizer, messages, template=self.template)  # type: ignore[arg-type]
         except DataError as problem:
-            raise DataError(str(problem), path, number) from problem
-        yield number, [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
+            raise DataError(str(problem), self.path, number) from problem
+        return [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
 
 
 def labels_of(path: str) -> tuple[str, ...]:
     """The labels of several digits in Reflect-RL's texts. A tiny model has each as one token, as in play."""
-    texts = read_texts(path) or []
-    return tuple(sorted({response for _, _, response, ends in texts if not ends and response in CHOICES[10:200]}))
+    rows = RowFile(path)
+    if not len(rows) or not holds_texts(rows[0]):
+        return ()
+    found: set[str] = set()
+
+    def look(_: int, row: Row) -> None:
+        response, ends = text_of(row)[2:]
+        if not ends and response in CHOICES[10:200]:
+            found.add(response)
+
+    rows.visit(look)
+    return tuple(sorted(found))
 
 
 def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
@@ -117,11 +172,3 @@ def as_written(tokenizer: Any, messages: chat.Messages) -> chat.Messages:
     if messages[0]["role"] != "assistant":
         told[0] = {**messages[0], "content": chat.as_written(tokenizer, messages[0]["content"])}
     return told
-
-
-def batch_rows(rows: int, batch: int, step: int, seed: int) -> list[int]:
-    """The rows of step `step` (from 1). Epochs are seeded permutations, one after the other. So the step number alone
-    gives the position in the data, and a resumed run continues where it stopped."""
-    wanted = range((step - 1) * batch, step * batch)
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(rows) for epoch in {i // rows for i in wanted}}
-    return [int(orders[i // rows][i % rows]) for i in wanted]

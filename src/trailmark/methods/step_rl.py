@@ -3,10 +3,10 @@
 A step earns what a reward model says of it (process), the last one what the whole answer is worth (outcome), or both
 (`rewards`, `credit/steps.py`). Every other token earns nothing but the price of leaving the reference.
 
-    ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser of
-            its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
-    grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or behind
-            it; clipped surrogate, and beta times the k3 estimate of the KL in the loss, which pulls towards the reference
+    ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser
+            of its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
+    grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or
+            behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference
     remax   the whole reward against that of the greedy answer; no clipping, no critic
 """
 
@@ -22,9 +22,10 @@ from trailmark.config import ModelConfig
 from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
+from trailmark.methods.base import Held, reference_held
 from trailmark.methods.configs import StepRewards, StepRlRecipe
 from trailmark.methods.offline import won
-from trailmark.methods.oreo import load_critic
+from trailmark.methods.oreo import critic_held, load_critic
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
@@ -61,6 +62,18 @@ class StepRlMethod(PolicyGradientMethod):
             must_share_tokenizer(self.models["critic"], policy.tokenizer, critic.name or config.model.name)
             trains["critic"] = config.critic.optim or config.learner.optim
         self.learner = Learner(self.models, config.learner, trains, total)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The models at the table, the reference, the reward model, and the critic (ppo)."""
+        found, rewards = [*cls.players(config), *reference_held(config.model)], config.rewards.model
+        if rewards is not None:
+            own = stored_model(config.model, rewards).model_copy(update={"lora": None})
+            found.append(Held("rewards", own, output=False))
+        if config.algorithm == "ppo":
+            critic = config.critic.model_copy(update={"name": config.critic.name or rewards})
+            found.append(critic_held(config.model, critic, config.learner.optim))
+        return found
 
     def marked(self, e: Episode) -> Episode:
         """Cut into steps, none of which holds the token that ends the turn."""
@@ -188,8 +201,8 @@ def open_rewards(settings: StepRewards, model: ModelConfig, tokenizer: Any) -> S
 def turn_rewards(
     e: Episode, seat: str, scores: Mapping[tuple[str, int], np.ndarray], settings: StepRewards, tokenizer: Any = None
 ) -> list[np.ndarray]:
-    """What each step of each turn of the seat earns. A turn that has no steps counts as one, which the reward model says
-    nothing of."""
+    """What each step of each turn of the seat earns. A turn that has no steps counts as one, which the reward model
+    says nothing of."""
     s, mine = settings, [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
     out = []
     for i in mine:

@@ -332,28 +332,15 @@ def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    from trailmark.models.tiny import tiny_config, tiny_tokenizer
+    from trailmark.models.tiny import tiny_tokenizer
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
         count = parameters(shape, shape.vocab or len(tiny_tokenizer()))
         return {"family": shape.family, "parameters": count, "context": shape.context}
-    elif Path(config.name).is_dir():
-        try:
-            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
-            shaped = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError) as problem:
-            raise ModelError(_why(config.name, problem)) from problem
-    elif config.name == "smollm2":
-        shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
-        shaped.tie_word_embeddings = True
-    else:
-        raise ModelError(
-            f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to "
-            "check this recipe without it"
-        )
+    shaped = shape_of(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shaped)
     return {
@@ -361,3 +348,28 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "context": shaped.max_position_embeddings,
     }
+
+
+def shape_of(config: ModelConfig) -> Any:
+    """The transformers config of a model, without network and without weights."""
+    from transformers import AutoConfig
+
+    from trailmark.models.tiny import tiny_config, tiny_tokenizer
+
+    if config.shape or config.name == "tiny":
+        shape = config.shape or ModelShape()
+        return _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
+    if Path(config.name).is_dir():
+        try:
+            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
+            return AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError) as problem:
+            raise ModelError(_why(config.name, problem)) from problem
+    if config.name == "smollm2":
+        shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
+        shaped.tie_word_embeddings = True
+        return shaped
+    raise ModelError(
+        f"model '{config.name}' is not here: add a model.shape block (family, layers, width, heads, vocab) to check "
+        f"this recipe without it"
+    )

@@ -18,6 +18,8 @@ class Clipped(Objective):
     What tells the relatives apart is in the data: GRPO averages tokens in a sequence, then sequences (w = 1/|o|, mass
     1 per sequence); DAPO and BNPO average over all tokens (w = 1, mass the number of tokens); Dr. GRPO divides by a
     constant length. `ratio="sequence"` uses one ratio per row, the geometric mean over its trained tokens (GSPO).
+    `surrogate="cispo"` clips the ratio as a weight without gradient: -sg(clip(r_t, 1 - low, 1 + high)) A_t logp_t. No
+    token loses its gradient there, and with low = 1 nothing is clipped from below.
     Streams: advantage, old; ref when beta > 0 (with `kl="exact"` model "ref" is read instead).
     """
 
@@ -28,6 +30,7 @@ class Clipped(Objective):
     kl: Estimator | Literal["exact"] = "k3"
     entropy: float = 0.0
     ratio: Literal["token", "sequence"] = "token"
+    surrogate: Literal["clipped", "cispo"] = "clipped"
     ref: str = "ref"
 
     def readouts(self) -> list[Readout]:
@@ -45,7 +48,8 @@ class Clipped(Objective):
         if self.ratio == "sequence":
             gap = (view.row_sum(gap) / view.row_sum(on).clamp(min=1))[view.row]
         r = gap.exp()
-        surrogate = (r * a).minimum(r.clamp(1 - self.low, 1 + self.high) * a)
+        within = r.clamp(1 - self.low, 1 + self.high)
+        surrogate = within.detach() * a * logp if self.surrogate == "cispo" else (r * a).minimum(within * a)
         outside = ((r > 1 + self.high) & (a > 0)) | ((r < 1 - self.low) & (a < 0))
         out = [
             Term("policy", -(w * surrogate).sum()),

@@ -10,6 +10,7 @@ from trailmark.rollout.play import Seat, play, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text
 from trailmark.run_async import wait
 from trailmark.score.values import Scorer
+from trailmark.steps import LINES, token_steps
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored, Task
 
@@ -27,7 +28,7 @@ def search_episodes(
     tokens."""
     if plan.kind == "best_of":
         plain = play(source, tasks, [seat], n=plan.width, seed=seed, prefix=prefix)
-        return best_by_value(plain, scorer, seat), plain, sum(map(written, plain))
+        return best_by_value(plain, scorer, seat, plan.step_ends), plain, sum(map(written, plain))
     searcher = Searcher(seat.engine, scorer, plan, keep=True)
     played = play(source, tasks, [dataclasses.replace(seat, engine=searcher)], seed=seed, prefix=prefix)
     return [noted(e, searcher) for e in played], [], sum(f.tokens for f in searcher.found.values())
@@ -37,15 +38,18 @@ def written(e: Episode) -> int:
     return sum(len(t.tokens) for t in e.turns)
 
 
-def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> list[Episode]:
-    """One episode of each group: the first with the highest value at its last state. Failed episodes are only chosen if
-    all failed. An invalid one may be chosen, because only the value is known when it is chosen."""
+def best_by_value(
+    episodes: Sequence[Episode], scorer: Scorer, seat: Seat, step_ends: Sequence[str] = LINES
+) -> list[Episode]:
+    """One episode of each group: the first with the highest value at its last state, or over its steps, as the scorer
+    reads it. Failed episodes are only chosen if all failed. An invalid one may be chosen, because only the value is
+    known when it is chosen."""
     groups: dict[str, list[Episode]] = {}
     for e in episodes:
         groups.setdefault(e.group, []).append(e)
     can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
     rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
-    lines = [last_state(e, seat) for _, e in rows]
+    lines = [last_state(e, seat, step_ends) for _, e in rows]
     values = wait(scorer.score(lines)) if lines else []
     best: dict[str, tuple[float, Episode]] = {}
     for (g, e), v in zip(rows, values):
@@ -59,12 +63,14 @@ def best_by_value(episodes: Sequence[Episode], scorer: Scorer, seat: Seat) -> li
     return out
 
 
-def last_state(e: Episode, seat: Seat) -> Any:
-    """The last text that the seat wrote, with everything before it."""
+def last_state(e: Episode, seat: Seat, step_ends: Sequence[str] = LINES) -> Any:
+    """The last text that the seat wrote, with everything before it, and where its steps end."""
     turn = max(i for i, t in enumerate(e.turns) if t.seat == seat.name)
     t = e.turns[turn]
     stops = stop_ids(seat.engine.tokenizer, chat=True)
-    return Text(t.tokens, t.logp, t.logq, (), t.stop).line(e.context(turn) + t.forced, stops)
+    steps = t.steps or token_steps(seat.engine.tokenizer, t.tokens, t.text, step_ends)
+    ends = tuple(end for _, end in steps)
+    return Text(t.tokens, t.logp, t.logq, ends, t.stop).line(e.context(turn) + t.forced, stops)
 
 
 def noted(e: Episode, searcher: Searcher) -> Episode:

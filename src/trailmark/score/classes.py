@@ -135,7 +135,8 @@ def step_scores(
     read = step_outputs(lm, episodes, head, seat, shape, amp)
     source = f"{source_of(lm)} {head}" + (f" {sorted(classes)}" if classes is not None else "") if read else ""
     return [
-        Annotation(e, name, "step", tuple(class_numbers(out, classes).tolist()), i, source) for (e, i), out in read.items()
+        Annotation(e, name, "step", tuple(class_numbers(out, classes).tolist()), i, source)
+        for (e, i), out in read.items()
     ]
 
 

@@ -13,9 +13,9 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trailmark.chat import end_of_turn, render
 from trailmark.engines.base import EngineError, Request
@@ -26,6 +26,7 @@ from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.types import Annotation, Failed, SamplingLaw
 
+T = TypeVar("T")
 ASK = (
     "Reply with one JSON object and nothing else:\n"
     '{{"id": "{id}", "score": a number from {low:g} to {high:g}, "reason": "one sentence"}}'
@@ -122,22 +123,27 @@ class ModelJudge(Judge):
         return Verdict(scored((score - c.low) / (c.high - c.low), c.success), (mark,))
 
     async def _verdict(self, play: Play) -> Verdict:
-        c = self.config
         question = self.question(play)
-        ask = "\n\n" + self.form(name := digest(question))
+        name = digest(question)
+        found = await self.ask_for(question, self.form(name), lambda text: self.read(text, name, play))
+        return Verdict(found) if isinstance(found, Failed) else found
+
+    async def ask_for(self, question: str, form: str, read: Callable[[str], T]) -> T | Failed:
+        """What `read` finds in the answer to a question; asked again, with the reason, if it is `Unreadable`."""
+        c, why = self.config, ""
+        ask = "\n\n" + form
         talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
-        why = ""
         for _ in range(c.again + 1):
             try:
                 text = await self._answer(talk)
             except EngineError as problem:
-                return Verdict(Failed(f"judge '{self.name}': {problem}"))
+                return Failed(f"judge '{self.name}': {problem}")
             try:
-                return self.read(text, name, play)
+                return read(text)
             except Unreadable as problem:
                 why = str(problem)
                 talk += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{why}.{ask}"}]
-        return Verdict(Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}"))
+        return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
 
     async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
         """The model's answer to these messages: from the cache, from an equal question in progress, or from the

@@ -182,8 +182,8 @@ def make_question(rng: random.Random, level: int, digits: int | None = None) -> 
 
 
 def careless_solver(prompt: str, draw: random.Random) -> str:
-    """A player for a scripted seat (levels 1 and 2): goes on with a solution, and is off by one in a fifth of its steps,
-    up or down. Two mistakes may cancel, so that a right answer can have wrong steps."""
+    """A player for a scripted seat (levels 1 and 2): goes on with a solution, and is off by one in a fifth of its
+    steps, up or down. Two mistakes may cancel, so that a right answer can have wrong steps."""
     question, *done = prompt.split("\n")
     numbers = re.fullmatch(r"(\d+)((?:[+-]\d+)+)=\?", question)
     if numbers is None:

@@ -138,7 +138,7 @@ class Evidence:
         """Whether the run imitates a file of conversations."""
         return self.method.imitates
 
-    def rows(self) -> list[list[Sample]]:
+    def rows(self) -> Sequence[list[Sample]]:
         """The samples of each row of the data of an imitation run."""
         if not Path(self.config.data).is_file():
             raise Missing(f"the data file '{self.config.data}' is not here")

@@ -2,7 +2,9 @@
 
 import json
 import random
+import re
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -33,24 +35,25 @@ from trailmark.tasks.puzzle import (
 )
 from trailmark.tasks.puzzle.orders import LEVELS, written
 
-TEXT = "m<q k<m d<q m<u q<t e<m f<q g<m\nk<? A.d B.t C.e D.f\n"
+TEXT = "mq gm gC km mu qB hq hA im iD\nk?\n"
 HAND = read_puzzle(TEXT)[0]
 
 
 def test_a_puzzle_by_hand():
-    assert HAND.start == "k" and HAND.options == ("d", "t", "e", "f") and HAND.label == 1 and HAND.text == TEXT
-    assert HAND.path == ("k", "m", "q", "t") and HAND.after["k"] == frozenset("mqtu")
+    assert HAND.start == "k" and HAND.options == tuple("ABCD") and HAND.label == 1 and HAND.text == TEXT
+    assert HAND.path == ("k", "m", "q", "B") and HAND.after["k"] == frozenset("mqBu")
     truth = lambda text, **more: true_step_values(HAND, text, **more)
-    assert truth("k<m\nk<q\nk<t\nFinish[B]") == ((1, 1, 1, 1), 1.0)
-    assert truth("k<m\nk<u\nk<q\nk<t\nFinish[B]") == ((1, 1, 1, 1, 1), 1.0)  # a detour
-    assert truth("k<m\nk<g\nk<m\nk<q\nk<t\nFinish[B]") == ((1, 0, 1, 1, 1, 1), 5 / 6)  # right, by a wrong step
-    assert truth("k<m\nk<q\nk<t\nFinish[C]") == ((1, 1, 1, 0), 0.75)  # wrong, after right steps
-    assert truth("k<m\nk<e\nFinish[C]") == ((1, 0, 0), 1 / 3)
+    assert truth("km\nmq\nqB\nFinish[B]") == ((1, 1, 1, 1), 1.0)
+    assert truth("km\nmu\nmq\nqB\nFinish[B]") == ((1, 1, 1, 1, 1), 1.0)  # a detour
+    assert truth("km\nmg\ngm\nmq\nqB\nFinish[B]") == ((1, 0, 1, 1, 1, 1), 5 / 6)  # right, by a wrong step
+    assert truth("km\nmq\nqB\nFinish[C]") == ((1, 1, 1, 0), 0.75)  # wrong, after right steps
+    assert truth("km\nmg\ngC\nFinish[C]") == ((1, 0, 1, 0), 0.5)
     assert truth("Finish[B]") == ((1,), 1.0) and truth("Finish[B]", direct=True) == ((0,), 0.0)  # a guess
-    assert truth("k<t\nFinish[B]") == ((1, 1), 1.0) and truth("k<t\nFinish[B]", direct=True) == ((0, 0), 0.0)
-    assert truth("k<m\nk<q\nk<t\nFinish[B]", direct=True).mean == 1.0
-    assert truth("m<t\nk<m\nk<t\nFinish[B]", direct=True) == ((1, 1, 1, 1), 1.0)
-    assert truth("q<m\nhello\nk<z\nk<k\nFinish[X]\nFinish[A or B]") == ((0,) * 6, 0.0)
+    assert truth("kB\nFinish[B]") == ((1, 1), 1.0) and truth("kB\nFinish[B]", direct=True) == ((0, 0), 0.0)
+    assert truth("km\nmq\nqB\nFinish[B]", direct=True).mean == 1.0
+    assert truth("mB\nkm\nkB\nFinish[B]", direct=True) == ((1, 1, 1, 1), 1.0)
+    assert truth("km\nqB\nFinish[B]", direct=True) == ((1, 1, 0), 2 / 3)  # the lines do not meet
+    assert truth("qm\nhello\nkz\nkk\nFinish[X]\nFinish[A or B]") == ((0,) * 6, 0.0)
     assert truth("") == ((), None) and truth("\n\n") == ((), None)
 
 
@@ -63,7 +66,7 @@ def orders(puzzle):
             yield at
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sound_is_what_holds_in_every_order(seed):
     puzzle = make_puzzle(random.Random(seed), 1)
     known, items = list(orders(puzzle)), sorted(puzzle.after)
@@ -76,18 +79,18 @@ def test_sound_is_what_holds_in_every_order(seed):
 
 
 def test_puzzles_of_every_level():
-    for level, (length, ups, downs) in LEVELS.items():
+    for level, (length, ups) in LEVELS.items():
         for seed in range(20):
             puzzle = make_puzzle(random.Random(seed), level)
-            assert len(puzzle.path) == length + 1 and len(puzzle.clues) == length + ups + downs + 3
-            assert read_puzzle(puzzle.text + "k<m\n") == (puzzle, "k<m\n")
+            assert len(puzzle.path) == length + 1 and len(puzzle.clues) == length + ups + 6
+            assert read_puzzle(puzzle.text + "km\n") == (puzzle, "km\n")
             assert sum(puzzle.entails(puzzle.start, x) for x in puzzle.options) == 1
             way = Walker().draw(puzzle, random.Random(0))
             assert len(way) == length + 1 and true_step_values(puzzle, "\n".join(way), direct=True).mean == 1.0
     with pytest.raises(TaskError, match="no order puzzle"):
-        read_puzzle("k<m")
+        read_puzzle("km")
     with pytest.raises(TaskError, match="2 options come after 'k'"):
-        _ = Puzzle("k", (("k", "m"), ("m", "t")), ("m", "t")).label
+        _ = Puzzle("k", (("k", "A"), ("k", "B"), ("C", "k"))).label
 
 
 def all_solutions(puzzle, policy, lines=()):
@@ -105,7 +108,9 @@ def all_solutions(puzzle, policy, lines=()):
 RATES = {"errors": 0.2, "detours": 0.15, "leaps": 0.05, "slips": 0.05}
 
 
-@pytest.mark.parametrize("begun", [[], ["k<m"], ["k<m", "k<g"], ["k<m", "k<e"], ["k<q"], ["k<m", "k<u"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "begun", [[], ["km"], ["km", "mg"], ["km", "mg", "gC"], ["kq"], ["km", "mu"], ["nonsense"]]
+)
 def test_exact_values_are_sums_over_all_solutions(begun):
     policy = Walker(**RATES, free=4)
     made = list(all_solutions(HAND, policy, tuple(begun)))
@@ -122,11 +127,17 @@ def test_exact_values_are_sums_over_all_solutions(begun):
 
 
 def test_values_by_hand():
-    policy = Walker(errors=0.2, slips=0.1, free=1)
-    # At m (one line, the last free one is line 0) nothing goes wrong any more; only the slip is left.
-    assert exact_value(HAND, ["k<m"], policy)[0] == pytest.approx(0.9)
-    assert exact_value(HAND, ["k<m", "k<e"], policy)[0] == pytest.approx(0.1 / 3)  # e is an option, and is answered
-    assert exact_value(HAND, ["k<m", "k<g"], policy)[0] == pytest.approx(0.9)  # g leads back to m
+    policy = Walker(errors=0.2, slips=0.1, free=2)
+    # From the second line on nothing goes wrong any more: only the slip is left, and at g the way is a coin.
+    assert exact_value(HAND, ["km", "mq"], policy)[0] == pytest.approx(0.9)
+    assert exact_value(HAND, ["km", "mg"], policy)[0] == pytest.approx((0.9 + 0.1 / 3) / 2)
+    assert exact_value(HAND, ["km", "mg", "gC"], policy)[0] == pytest.approx(0.1 / 3)
+    assert exact_value(HAND, ["km"], policy)[0] == pytest.approx(0.8 * 0.9 + 0.2 * (0.9 + 0.1 / 3) / 2)
+    # At k the wrong step is free too: to g, h or i, then (the second line) back to the chain or to a wrong option.
+    astray = (exact_value(HAND, ["kg"], policy)[0] + exact_value(HAND, ["kh"], policy)[0]
+              + exact_value(HAND, ["ki"], policy)[0]) / 3  # fmt: skip
+    assert exact_value(HAND, ["kh"], policy)[0] == pytest.approx((0.9 + 0.1 / 3) / 2)
+    assert exact_value(HAND, [], policy)[0] == pytest.approx(0.8 * exact_value(HAND, ["km"], policy)[0] + 0.2 * astray)
     assert exact_value(HAND, ["Finish[B]"], policy)[0] == 1 and exact_value(HAND, ["Finish[A]"], policy)[0] == 0
     for wrong in ({"errors": 1.2}, {"errors": 0.6, "leaps": 0.6}, {"free": -1}):
         with pytest.raises(TaskError, match="a walker needs rates"):
@@ -168,7 +179,7 @@ def test_draws_and_splits():
 def test_completions_from_states_come_to_the_exact_values():
     source, tokenizer = get_task("puzzle", level=2, form="short"), tiny_tokenizer()
     seat = Seat("policy", ScriptedEngine(player(**RATES), tokenizer), max_tokens=200)
-    episodes = play(source, source.tasks("train", 4, 0), [seat], seed=3)
+    episodes = play(source, source.tasks("train", 6, 0), [seat], seed=3)
     episodes = [mark_steps(e, "policy", tokenizer, "newline") for e in episodes]
     points = [Point(e, 0, e.turns[0].steps[1][1]) for e in episodes if len(e.turns[0].steps) > 3]
     k = 150
@@ -180,14 +191,14 @@ def test_completions_from_states_come_to_the_exact_values():
         mean = sum(e.outcome.reward for e in mine) / k
         assert all(e.turns[0].text.startswith(begun) for e in mine)
         assert abs(mean - exact) <= 4 * (exact * (1 - exact) / k) ** 0.5 + 1e-9
-    assert len(points) >= 3
+    assert len(points) >= 3, [e.turns[0].text for e in episodes]
 
 
 def test_a_state_in_react_goes_on_with_the_next_number():
-    said = player("react")(TEXT + "Thought 1: k<m\nThought 2: k<q", random.Random(0))
-    assert said == "\nThought 3: k<t\nAction 4: Finish[The answer is B.]"
-    assert player("react")(TEXT + "Thought 1:", random.Random(0)).startswith(" k<m\nThought 2: k<q\n")
-    assert careless(TEXT + "k<m\n", random.Random(1)).split("\n")[-1].startswith("Finish[")
+    said = player("react")(TEXT + "Thought 1: km\nThought 2: mq", random.Random(0))
+    assert said == "\nThought 3: qB\nAction 4: Finish[The answer is B.]"
+    assert player("react")(TEXT + "Thought 1:", random.Random(0)).startswith(" km\nThought 2: mq\n")
+    assert careless(TEXT + "km\n", random.Random(1)).split("\n")[-1].startswith("Finish[")
 
 
 def test_evaluation_has_the_mean_true_value(tmp_path):
@@ -203,3 +214,12 @@ def test_evaluation_has_the_mean_true_value(tmp_path):
     assert gold.make("puzzle", tmp_path / "g.jsonl", {"level": 2}, 3, "train", 0) == 3
     rows = [json.loads(line) for line in (tmp_path / "g.jsonl").read_text().splitlines()]
     assert [r["prompt"] for r in rows] == [puzzle_of(t).text for t in source.tasks("train", 3, 0)]
+
+
+def test_the_example_of_the_docs(capsys):
+    page = (Path(__file__).parents[3] / "docs" / "logic.md").read_text()
+    code, printed = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.S).groups()
+    exec(compile(code, "docs/logic.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+    for level, (length, ups) in LEVELS.items():
+        assert f"| {level} | {length} | {ups} | {length + ups + 7} |" in page

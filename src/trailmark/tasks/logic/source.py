@@ -118,6 +118,7 @@ class Logic(TaskSource):
         self.named: dict[str, dict[str, list[str]]] = {}
         self._read: dict[str, list[tuple[int, Question]]] = {}
         self._solved: dict[str, Problem | None] = {}
+        self._sizes: dict[str, int] = {}
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         rows = self.questions(split)
@@ -133,10 +134,16 @@ class Logic(TaskSource):
             every = self._files(of) if self.path else read_hub(self.dataset, of, self.hub, self.revision)
             every = [two_ways(q) for q in every] if self.ways == 2 else every
             numbered = [(i, q) for i, q in enumerate(_with_ids(every))]
+            self._sizes[split] = len(numbered)
             if self.cut is not None:
                 numbered = [(i, q) for i, q in numbered if _bucket(q) in CUTS[split]]
             self._read[split] = self._checked(split, numbered)
         return self._read[split]
+
+    def size(self, split: str) -> int:
+        """The number of questions in the files of a split, with those that were left out."""
+        self.questions(split)
+        return self._sizes[split]
 
     def _files(self, split: str) -> list[Question]:
         assert self.path is not None

@@ -1,19 +1,26 @@
-"""Order puzzles: clues such as m<q ("m comes before q"), and the question which option must come after the start.
+"""Order puzzles: clues such as mq ("m comes before q"), and the question which of A, B, C and D must come after the
+start.
 
-    m<q k<m d<q m<u q<t e<m f<q      the clues, in any order
-    k<? A.d B.t C.e D.f              the start is k; exactly one option, t, is known to come after it
-    k<m                              a solution: a line is a step, a relation that is claimed to follow
-    k<q
-    k<t
-    Finish[B]                        the last line is the answer
+    mq gm gC km mu qB hq hA im iD        the clues, in any order
+    k?                                   the start is k; exactly one of A to D, here B, comes after it
+    km                                   a solution: a line is a step, a relation that is claimed to hold
+    mq
+    qB
+    Finish[B]                            the last line is the answer
 
 A relation is *sound* if it follows from the clues (by any number of inferences). It is *direct* if it is a clue, or one
-inference from clues and sound lines before it. An answer claims that its option comes after the start.
+inference from clues and sound lines before it. An answer claims that its option comes after the start. It is sound if
+that follows from the clues, and direct if it follows from the sound lines that were written.
 
-How a puzzle is built: a chain from the start to the right option; *ups* (m<u) branch off it and lead nowhere, so a step
-there is sound and of no use; *downs* (d<q) come before some item of the chain, so a step there, a clue read backwards,
-is not sound. The wrong options are downs. From a down that is no option the way leads back to the chain, so a solution
-with such a wrong step may still end with the right answer.
+How a puzzle is built: a chain from the start to the right option; *ups* (mu) branch off it and lead nowhere, so a step
+there is sound and of no use (a detour); *downs* (gm) come before an inner item of the chain and after nothing, so a
+step to one is never sound. Each wrong option comes after a down of its own. So behind a wrong step the way leads to a
+wrong option or back to the chain, and a solution with wrong steps may end with the right answer:
+
+    km                                   sound
+    mg                                   not sound: no clue says so
+    gm                                   sound; gC would be sound too, and would lead to the wrong answer
+    mq ...
 """
 
 from __future__ import annotations
@@ -32,13 +39,13 @@ from trailmark.steps import react_steps, split_steps
 from trailmark.tasks.logic.answer import LETTERS, read_answer
 
 Form = Literal["short", "react"]
-ITEMS = "abcdefghijklmnopqrstuvwxyz"
-LEVELS = {1: (2, 0, 1), 2: (3, 1, 3), 3: (4, 1, 4), 4: (5, 2, 5), 5: (7, 3, 5)}  # chain, ups, downs that are no option
-OPTIONS = 4
+ITEMS = "abcdefghijkl"
+LEVELS = {1: (2, 0), 2: (3, 1), 3: (4, 1), 4: (5, 2), 5: (6, 3)}  # relations of the chain, ups
+OPTIONS = "ABCD"
 SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 OPENING = "Thought 1:"  # the end of a prompt in the form react
-RELATION = re.compile(r"\s*([a-z])<([a-z])\s*")
-TEXT = re.compile(r"((?:[a-z]<[a-z] )*[a-z]<[a-z])\n([a-z])<\? ((?:[A-Z]\.[a-z] )*[A-Z]\.[a-z])\n")
+RELATION = re.compile(r"\s*([a-zA-D])([a-zA-D])\s*")
+TEXT = re.compile(r"((?:[a-zA-D]{2} )*[a-zA-D]{2})\n([a-z])\?\n")
 Pair = tuple[str, str]
 
 
@@ -46,7 +53,7 @@ Pair = tuple[str, str]
 class Puzzle:
     start: str
     clues: tuple[Pair, ...]
-    options: tuple[str, ...]
+    options: tuple[str, ...] = tuple(OPTIONS)
 
     @cached_property
     def after(self) -> dict[str, frozenset[str]]:
@@ -83,9 +90,8 @@ class Puzzle:
 
     @cached_property
     def text(self) -> str:
-        clues = " ".join(f"{a}<{b}" for a, b in self.clues)
-        options = " ".join(f"{letter}.{x}" for letter, x in zip(LETTERS, self.options))
-        return f"{clues}\n{self.start}<? {options}\n"
+        clues = " ".join(f"{a}{b}" for a, b in self.clues)
+        return f"{clues}\n{self.start}?\n"
 
 
 class Truth(NamedTuple):
@@ -96,16 +102,16 @@ class Truth(NamedTuple):
 
 
 def make_puzzle(rng: random.Random, level: int) -> Puzzle:
-    length, ups, downs = LEVELS[level]
-    items = rng.sample(ITEMS, length + 1 + ups + downs + OPTIONS - 1)
-    chain, rest = items[: length + 1], items[length + 1 :]
+    length, ups = LEVELS[level]
+    goal, *others = rng.sample(OPTIONS, len(OPTIONS))
+    items = rng.sample(ITEMS, length + ups + len(others))
+    chain, side, downs = [*items[:length], goal], items[length : length + ups], items[length + ups :]
     clues = list(pairwise(chain))
-    clues += [(chain[rng.randrange(length)], u) for u in rest[:ups]]
-    clues += [(d, chain[rng.randrange(1, length)]) for d in rest[ups:]]
-    options = [chain[-1], *rest[ups + downs :]]
+    clues += [(chain[rng.randrange(length)], u) for u in side]
+    for down, option in zip(downs, others):
+        clues += [(down, chain[rng.randrange(1, length)]), (down, option)]
     rng.shuffle(clues)
-    rng.shuffle(options)
-    return Puzzle(chain[0], tuple(clues), tuple(options))
+    return Puzzle(chain[0], tuple(clues))
 
 
 def split_of(text: str) -> str:
@@ -119,8 +125,8 @@ def read_puzzle(text: str) -> tuple[Puzzle, str]:
     found = TEXT.match(text)
     if found is None:
         raise TaskError(f"this is no order puzzle: {text[:60]!r}")
-    clues = tuple((c[0], c[2]) for c in found[1].split(" "))
-    return Puzzle(found[2], clues, tuple(o[2] for o in found[3].split(" "))), text[found.end() :]
+    clues = tuple((c[0], c[1]) for c in found[1].split(" "))
+    return Puzzle(found[2], clues), text[found.end() :]
 
 
 # --- solutions --------------------------------------------------------------------------------------------------------
@@ -154,9 +160,9 @@ def read_lines(text: str, form: Form) -> list[str]:
 
 def true_step_values(puzzle: Puzzle, text: str, form: Form = "short", direct: bool = False) -> Truth:
     """Which steps of a solution are sound. With `direct` each step must be one inference from the clues and the sound
-    lines before it, and an answer must have been shown by such a line (or be a clue). Text that is neither a relation
-    nor an answer is not sound."""
-    known = set(puzzle.clues)
+    lines before it, and an answer must follow from the lines. Text that is neither a relation nor an answer is not
+    sound."""
+    known, shown = set(puzzle.clues), set[Pair]()
     values: list[float] = []
     for line in read_lines(text, form):
         pair = RELATION.fullmatch(line)
@@ -166,11 +172,12 @@ def true_step_values(puzzle: Puzzle, text: str, form: Form = "short", direct: bo
             a, b = pair[1], pair[2]
             ok = puzzle.entails(a, b)
             if direct and ok:
-                ok = (a, b) in known or any((a, c) in known and (c, b) in known for c in ITEMS)
+                ok = (a, b) in known or any((a, c) in known and (c, b) in known for c in puzzle.after)
             if ok:
                 known.add((a, b))
+                shown.add((a, b))
         elif letter and LETTERS.index(letter[1]) < len(puzzle.options):
             claim = (puzzle.start, puzzle.options[LETTERS.index(letter[1])])
-            ok = claim in known if direct else puzzle.entails(*claim)
+            ok = puzzle.entails(*claim) and (not direct or Puzzle(puzzle.start, tuple(shown)).entails(*claim))
         values.append(float(ok))
     return Truth(tuple(values), sum(values) / len(values) if values else None)

@@ -1,6 +1,6 @@
 """Policies whose probabilities are known, and exact values under them.
 
-A policy says how likely each next line is: `policy.next(puzzle, lines)` gives {"k<m": 0.9, "Finish[A]": 0.1}. If two
+A policy says how likely each next line is: `policy.next(puzzle, lines)` gives {"km": 0.9, "Finish[A]": 0.1}. If two
 beginnings have the same `policy.key`, the policy goes on in the same way behind both. So the value of a beginning, the
 probability that the answer will be right, is a sum over finitely many states, and is computed without drawing anything.
 """
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from trailmark.errors import TaskError
 from trailmark.tasks.logic.answer import LETTERS
-from trailmark.tasks.puzzle.orders import OPENING, RELATION, Form, Puzzle, read_lines, read_puzzle, written
+from trailmark.tasks.puzzle.orders import OPENING, RELATION, Form, Pair, Puzzle, read_lines, read_puzzle, written
 
 MOST = 64  # lines of a solution
 
@@ -27,13 +27,15 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class Walker:
-    """Walks from item to item and writes "start<item". It is the scripted teacher, and with other rates a student.
+    """Walks from item to item and writes each step, such as "mq". It is the scripted teacher; with other rates, a
+    student.
 
-    errors   the probability of a step to a down, where there is one: a clue read backwards
+    errors   the probability of a step to a down, which nothing supports
     detours  the probability of a step to an up, where there is one: sound, and of no use
     leaps    the probability of a guess among the options in the place of a step
     slips    the probability that the answer names another option than the one that was reached
     free     this many lines in, it makes no more errors, detours and leaps, so that every solution ends
+    Where several clues lead on from a down, it takes each with the same probability.
     """
 
     errors: float = 0.0
@@ -60,13 +62,14 @@ class Walker:
             }
         ahead, ups, downs = neighbours(puzzle, at)
         out: dict[str, float] = {}
-        on_path = len(lines) < self.free
-        error = self.errors if on_path and downs else 0.0
-        detour = self.detours if on_path and ups else 0.0
-        leap = self.leaps if on_path else 0.0
+        free = len(lines) < self.free
+        error = self.errors if free and downs else 0.0
+        detour = self.detours if free and ups else 0.0
+        leap = self.leaps if free else 0.0
         for item, p in (*((d, error / len(downs)) for d in downs), *((u, detour / len(ups)) for u in ups)):
-            out[f"{puzzle.start}<{item}"] = p
-        out[f"{puzzle.start}<{ahead}"] = 1 - error - detour - leap
+            out[f"{at}{item}"] = p
+        for here, there in ahead:
+            out[f"{here}{there}"] = (1 - error - detour - leap) / len(ahead)
         for k in range(len(puzzle.options)):
             out[f"Finish[{LETTERS[k]}]"] = leap / len(puzzle.options)
         return {line: p for line, p in out.items() if p > 0}
@@ -89,18 +92,20 @@ def item_of(puzzle: Puzzle, lines: Sequence[str]) -> str:
     return puzzle.start
 
 
-def neighbours(puzzle: Puzzle, at: str) -> tuple[str, list[str], list[str]]:
-    """The item that leads on to the right option, the ups and the downs of an item. From an up the way goes on behind
-    the item that it branched off, and from a down it goes to the item above it."""
+def neighbours(puzzle: Puzzle, at: str) -> tuple[list[Pair], list[str], list[str]]:
+    """The clues that lead on from an item, its ups, and the downs to which a wrong step may go. On the chain one clue
+    leads on. From a down each clue does, whether it goes to the chain or not. From an up the way goes on at the item
+    that it branched off."""
     path = puzzle.path
     if at in path:
-        ahead = path[path.index(at) + 1]
         ups = [b for a, b in puzzle.clues if a == at and b not in path]
-        downs = [a for a, b in puzzle.clues if b == at and a not in path]
-        return ahead, ups, downs
+        later = {b for _, b in puzzle.clues}
+        downs = sorted({a for a, _ in puzzle.clues if a not in later and a not in path})
+        return [(at, path[path.index(at) + 1])], ups, downs
+    if above := [(a, b) for a, b in puzzle.clues if a == at]:
+        return above, [], []
     below = [path.index(a) for a, b in puzzle.clues if b == at and a in path]
-    above = [b for a, b in puzzle.clues if a == at and b in path]
-    return (path[below[0] + 1] if below else above[0] if above else path[1]), [], []
+    return [(path[k], path[k + 1]) for k in below[:1] or [0]], [], []
 
 
 def exact_value(

@@ -56,8 +56,8 @@ class PuzzleWorld(World):
 class Puzzles(TaskSource):
     """The task source.
 
-    level    1 to 5, or several of them to mix evenly; a chain of 2, 3, 4, 5 or 7 relations, with more and more beside
-    form     "short": bare lines; "react": "Thought 1: k<m" and "Action 4: Finish[The answer is B.]"
+    level    1 to 5, or several of them to mix evenly; a chain of 2 to 6 relations
+    form     "short": bare lines; "react": "Thought 1: km" and "Action 4: Finish[The answer is B.]"
     errors, detours, leaps, slips   the rates of the scripted teacher that writes meta["gold"] (see `Walker`); with
              none of them it writes the shortest sound solution
 

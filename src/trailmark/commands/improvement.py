@@ -1,4 +1,4 @@
-"""`trailmark plans`."""
+"""`trailmark improvement`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 
-def plans(
+def improvement(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
     answers: Annotated[list[str] | None, typer.Argument(metavar="NAME=FILE …", help="JSONL of id and text.")] = None,
     model: Annotated[str, typer.Option(help="The frozen model that reads the gold texts.")] = "smollm2",
@@ -33,24 +33,24 @@ def plans(
     from trailmark.seats.names import fix_names
 
     if tokens not in ("text", "turn", "template"):
-        raise TrailmarkError(f"plans: --tokens '{tokens}' is not known: text, turn or template.")
+        raise TrailmarkError(f"improvement: --tokens '{tokens}' is not known: text, turn or template.")
     if not answers and not control:
-        raise TrailmarkError("plans: name a file of answers, such as rl=rl.jsonl, or a --control.")
+        raise TrailmarkError("improvement: name a file of answers, such as rl=rl.jsonl, or a --control.")
     if out is not None:
         new_file(out)
     every = p.read_scored_rows(rows)
     found = dict(list(every.items())[:n])
     arms: dict[str, tuple[list[tuple[str, str]], float | None]] = {}
-    for name, file in named_files(answers or [], "plans"):
+    for name, file in named_files(answers or [], "improvement"):
         arms[name] = p.plans_of((i, t) for i, t in read_texts(file, every, empty=True) if i in found)
         if not arms[name][0]:
-            raise TrailmarkError(f"plans: {file} has no answer to the first {n} rows of {rows}.")
+            raise TrailmarkError(f"improvement: {file} has no answer to the first {n} rows of {rows}.")
     for kind in control or ():
         if kind in arms:
-            raise TrailmarkError(f"plans: two arms are called '{kind}'.")
+            raise TrailmarkError(f"improvement: two arms are called '{kind}'.")
         arms[kind] = p.control(found, kind), None
     scorer = TextScorer(fix_names(resolve({"name": model, "dtype": dtype}, ModelConfig)), cache)
-    result: dict[str, Any] = {"command": "plans", "rows": str(rows), "model": model, "arms": {}}
+    result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": model, "arms": {}}
     lines = []
     for name, (made, share) in arms.items():
         scores = p.score_plans(scorer, found, made, tokens)  # type: ignore[arg-type]

@@ -1,0 +1,426 @@
+"""What a recipe will take: memory, tokens and time, before it runs.
+
+Memory is counted from the shapes of the models (`Method.holds`) and of the batches:
+
+    weights       of every model, and of an engine's copy in another dtype
+    gradients     of the trained weights, in their dtype
+    optimiser     two moments of 4 bytes for each trained weight (1 with bits: 8), and the moving average
+    activations   what one micro-batch keeps for its backward pass (`kept_floats`), and the logits that exist at once
+    engine        keys and values of all slots, which lie there whether they are used or not
+
+Tokens are those of the first steps: rows of a file are drawn as training will draw them; of a task the starts are
+drawn and shown, and the answers are as long as they may be at most. The probe plays and learns a few steps in a
+folder that is thrown away. They are the first steps of the run itself, so it counts what will really be written, and
+it gives the seconds of each phase. A model that does not fit the free memory is not loaded, and nothing is probed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trailmark.config import RunConfig
+from trailmark.engines import local
+from trailmark.errors import TrailmarkError
+from trailmark.learn.budget import CHUNK, places
+from trailmark.learn.checkpoint import seed_all
+from trailmark.memory import free_memory, size
+from trailmark.methods import get_method
+from trailmark.methods.base import Held, Method
+from trailmark.models.load import describe, pick_device, shape_of
+from trailmark.runs.store import Run
+from trailmark.seats.names import fix_names
+from trailmark.types import Sample
+
+STEPS = 3  # of the probe
+LONG = 1800  # seconds that one would not like to lose
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass
+class Memory:
+    """Bytes, by what they are for. `free` is None if the system does not say."""
+
+    weights: float = 0
+    gradients: float = 0
+    optimiser: float = 0
+    activations: float = 0
+    engine: float = 0
+    device: str = "cpu"
+    free: int | None = None
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimiser + self.activations + self.engine
+
+
+@dataclass
+class Tokens:
+    """Tokens of one step. `learnt` are those of all samples, of which `trained` are in the loss. `prompt` and
+    `written` are those of play. Without a probe they are of `first_turns` only, with answers of full length."""
+
+    learnt: float = 0
+    trained: float = 0
+    prompt: float = 0
+    written: float = 0
+    longest: int = 0  # sequence
+    first_turns: bool = False
+    computed: float = 0  # of first turns: each prompt counted once, whoever shares it
+
+
+@dataclass
+class Part:
+    """One training of a recipe."""
+
+    name: str
+    steps: int
+    memory: Memory
+    tokens: Tokens | None = None
+    seconds: dict[str, float] | None = None  # of each phase of a step
+    evaluations: int = 0
+    evaluation_seconds: float = 0
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> float | None:
+        if self.seconds is None:
+            return None
+        return self.steps * sum(self.seconds.values()) + self.evaluations * self.evaluation_seconds
+
+
+@dataclass
+class Plan:
+    parts: list[Part]
+
+    @property
+    def warnings(self) -> list[str]:
+        named = [(f"{p.name}: " if p.name else "", w) for p in self.parts for w in p.warnings]
+        return [name + text for name, text in named]
+
+    def to_dict(self) -> dict[str, Any]:
+        out = []
+        for p in self.parts:
+            more = {} if p.tokens is None else {"tokens": asdict(p.tokens) | {"in_all": p.steps * p.tokens.learnt}}
+            memory = asdict(p.memory) | {"total": p.memory.total}
+            out.append(asdict(p) | {"memory": memory, "total_seconds": p.total_seconds} | more)
+        return {"parts": out, "warnings": self.warnings}
+
+
+def make_plan(config: RunConfig, probe: bool = True) -> Plan:
+    """The plan of a recipe, with a part for each of its trainings."""
+    trainings = get_method(config.method).trainings(fix_names(config))
+    return Plan([_part(name, cls, inner, probe) for name, cls, inner in trainings])
+
+
+def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
+    held = cls.holds(config)
+    device = pick_device(config.model.device)
+    part = Part(name, config.steps, Memory(device=device, free=free_memory(device)))
+    count_models(part.memory, held, config)
+    part.warnings += _schedule_warnings(config)
+    if _too_large(part):
+        return part
+    with tempfile.TemporaryDirectory(prefix="trailmark-plan-") as folder:
+        run = Run(Path(folder))
+        run.episodes_dir.mkdir()
+        run.checkpoints_dir.mkdir()
+        seed_all(config.seed)
+        method = cls(config.model_copy(update={"out": folder}), run)
+        part.steps = method.config.steps
+        samples = _measure(part, method, probe)
+        learner = method.learner
+        packed = [p.ids.shape for p in learner.pack(samples)] if samples else []
+        budget = config.learner.micro_tokens or places(learner.models, learner.optimisers, config.learner.amp == "bf16")
+    if not packed and part.tokens is not None:
+        shares = config.learner.layout in ("auto", "tree")
+        tokens = part.tokens.computed if shares else part.tokens.learnt
+        packed = [(1, max(int(min(tokens, budget)), part.tokens.longest))]
+    for rows, width in packed:
+        each = [(h.optim is not None, activations(h, rows * width, width, config, device)) for h in held]
+        learns = sum(n for trained, n in each if trained)
+        part.memory.activations = max(part.memory.activations, learns, *(n for trained, n in each if not trained), 0)
+    _too_large(part)
+    _room_warnings(part, config, budget)
+    part.evaluations = _evaluations(config, part.steps)
+    if part.seconds and part.evaluations and part.tokens:
+        part.evaluation_seconds = _evaluation_seconds(part, config)
+    if (part.total_seconds or 0) > LONG and not (config.checkpoint.every and config.checkpoint.every < part.steps):
+        part.warnings.append(
+            f"about {part.total_seconds or 0:,.0f} s and no checkpoint on the way: a run that is killed begins again; "
+            "set checkpoint.every"
+        )
+    return part
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def count_models(memory: Memory, held: Sequence[Held], config: Any) -> None:
+    """Everything that does not depend on a batch."""
+    for h in held:
+        count, item = int(describe(h.model)["parameters"]), BYTES[h.model.dtype]
+        base = {"int8": 1.0, "int4": 0.5}.get(h.model.quant, item)
+        adapter = adapter_weights(h.model) if h.model.lora else 0
+        trained = adapter or count
+        memory.weights += count * base + adapter * item
+        if h.optim is not None:
+            moved = trained if adapter or h.output else trained - output_weights(h.model)
+            memory.gradients += moved * item
+            memory.optimiser += moved * 2 * (1 if h.optim.bits == 8 else 4) + trained * (4 if config.learner.ema else 0)
+        if h.engine is not None:
+            wanted = h.engine.dtype or h.model.dtype
+            memory.weights += count * BYTES[wanted] if wanted != h.model.dtype else 0
+            memory.engine += kept_keys(shape_of(h.model), h.engine, BYTES[wanted], memory.device)
+
+
+def output_weights(model: Any) -> int:
+    """The weights of the output layer, if they are its own."""
+    c = shape_of(model)
+    return 0 if c.tie_word_embeddings else c.vocab_size * c.hidden_size
+
+
+def adapter_weights(model: Any) -> int:
+    """The weights of LoRA on linear layers: for each, rank * (inputs + outputs)."""
+    c = shape_of(model)
+    w, ffn, queries, keys = _widths(c)
+    if c.model_type == "gpt2":
+        sizes = {"c_attn": w + 3 * w, "c_proj": (w + w) + (ffn + w), "c_fc": w + ffn}
+    else:
+        sizes = {
+            "q_proj": w + queries, "k_proj": w + keys, "v_proj": w + keys, "o_proj": queries + w,
+            "gate_proj": w + ffn, "up_proj": w + ffn, "down_proj": ffn + w,
+        }  # fmt: skip
+    wanted = sizes if model.lora.targets == "all-linear" else model.lora.targets
+    return model.lora.rank * c.num_hidden_layers * sum(sizes.get(name, 0) for name in wanted)
+
+
+def _widths(c: Any) -> tuple[int, int, int, int]:
+    """Of the model, its feed-forward layers, all query heads, and all key heads."""
+    w, heads = c.hidden_size, c.num_attention_heads
+    ffn = getattr(c, "intermediate_size", None) or getattr(c, "n_inner", None) or 4 * w
+    each = getattr(c, "head_dim", None) or w // heads
+    return w, ffn, heads * each, (getattr(c, "num_key_value_heads", None) or heads) * each
+
+
+def kept_keys(c: Any, engine: Any, item: int, device: str) -> float:
+    """Keys and values of all slots of an engine, and its logits."""
+    longest = min(engine.max_len or local.DEFAULT_LEN, c.max_position_embeddings)
+    bucket = local.FLEX_BLOCK if device.startswith("cuda") else local.BUCKET
+    capacity = -(-longest // bucket) * bucket
+    return engine.slots * (2 * c.num_hidden_layers * _widths(c)[3] * capacity * item + 4 * c.vocab_size)
+
+
+def activations(h: Held, tokens: int, row: int, config: Any, device: str) -> float:
+    """Bytes for a micro-batch of `tokens` in rows of `row`: what is kept for the backward pass, and the logits that
+    exist at once."""
+    c, item = shape_of(h.model), BYTES[h.model.dtype]
+    item = 3 if config.learner.amp == "bf16" and item == 4 else item
+    block, rest = kept_floats(c, row, device)
+    if h.optim is None:  # it is read at most, one block after the other
+        return 2 * tokens * item * block
+    layers = c.num_hidden_layers
+    kept = layers * c.hidden_size + block if h.model.gradient_checkpointing else layers * block
+    return tokens * item * (kept + rest) + min(tokens, CHUNK) * c.vocab_size * 12
+
+
+def kept_floats(c: Any, row: int, device: str) -> tuple[int, int]:
+    """Numbers that a pass over one token keeps, in each block and outside of them. On a CPU attention keeps a mask, one
+    number for each token of the row; on a GPU it keeps none, and compiled blocks keep less."""
+    w, ffn, queries, keys = _widths(c)
+    heads = c.num_attention_heads
+    if device.startswith("cuda"):
+        return 8 * w + 3 * ffn, 3 * w
+    if c.model_type == "gpt2":
+        return 8 * w + 5 * ffn + heads + 4 + row, w + 6
+    return 6 * w + 2 * queries + 2 * keys + 4 * ffn + heads + 2 + row, 2 * w + 2 * queries // heads + 3
+
+
+def _too_large(part: Part) -> bool:
+    m = part.memory
+    part.warnings[:] = [w for w in part.warnings if "does not fit" not in w]
+    if m.free is None or m.total <= m.free:
+        return False
+    keys = {
+        "weights": "model.dtype, model.quant or a smaller model", "gradients": "model.lora", "optimiser": "model.lora",
+        "activations": "learner.micro_tokens or model.gradient_checkpointing",
+        "engine": "engine.slots or engine.max_len",
+    }  # fmt: skip
+    most = max(keys, key=lambda k: getattr(m, k))
+    part.warnings.append(
+        f"it does not fit: it needs about {size(m.total)}, and {size(m.free)} are free on {m.device}. Most of it is "
+        f"for {most} ({size(getattr(m, most))}): look at {keys[most]}"
+    )
+    return True
+
+
+# --- tokens and time -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[tuple[Any, int]]]:
+    """Engines that answer nothing, and the (prompt, most tokens) that they were asked for."""
+    asked: list[tuple[Any, int]] = []
+    own = local.LocalEngine.sample
+
+    async def hear(self: Any, request: Any, *_: Any, **__: Any) -> Any:
+        asked.extend([(request.prompt, request.max_tokens)] * request.n)
+        raise local.EngineError("the prompt was only measured")
+
+    local.LocalEngine.sample = hear  # type: ignore[method-assign, assignment]
+    try:
+        yield asked
+    finally:
+        local.LocalEngine.sample = own  # type: ignore[method-assign]
+
+
+def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
+    """Tokens of the first steps, and with the probe their seconds. Returns the samples of one step."""
+    steps = min(STEPS, part.steps)
+    if getattr(method.config, "overlap", False):  # play no batch that is not measured
+        method.config = method.config.model_copy(update={"steps": steps if probe else 1})
+    if probe:
+        return _probe(part, method, steps)
+    try:
+        drawn = [method.drawn(step) for step in range(1, steps + 1)]
+        samples = [s for step in drawn for s in step or []]
+    except NotImplementedError:
+        samples, drawn = [], [None]
+    if drawn[0] is not None:
+        part.tokens = _of_samples(samples, steps)
+        return drawn[0]
+    with listening() as asked, contextlib.suppress(TrailmarkError):
+        for _ in method.updates(1):
+            break
+    if asked:
+        prompt, most = sum(len(p) for p, _ in asked), sum(n for _, n in asked)
+        longest, once = max(len(p) + n for p, n in asked), sum(len(p) for p in {p for p, _ in asked})
+        part.tokens = Tokens(prompt + most, most, prompt, most, longest, True, once + most)
+    return []
+
+
+def _of_samples(samples: Sequence[Sample], steps: int) -> Tokens:
+    inside = lambda s: np.any([x != 0 for n, x in s.streams.items() if n in ("weight", "action")], 0)
+    trained = sum(int(inside(s).sum()) for s in samples)
+    total = sum(len(s.tokens) for s in samples)
+    return Tokens(total / steps, trained / steps, longest=max((len(s.tokens) for s in samples), default=0))
+
+
+def _probe(part: Part, method: Method, steps: int) -> list[Sample]:
+    """The first steps, really made. The first one also warms up, so with several it is not timed."""
+    spent = dict.fromkeys(("sample", "score", "update", "publish"), 0.0)
+    fill, publish, draw = method.learner.fill, local.LocalEngine.publish, local.LocalEngine.sample
+    asked: list[int] = []
+
+    def scored(*a: Any, **k: Any) -> Any:
+        return _timed(spent, "score", lambda: fill(*a, **k))
+
+    def published(self: Any, *a: Any, **k: Any) -> Any:
+        return _timed(spent, "publish", lambda: publish(self, *a, **k))
+
+    async def sampled(self: Any, request: Any, *a: Any, **k: Any) -> Any:
+        asked.append(len(request.prompt) * request.n)
+        return await draw(self, request, *a, **k)
+
+    method.learner.fill = scored  # type: ignore[method-assign]
+    local.LocalEngine.publish, local.LocalEngine.sample = published, sampled  # type: ignore[method-assign, assignment]
+    every: list[Sample] = []
+    written = learnt = trained = timed = 0
+    last: list[Sample] = []
+    try:
+        for step in range(1, steps + 1):
+            if step == 2:
+                spent.update(dict.fromkeys(spent, 0.0))
+                timed = 0
+            timed += 1
+            last, began, before = [], time.perf_counter(), spent["score"] + spent["publish"]
+            for update in method.updates(step):
+                made = time.perf_counter()
+                spent["sample"] += made - began
+                inside = spent["score"]
+                method.learner.update(update)
+                began = time.perf_counter()
+                spent["update"] += began - made - (spent["score"] - inside)
+                last += update.samples
+                learnt += update.passes * sum(len(s.tokens) for s in update.samples)
+                trained += update.passes * int(_of_samples(update.samples, 1).trained)
+            spent["sample"] += time.perf_counter() - began - (spent["score"] + spent["publish"] - before)
+            every += last
+            written += int(method.metrics().get("written_tokens", 0))
+    finally:
+        local.LocalEngine.publish, local.LocalEngine.sample = publish, draw  # type: ignore[method-assign]
+    longest = max((len(s.tokens) for s in every), default=0)
+    part.tokens = Tokens(learnt / steps, trained / steps, sum(asked) / steps, written / steps, longest)
+    part.seconds = {name: max(0.0, s) / timed for name, s in spent.items()}
+    return last
+
+
+def _timed(spent: dict[str, float], name: str, work: Any) -> Any:
+    began = time.perf_counter()
+    try:
+        return work()
+    finally:
+        spent[name] += time.perf_counter() - began
+
+
+def _evaluations(config: Any, steps: int) -> int:
+    return math.ceil(steps / config.eval.every) if config.eval.every else 0
+
+
+def _evaluation_seconds(part: Part, config: Any) -> float:
+    """An evaluation plays `eval.n` starts as fast as a step plays its own. One that reads a file takes a third of what
+    learning the same number of rows takes."""
+    assert part.seconds is not None
+    if part.tokens is not None and part.tokens.written:
+        rl = getattr(config, "rl", None)
+        episodes = config.starts * config.n if rl is None else rl.starts
+        return part.seconds["sample"] * config.eval.n / max(1, episodes)
+    return part.seconds["update"] / 3
+
+
+# --- warnings --------------------------------------------------------------------------------------------------------
+
+
+def _schedule_warnings(config: Any) -> list[str]:
+    out = []
+    if config.eval.every > config.steps:
+        out.append(f"eval.every is {config.eval.every}, steps is {config.steps}: the only evaluation is at the end")
+    if config.eval.patience is not None and not config.eval.every:
+        out.append("eval.patience needs evaluations, and eval.every is 0: the run never stops early")
+    if getattr(config, "eval_data", None) and not config.eval.every:
+        out.append("eval_data is never read: eval.every is 0")
+    if config.checkpoint.every > config.steps:
+        every = config.checkpoint.every
+        out.append(f"checkpoint.every is {every}, steps is {config.steps}: the only checkpoint is at the end")
+    if (warmup := config.learner.optim.warmup) >= max(1, config.steps):
+        out.append(f"learner.optim.warmup is {warmup:g} of {config.steps} steps: the learning rate never reaches lr")
+    return out
+
+
+def _room_warnings(part: Part, config: Any, budget: int) -> None:
+    tokens = part.tokens
+    longest = 0 if tokens is None else tokens.longest
+    engine = getattr(config, "engine", None)
+    if tokens is not None and tokens.first_turns and engine is not None:
+        context = int(describe(config.model)["context"])
+        room = min(engine.max_len or local.DEFAULT_LEN, context)
+        if tokens.longest > room:
+            key = f"engine.max_len={tokens.longest}" if context >= tokens.longest else "a model with a longer context"
+            part.warnings.append(
+                f"prompts and answers of up to {tokens.longest} tokens do not fit the {room} of the engine: answers "
+                f"are cut, or prompts refused; set {key}, or lower sampling.max_tokens"
+            )
+    if longest > budget:
+        part.warnings.append(
+            f"a sequence has {longest} tokens and a micro-batch {budget}: each sequence is computed alone, and shared "
+            f"prefixes are computed again; raise learner.micro_tokens"
+        )
+    if tokens is None:
+        part.warnings.append("its tokens are not known before it runs")

@@ -1,0 +1,107 @@
+"""A language model that compares two answers, always in both orders.
+
+Judges prefer what they are shown first (or last). So every pair is asked about twice, with the answers swapped, and
+each criterion is averaged: 1 if the first answer is better, 0 if the second is, 0.5 for a tie. A judge that changes
+its mind with the order gives 0.5, and `swayed` says so. Answers are read as JSON: a letter inside a word is no vote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trailmark.score.base import digest
+from trailmark.score.judge import ModelJudge, Unreadable, read_object
+from trailmark.types import Failed
+
+CRITERIA = {
+    "reasonable": "whose steps follow from what is given and from each other",
+    "concise": "who needs fewer words for the same reasoning",
+    "consistent": "whose steps agree with each other and with the final answer",
+    "overall": "whose reasoning you would rather trust",
+}
+POINTS = {"a": 1.0, "b": 0.0, "tie": 0.5}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """For each criterion, how much better the first answer is (1, 0.75, 0.5, 0.25, 0), and if the order decided."""
+
+    better: dict[str, float] = field(default_factory=dict)
+    swayed: dict[str, bool] = field(default_factory=dict)
+    failed: str = ""  # why there is no verdict
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Of all pairs with a verdict: wins of the first, wins of the second, ties (an undecided pair is one)."""
+
+    wins: int
+    losses: int
+    ties: int
+    swayed: int
+    mean: float | None
+
+
+def question(prompt: str, first: str, second: str, criteria: dict[str, str] = CRITERIA) -> str:
+    asked = "\n".join(f"- {name}: {what}" for name, what in criteria.items())
+    return (
+        f"Two answers to the same task are shown. Compare them by each criterion:\n{asked}\n\n"
+        f"The task:\n{prompt}\n\nAnswer A:\n{first}\n\nAnswer B:\n{second}"
+    )
+
+
+def read_comparison(text: str, name: str, criteria: Sequence[str]) -> dict[str, float]:
+    """The points of answer A by each criterion."""
+    said = read_object(text, name, criteria[0])
+    out = {}
+    for c in criteria:
+        word = str(said.get(c)).strip().lower() if c in said else ""
+        if word not in POINTS:
+            raise Unreadable(f"Your answer says {said.get(c)!r} for '{c}', which is none of A, B and tie")
+        out[c] = POINTS[word]
+    return out
+
+
+async def compare_pair(
+    judge: ModelJudge, prompt: str, first: str, second: str, criteria: dict[str, str] = CRITERIA
+) -> Compared:
+    """One pair, asked about in both orders at once."""
+    keys = list(criteria)
+
+    async def one(a: str, b: str) -> dict[str, float] | Failed:
+        asked = question(prompt, a, b, criteria)
+        name = digest(asked)
+        parts = ", ".join(f'"{c}": "A", "B" or "tie"' for c in keys)
+        form = f'Reply with one JSON object and nothing else:\n{{"id": "{name}", {parts}}}'
+        return await judge.ask_for(asked, form, lambda text: read_comparison(text, name, keys))
+
+    straight, turned = await asyncio.gather(one(first, second), one(second, first))
+    for found in (straight, turned):
+        if isinstance(found, Failed):
+            return Compared(failed=found.error)
+    assert isinstance(straight, dict) and isinstance(turned, dict)
+    better = {c: (straight[c] + 1 - turned[c]) / 2 for c in keys}
+    return Compared(better, {c: straight[c] != 1 - turned[c] for c in keys})
+
+
+async def compare_pairs(
+    judge: ModelJudge, pairs: Sequence[tuple[str, str, str]], criteria: dict[str, str] = CRITERIA
+) -> list[Compared]:
+    """Many pairs (prompt, first answer, second answer), as many at once as the judge's settings say."""
+    gate = asyncio.Semaphore(judge.config.at_once)
+
+    async def one(pair: tuple[str, str, str]) -> Compared:
+        async with gate:
+            return await compare_pair(judge, *pair, criteria)
+
+    return list(await asyncio.gather(*map(one, pairs)))
+
+
+def tally(found: Sequence[Compared], criterion: str = "overall") -> Tally:
+    points = [c.better[criterion] for c in found if criterion in c.better]
+    swayed = sum(c.swayed.get(criterion, False) for c in found)
+    wins, losses = sum(p > 0.5 for p in points), sum(p < 0.5 for p in points)
+    mean = sum(points) / len(points) if points else None
+    return Tally(wins, losses, len(points) - wins - losses, swayed, mean)
