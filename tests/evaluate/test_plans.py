@@ -123,7 +123,7 @@ def test_the_command(rows, tmp_path):
     assert [s["arm"] for s in scores] == ["rl"] * 4 + ["gold"] * 4 + ["empty"] * 4
     stored = cache.read_text()
     assert len(stored.splitlines()) == 8  # four baselines, four texts with the gold text as plan
-    assert "improvement %" in run("--n", "2").output and cache.read_text() == stored
+    assert "95 % interval, low" in run("--n", "2").output and cache.read_text() == stored
     for more, says in (
         (["--control", "rl"], "two arms are called 'rl'"), (["--tokens", "all"], "--tokens 'all' is not known"),
         (["--out", str(answers)], "exists: choose another file"),

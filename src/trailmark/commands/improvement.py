@@ -72,21 +72,23 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    gain = Column("improvement % [95 %]", no_wrap=True)
-    head = ("plans", gain, "median", "help %", "words", "corr. length", "copied %", "marker %")
-    table = Table("arm", *head, title=f"Improvement of the gold texts' perplexity under {result['model']}")
+    arms = result["arms"]
+    title = f"Improvement of the gold texts' perplexity under {result['model']}, in percent"
+    table = Table(Column("", no_wrap=True), *(Column(name, no_wrap=True) for name in arms), title=title)
     share = lambda x: "–" if x is None else f"{100 * x:.1f}"
-    for name, a in result["arms"].items():
-        if "improvement" not in a:
-            table.add_row(name, str(a["plans"]), "no plan could be scored")
-            continue
-        i = a["improvement"]
-        ends = "?" if i["low"] is None else f"{i['low']:.3f}, {i['high']:.3f}"
-        corr = "–" if a["length_correlation"] is None else f"{a['length_correlation']:.2f}"
-        table.add_row(
-            name, f"{a['plans']}", f"{i['value']:.3f} [{ends}]", f"{a['percentiles']['50']:.3f}", share(a["helps"]),
-            f"{a['plan_words']:.1f}", corr, share(a["copied"]), share(a["markers"]),
-        )  # fmt: skip
+    number = lambda x, digits=3: "–" if x is None else f"{x + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
+    inner = lambda a, key: a.get(key) or {}
+    table.add_row("plans", *(str(a["plans"]) for a in arms.values()))
+    table.add_row("mean", *(number(inner(a, "improvement").get("value")) for a in arms.values()))
+    for end in ("low", "high"):
+        table.add_row(f"95 % interval, {end}", *(number(inner(a, "improvement").get(end)) for a in arms.values()))
+    for q in ("5", "50", "95"):
+        table.add_row(f"percentile {q}", *(number(inner(a, "percentiles").get(q)) for a in arms.values()))
+    table.add_row("plans that help, %", *(share(a.get("helps")) for a in arms.values()))
+    table.add_row("words of a plan", *(number(a.get("plan_words"), 1) for a in arms.values()))
+    table.add_row("correlation with length", *(number(a.get("length_correlation"), 2) for a in arms.values()))
+    table.add_row("trigrams copied, %", *(share(a.get("copied")) for a in arms.values()))
+    table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
     Console().print(table)
-    if bad := sum(a["invalid"] for a in result["arms"].values()):
+    if bad := sum(a["invalid"] for a in arms.values()):
         Console().print(f"warning: {bad} improvements are no numbers, and are in no average.")
