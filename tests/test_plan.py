@@ -90,10 +90,19 @@ def test_memory_is_what_the_tensors_take(tmp_path, name):
         assert said.engine == bytes_of(held) + engine.slots * 4 * engine.lm.vocab
 
 
-@pytest.mark.parametrize("name", CASES)
+def test_models_besides_the_policy_are_counted(tmp_path):
+    """With `overlap` the engine has weights of its own; step_rl has a reference and a critic."""
+    weights = lambda **given: plan.make_plan(recipe(tmp_path, **given)[1], probe=False).parts[0].memory.weights
+    one = weights(**ARITH)
+    assert weights(**ARITH, overlap=True) == 2 * one and weights(**ARITH, kl_reward=0.1) == 2 * one
+    steps = {**ARITH, "method": "step_rl"}
+    assert weights(**steps) == 3 * one and weights(**steps, algorithm="grpo") == 2 * one
+
+
+@pytest.mark.parametrize("name", [*CASES, "overlap"])
 @pytest.mark.parametrize("probe", [True, False])
 def test_tokens_are_those_that_the_run_logs(tmp_path, name, probe):
-    cls, config = recipe(tmp_path, **CASES[name])
+    cls, config = recipe(tmp_path, **{**CASES, "overlap": {**ARITH, "overlap": True}}[name])
     (part,) = plan.make_plan(config, probe).parts
     assert not (tmp_path / "run").exists() and (part.seconds is not None) == probe
     launch(cls, config)

@@ -33,6 +33,7 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "bandit-policy-gradient": [],
     "arith-sft": [],
     "prompts-grpo": ["starts=2", "n=2"],
+    "vrcli-laptop": ["starts=2", "n=2"],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -59,6 +60,10 @@ def shell(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "c"}\n')
     Path("my_file.py").write_text("def score(answer): return len(answer)")
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
+    talk = '{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "No, %d."}]}\n'
+    Path("talks.jsonl").write_text("".join(talk % (k, k) for k in range(4)))
+    done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "stories"])
+    assert done.exit_code == 0, done.output
     return CliRunner()
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from trailmark.config import RunConfig
 from trailmark.engines import local
 from trailmark.errors import TrailmarkError
-from trailmark.learn.budget import CHUNK, PLAIN
+from trailmark.learn.budget import CHUNK, places
 from trailmark.learn.checkpoint import seed_all
 from trailmark.memory import free_memory, size
 from trailmark.methods import get_method
@@ -136,8 +136,9 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
         method = cls(config.model_copy(update={"out": folder}), run)
         part.steps = method.config.steps
         samples = _measure(part, method, probe)
-        packed = [p.ids.shape for p in method.learner.pack(samples)] if samples else []
-    budget = config.learner.micro_tokens or PLAIN
+        learner = method.learner
+        packed = [p.ids.shape for p in learner.pack(samples)] if samples else []
+        budget = config.learner.micro_tokens or places(learner.models, learner.optimisers, config.learner.amp == "bf16")
     if not packed and part.tokens is not None:
         shares = config.learner.layout in ("auto", "tree")
         tokens = part.tokens.computed if shares else part.tokens.learnt
@@ -283,6 +284,8 @@ def listening() -> Iterator[list[tuple[Any, int]]]:
 def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
     """Tokens of the first steps, and with the probe their seconds. Returns the samples of one step."""
     steps = min(STEPS, part.steps)
+    if getattr(method.config, "overlap", False):  # play no batch that is not measured
+        method.config = method.config.model_copy(update={"steps": steps if probe else 1})
     if probe:
         return _probe(part, method, steps)
     try:

@@ -10,6 +10,7 @@ import torch
 from trailmark.engines import prefill
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine
+from trailmark.engines.prefill import cpu_parts
 from trailmark.types import SamplingLaw
 
 FAMILIES = ["gpt2", "llama", "qwen2", "mistral", "gemma", "gemma2"]
@@ -71,7 +72,8 @@ def test_any_batch_size_in_float64(make_lm, family, tol):
     lm = make_lm(family, dtype=torch.float64)
     asked = requests(n=3)
     want = run(LocalEngine(lm, slots=8, max_len=128), asked)
-    for slots, fixed, rows in [(1, True, 1), (3, True, 2), (64, True, 8), (5, False, 3), (16, False, 16)]:
+    cases = [(1, True, 1), (3, True, 2), (64, True, 8), (5, False, 3), (16, False, 16), (5, False, None)]
+    for slots, fixed, rows in cases:
         got = run(LocalEngine(lm, slots=slots, max_len=128, fixed=fixed, prefill_rows=rows), asked)
         for a, b in zip(sum(want, []), sum(got, [])):
             assert a.tokens == b.tokens and a.text == b.text and a.stop == b.stop
@@ -89,6 +91,30 @@ def test_greedy_is_what_generate_writes(make_lm, family):
         )
         assert list(mine.tokens) == theirs[0, len(request.prompt) :].tolist()
         assert all(q == 0.0 for q in mine.logq)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_free_shapes_on_a_cpu_write_the_same(make_lm, family):
+    """Prompts of other lengths share a pass without a mask, unless a window or a cap needs one."""
+    lm = make_lm(family, window=16 if family in ("mistral", "gemma2") else None)
+    asked = [Request(r.prompt, SamplingLaw(temperature=0), 1, 12) for r in requests()]
+    want, got = (run(LocalEngine(lm, slots=4, max_len=128, fixed=fixed), asked) for fixed in (True, False))
+    for (a,), (b,) in zip(want, got):
+        assert a.tokens == b.tokens and np.allclose(a.logp, b.logp, rtol=0, atol=1e-5)
+
+
+def test_which_prompts_a_cpu_computes_together():
+    """The padding of 100, 90, 60 and 40 is 110 tokens: one pass. Ten rows of 100 tokens, or 17 of 60, fill a pass."""
+    prompts = [(1,) * n for n in (60, 100, 40, 90)]
+    assert [(w, [len(p) for p in part]) for w, part in cpu_parts(prompts)] == [(100, [100, 90, 60, 40])]
+    many = [(k,) * n for k in range(40) for n in (60, 100)]
+    parts = list(cpu_parts(many))
+    assert sorted(p for _, part in parts for p in part) == sorted(many)
+    assert [(w, len(part)) for w, part in parts] == [(100, 10)] * 4 + [(60, 17), (60, 17), (60, 6)]
+    for width, part in parts:
+        assert width == max(map(len, part)) and width * len(part) <= 1024
+        assert sum(width - len(p) for p in part) <= 256
+    assert list(cpu_parts([(1,) * 5000])) == [(5000, [(1,) * 5000])]
 
 
 def test_one_prefill_per_distinct_prompt(make_lm):

@@ -262,7 +262,7 @@ def test_a_method_says_whom_it_asks(shell):
     sys.modules.pop("advised", None)
     Path("words.py").write_text("def answer(prompt, draw):\n    return 'yes'\n")
     seat = "{kind: scripted, function: 'words.py:answer'}"
-    words = ["method=advised:Advised", "credit=returns"]
+    words = ["method=advised:Advised", "variant=null", "credit=returns"]
     said = train(
         shell, *words, f"seats={{adviser: {{kind: local, trained: true}}, actor: {seat}, acter: {seat}}}", code=2
     )
@@ -317,7 +317,7 @@ def test_dpo_is_at_home_in_method_preference(shell):
         "key 'objective': dpo is now an objective of method preference: write 'method: preference' and 'objective: dpo'"
         in said
     )
-    said = one_sentence(train(shell, "objective={kind: kto}", code=2))
+    said = one_sentence(train(shell, "variant=null", "objective={kind: kto}", code=2))
     assert "kto is an objective of method preference: write method: preference and objective: kto" in said
     Path("p.yaml").write_text(
         yaml.safe_dump({"method": "preference", "data": "rows.jsonl", "objective": {"kind": "dpo"}})

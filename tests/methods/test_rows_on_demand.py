@@ -12,6 +12,7 @@ from trailmark.config import resolve
 from trailmark.errors import DataError
 from trailmark.formats import on_demand
 from trailmark.formats.messages import read_rows
+from trailmark.formats.rows import RowFile
 from trailmark.methods import offline, oreo, preference, sft
 from trailmark.methods.batches import Batches, batch_rows
 from trailmark.methods.preference import places_of_pairs, places_of_stored, preference_pairs, stored_pairs
@@ -194,6 +195,21 @@ def test_a_file_that_changes_under_a_run(tmp_path):
         file.write("{}\n")
     with pytest.raises(DataError, match="was changed while it was being read"):
         rows[5]
+
+
+def test_a_pipe_is_read_once_and_a_folder_is_refused(tmp_path):
+    text = "".join(json.dumps({"prompt": f"{i}?", "response": "b"}) + "\n" for i in range(3))
+    for given in (text, json.dumps([json.loads(line) for line in text.splitlines()])):
+        end, begin = os.pipe()
+        os.write(begin, given.encode())
+        os.close(begin)
+        rows = RowFile(f"/dev/fd/{end}")
+        assert [rows[i].value["prompt"] for i in (2, 0, 1)] == ["2?", "0?", "1?"]
+        os.close(end)
+    lines(tmp_path / "rows.jsonl", [{"prompt": "a", "response": "b"}])
+    for format in ("episodes", "trajectories"):
+        with pytest.raises(DataError, match="is a folder, and rows are read from a file: name one of its files"):
+            offline.read_scored([str(tmp_path)], format, TOKENIZER, "policy", 50)
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "oreo"])

@@ -343,3 +343,16 @@ def test_many_menus_in_one_pass_are_each_on_their_own(others):
     for row, number in enumerate(index):
         alone = law_logits(torch.tensor(LOGITS[row : row + 1]), [laws[number]], np.array([0]), written[:1])
         assert torch.equal(together[row : row + 1], alone)
+
+
+def test_one_law_for_all_rows_is_that_law_for_each():
+    """Label decisions under one law are computed at once: bit for bit what rows with their own lists get."""
+    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    law, other = SamplingLaw(allowed=(3, 7, 11), temperature=0.7), SamplingLaw(allowed=(1, 2), temperature=1.3)
+    zeros = np.zeros(5, int)
+    alike = law_logits(logits, [law], zeros, zeros)
+    mixed = law_logits(torch.cat([logits, logits]), [law, other], np.repeat([0, 1], 5), np.zeros(10, int))
+    assert torch.equal(alike, mixed[:5])
+    wanted = torch.full((5, 30), -torch.inf)
+    wanted[:, [3, 7, 11]] = logits[:, [3, 7, 11]] / torch.tensor(0.7)
+    assert torch.equal(alike, wanted)

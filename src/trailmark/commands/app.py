@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from trailmark import __version__
+from trailmark.commands.chapters import chapters
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
@@ -167,6 +168,7 @@ app.command()(prune)
 app.command()(verify)
 app.command()(models)
 app.command()(votes)
+app.command()(chapters)
 app.add_typer(worlds, name="worlds")
 
 

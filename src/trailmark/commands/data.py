@@ -7,6 +7,8 @@ taxi          plays of the taxi with reflections
 alfworld      plays of an ALFWorld expert with reflections
 experts       published plays of ALFWorld as conversations
 rollouts      folders of an agent's plays, a file each, as one file
+books         rows of stories with a gold text, from the chapters of books
+stories       files to train VR-CLI on, from conversations or stories with a gold text
 records       records of repositories between our lines and the reference's JSON
 """
 
@@ -306,6 +308,116 @@ def experts(
     assert isinstance(made, Alfworld)
     rows, left = plays.make(source, out, made, n)
     typer.echo(f"{out}: {rows} plays" + "".join(f", {k} left out ({why})" for why, k in left.items()))
+
+
+@data.command()
+def books(
+    files: Annotated[list[Path], typer.Argument(metavar="BOOKS …", help="JSONL of chapters, plain, .gz or .xz.")],
+    out: Out = Path("books"),
+    teacher: Name = "offline",
+    model: Model = None,
+    stage: Annotated[list[str] | None, typer.Option(help="Only this: chapters, synopses, summaries, …")] = None,
+    characters: Annotated[int, typer.Option(min=1, max=20, help="Main characters of a book.")] = 3,
+    names: Annotated[Path | None, typer.Option(help="JSON: the characters of each book.")] = None,
+    last: Annotated[int, typer.Option(min=1, max=100, help="Previous chapters that a row holds.")] = 1,
+    skip: Annotated[int, typer.Option(min=1, max=100, help="First and last chapters that are no targets.")] = 2,
+    tokenizer: Tokenizer = "",
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.6,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+) -> None:
+    """Make rows of stories from books: synopses, summaries so far, character sheets. Then: trailmark data stories."""
+    from dataclasses import asdict
+
+    from trailmark.data.auto_explore.explorer import read_tokenizer
+    from trailmark.data.auto_explore.tasks import token_count
+    from trailmark.data.output_paths import writable
+    from trailmark.data.stories.books import STAGES, Plan, make, read_books, read_characters
+    from trailmark.data.stories.writer import Model as Asked
+    from trailmark.data.stories.writer import Rules
+    from trailmark.data.teacher import Server
+
+    writable(out)
+    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    read_books(files, 0, read_characters(names))  # a mistake in the files is reported before anything is made
+    count = token_count(read_tokenizer(tokenizer))
+
+    def open_writer(answers: Path) -> Asked | Rules:
+        who = open_teacher(answers)
+        return Asked(who) if isinstance(who, Server) else Rules(count)
+
+    how = Plan(characters, last, skip, tokenizer)
+    settings = {"kind": "books", **asdict(how), **about}
+    make(out, files, how, open_writer, count, settings, names, stage or STAGES, typer.echo)
+
+
+@data.command()
+def stories(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="JSONL: `messages`, or the fields of a story.")],
+    out: Out = Path("stories"),
+    by: Annotated[str, typer.Option(help="Split by book, row, or given (the rows' `split`).")] = "",
+    val: Annotated[float, typer.Option(min=0, max=0.9, callback=_finite, help="Share of val, at least one.")] = 0.1,
+    test: Annotated[float, typer.Option(min=0, max=0.9, callback=_finite, help="Share of test, at least one.")] = 0.1,
+    seed: Seed = 0,
+    tokenizer: Tokenizer = "",
+    max_tokens: Annotated[
+        int, typer.Option(min=1, max=10 * MANY, help="Most tokens of a prompt; the previous chapter is cut to fit.")
+    ] = 12000,
+    drop_long: Annotated[bool, typer.Option("--drop-long", help="Leave out longer prompts; do not cut them.")] = False,
+    first: Annotated[int | None, typer.Option(min=0, max=MANY, help="Smallest index of a chapter, from 0.")] = None,
+    over: Annotated[int | None, typer.Option(min=0, max=MANY, help="A gold text has more words than this.")] = None,
+    under: Annotated[int | None, typer.Option(min=0, max=MANY, help="A gold text has fewer words than this.")] = None,
+    previous: Annotated[int | None, typer.Option(min=0, max=MANY, help="The previous text has fewer words.")] = None,
+    prompt: Annotated[int | None, typer.Option(min=0, max=MANY, help="A prompt has fewer words than this.")] = None,
+    leak: Annotated[
+        float, typer.Option(min=0, max=1, callback=_finite, help="Largest share of a gold text in its prompt.")
+    ] = 0.02,
+    drop_leaks: Annotated[bool, typer.Option("--drop-leaks", help="Leave out rows with a larger one.")] = False,
+    system_role: Annotated[bool, typer.Option("--system-role/--no-system-role", help="A system message.")] = True,
+    summary: Annotated[bool, typer.Option("--summary/--no-summary", help="Show the summary so far.")] = True,
+    plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Show the plan of the whole story.")] = True,
+    sheets: Annotated[bool, typer.Option("--sheets/--no-sheets", help="Show the character sheets.")] = True,
+    synopsis: Annotated[bool, typer.Option("--synopsis/--no-synopsis", help="Show the synopsis.")] = True,
+    chapters: Annotated[bool, typer.Option("--chapters/--no-chapters", help="Show the previous chapters.")] = True,
+    identical: Annotated[
+        bool, typer.Option("--identical", help="The same instruction with and without a plan: an empty plan earns 0.")
+    ] = False,
+) -> None:
+    """Make files to train VR-CLI on: prompts with their gold texts, and conversations to imitate, in three splits."""
+    from dataclasses import asdict
+
+    from trailmark.data.auto_explore.explorer import read_tokenizer
+    from trailmark.data.output_paths import writable
+    from trailmark.data.stages import data_folder, read_json
+    from trailmark.data.stories import setup as s
+    from trailmark.errors import TrailmarkError
+    from trailmark.tasks.stories.prompts import VERSION, Show
+    from trailmark.tasks.stories.rows import StoryRow, read_rows
+
+    writable(out)
+    found = read_rows(rows)
+    usual = s.Filters() if isinstance(found[0], StoryRow) else s.NO_FILTERS
+    said = {"first": first, "over": over, "under": under, "previous": previous, "prompt": prompt}
+    bounds = s.Filters(**{k: getattr(usual, k) if v is None else v for k, v in said.items()})
+    by = by or ("book" if all(r.story_id for r in found) else "row")
+    if by not in ("book", "row", "given"):
+        raise TrailmarkError(f"--by '{by}' is not known: book, row or given.")
+    show = Show(summary, plan, sheets, synopsis, chapters, system_role, identical)
+    how = s.Setup(show, bounds, by, (val, test), seed, max_tokens, drop_long, leak, drop_leaks)  # type: ignore[arg-type]
+    settings = {"kind": "stories", **asdict(how), "tokenizer": tokenizer, "prompts": VERSION}
+    words = read_tokenizer(tokenizer)
+    with data_folder(out, settings) as place:
+        outputs = [f"{kind}{split}.jsonl" for kind in ("", "sft_") for split in s.SPLITS]
+        stage = place.stage(
+            "setup", lambda: s.make(rows, out, how, words), [*outputs, "statistics.json"], files={"rows": rows}
+        )
+        place.make([stage], ["setup"], typer.echo)
+        for line in s.report(read_json(out / "statistics.json")):
+            typer.echo(line)
 
 
 @data.command()

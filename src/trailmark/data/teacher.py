@@ -164,9 +164,12 @@ class Server:
             raise TeacherFailed("choice that is not listed", f"'{self.name}' chose {said[:80]!r}, which is not listed")
         return label
 
-    async def say(self, messages: Sequence[Mapping[str, str]], tokens: int) -> str:
-        """The answer to messages: the stored one, or a new one, which is then stored."""
-        body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law}
+    async def say(
+        self, messages: Sequence[Mapping[str, str]], tokens: int, law: Mapping[str, Any] | None = None
+    ) -> str:
+        """The answer to messages: the stored one, or a new one, which is then stored. `law` replaces or adds settings
+        of the sampling."""
+        body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law, **(law or {})}
         key = request_key(body)
         kept = self.answers.get(key)
         if kept is not None:

@@ -168,9 +168,10 @@ class LocalEngine:
                 f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or "
                 "raise engine.max_len"
             )
-        if not 0 <= min(request.prompt) <= max(request.prompt) < self.lm.vocab:
+        vocab = self.lm.vocab
+        if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
             raise EngineError(
-                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {self.lm.vocab - 1}: "
+                f"the prompt has token {max(request.prompt)}, and '{self.name}' knows 0 to {vocab - 1}: "
                 "another tokenizer?"
             )
         if request.n < 1 or request.max_tokens < 1:
@@ -178,8 +179,8 @@ class LocalEngine:
         if "" in request.stop_strings:
             raise EngineError("an empty stop text would stop everything")
         known = (*(request.law.allowed or ()), *request.law.stop_ids, *request.stop_ids)
-        if known and not 0 <= min(known) <= max(known) < self.lm.vocab:
-            raise EngineError(f"allowed or stopping tokens must be among 0 to {self.lm.vocab - 1} of '{self.name}'")
+        if known and not 0 <= min(known) <= max(known) < vocab:
+            raise EngineError(f"allowed or stopping tokens must be among 0 to {vocab - 1} of '{self.name}'")
         if request.law.min_tokens and not set(request.stop_ids) <= set(request.law.stop_ids):
             raise EngineError("a law with min_tokens must list the stopping tokens it bans in its stop_ids")
 

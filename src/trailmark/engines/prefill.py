@@ -15,6 +15,8 @@ from trailmark.models.attention import Extension, Prefill, Slots
 from trailmark.models.lm import LM
 
 GPU_PREFILL = 65536  # tokens computed at once on a GPU
+CPU_PREFILL = 1024  # tokens computed at once on a CPU with free shapes
+CPU_PASS = 256  # on a CPU a pass costs about as much as this many tokens of a small model, whatever it computes
 WORTH = 16384  # below this many tokens, a pass on a GPU takes the same time
 
 Prompt = tuple[int, ...]
@@ -34,6 +36,9 @@ class Prefiller:
         """Which prompts are computed together, and how wide. With free shapes on a GPU: the longest first, as many as
         fill it; much shorter ones wait for the next pass if this one is large enough. Otherwise prompts of one width,
         in rows of that width."""
+        if not self.fixed and self.given_rows is None and self.lm.device.type == "cpu":
+            yield from cpu_parts(prompts)
+            return
         wide = lambda p: -(-len(p) // self.bucket) * self.bucket
         if self.free:
             groups = [sorted(prompts, key=len, reverse=True)]
@@ -72,7 +77,7 @@ class Prefiller:
             ids[r, :n], pos[r, :n], end[r, :n] = prompt, np.arange(n), n
         device = self.lm.device
         a, b, c = (torch.as_tensor(x, device=device) for x in (ids, end, pos))
-        layout = Prefill(b, c)
+        layout = Prefill(b, c, plain=not self.fixed)
         if chunked and width > self.chunk:
             return self._in_chunks(part, a)
         hidden = self.lm.hidden(a, layout, c)
@@ -127,3 +132,18 @@ class Prefiller:
         hidden = self.lm.hidden(a, layout, b)
         last = torch.as_tensor([n - 1 for n in news], device=device)
         return layout, self.lm.logits(hidden[torch.arange(len(part), device=device), last])
+
+
+def cpu_parts(prompts: list[Prompt]) -> Iterator[tuple[int, list[Prompt]]]:
+    """Which prompts a CPU computes together with free shapes, and how wide: the longest first. A shorter prompt joins a
+    pass as long as all the padding costs less than another pass. Widths are not rounded."""
+    ordered = sorted(prompts, key=len, reverse=True)
+    while ordered:
+        width, padding, rows = len(ordered[0]), 0, 0
+        for prompt in ordered:
+            padding += width - len(prompt)
+            if rows and (padding > CPU_PASS or (rows + 1) * width > CPU_PREFILL):
+                break
+            rows += 1
+        yield width, ordered[:rows]
+        ordered = ordered[rows:]

@@ -7,12 +7,16 @@ bytes are changed where it lies, the next read says so, because the places would
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from trailmark.errors import DataError
 from trailmark.progress import counted
+from trailmark.runs.data_files import must_be_file
 
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r\n"
@@ -24,11 +28,12 @@ class Lines:
 
     def __init__(self, path: str | Path, blank: bool = False):
         self.path = Path(path)
+        must_be_file(self.path)
         self._starts, self._sizes, self.numbers = array("q"), array("q"), array("q")
         self.opens = ""  # the first character of the file that is no white space
         self.ended = True  # the last line ends with a newline
         try:
-            self._file = open(self.path, "rb")  # noqa: SIM115 (it is held open as long as this object lives)
+            self._file = _seekable(self.path)
             self._stamp = self._look()
             self._index(blank)
         except OSError as problem:
@@ -79,8 +84,25 @@ class Lines:
 
     def _check(self) -> None:
         if self._look() != self._stamp:
-            raise DataError("was changed while it was being read: start again, or go on with --resume.", self.path)
+            raise DataError(
+                "was changed while it was being read: put it back as it was and go on with --resume, or begin another "
+                "run with out=DIR.",
+                self.path,
+            )
 
     def whole(self) -> str:
         """The text of the whole file."""
-        return self.path.read_bytes().decode("utf-8-sig")
+        self._file.seek(0)
+        return self._file.read().decode("utf-8-sig")
+
+
+def _seekable(path: Path) -> BinaryIO:
+    """The open file. A pipe can be read only once, so its bytes are copied to a temporary file."""
+    file = open(path, "rb")  # noqa: SIM115 (it is held open as long as its lines are read)
+    if file.seekable():
+        return file
+    with file:
+        copy = tempfile.TemporaryFile()  # noqa: SIM115
+        shutil.copyfileobj(file, copy)
+    copy.seek(0)
+    return copy

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeVar
 from trailmark.errors import DataError
 from trailmark.formats.lines import Lines
 from trailmark.progress import counted
-from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import atomic_write
 
 T = TypeVar("T")
@@ -84,7 +83,6 @@ class RowFile:
     of lines only the places are kept."""
 
     def __init__(self, path: str | Path):
-        must_be_file(Path(path))
         self.path, self._lines = Path(path), Lines(path)
         self._items: list[Any] | None = None
         if self._lines.opens == "[":

@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 from trailmark import formats
 from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.formats import lpr as records
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.functions import load_function
@@ -104,6 +104,13 @@ class LprMethod(Method):
     def check(cls, config: LprRecipe) -> list[str]:
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]
+
+    @classmethod
+    def trainings(cls, config: LprRecipe) -> list[tuple[str, type[Method], Any]]:
+        raise RecipeError(
+            "a plan needs the data, which the stages of lpr make themselves: plan its trainings as methods "
+            "reward_model, preference and step_rl, with their data"
+        )
 
     @classmethod
     def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:

@@ -255,7 +255,7 @@ def _useless(e: Episode, seat: str, max_len: int) -> str:
 
 
 def _length(e: Episode, turn: int | None) -> int:
-    """The tokens of the sequence that ends with a turn."""
+    """The number of tokens of the sequence that ends with a turn."""
     total = 0
     while turn is not None:
         t = e.turns[turn]

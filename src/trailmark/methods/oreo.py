@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, OptimConfig
 from trailmark.errors import ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
@@ -112,9 +112,7 @@ class OreoMethod(OfflineMethod):
         found = super().holds(config)
         if config.critic_only:
             found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
-        own = {"name": config.critic.name or config.model.name, "lora": config.critic.lora}
-        model = config.model.model_copy(update=own)
-        return [*found, Held("critic", model, config.critic.optim or config.learner.optim, output=False)]
+        return [*found, critic_held(config.model, config.critic, config.learner.optim)]
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: also searches with the learnt value."""
@@ -142,6 +140,12 @@ def states(c: OreoRecipe) -> Literal["token", "step"]:
 # --- the value's model --------------------------------------------------------------------------------------------
 
 HEADS = ("value_head.weight", "score.weight")  # OpenRLHF's names
+
+
+def critic_held(model: ModelConfig, critic: OreoCritic, optim: OptimConfig) -> Held:
+    """The value model as `load_critic` loads it. `optim` is that of the policy."""
+    own = model.model_copy(update={"name": critic.name or model.name, "lora": critic.lora})
+    return Held("critic", own, critic.optim or optim, output=False)
 
 
 def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:

@@ -63,7 +63,9 @@ class PolicyGradientMethod(Method):
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
-        self.table = Table(seats, {self.seat: policy}, config.seed, apart=config.overlap)
+        # Recipes of derived methods may not have these keys.
+        self.overlap, self.refill = getattr(config, "overlap", False), getattr(config, "refill", 0)
+        self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
@@ -91,8 +93,8 @@ class PolicyGradientMethod(Method):
         def played(number: int) -> tuple[list[Episode], list[Annotation]]:
             notes: list[Annotation] = []
             episodes: list[Episode] = []
-            for k in range(c.refill + 1):  # further starts in place of groups that teach nothing
-                missing = c.starts - (len(varied(episodes)) if c.refill else 0)
+            for k in range(self.refill + 1):  # further starts in place of groups that teach nothing
+                missing = c.starts - (len(varied(episodes)) if self.refill else 0)
                 if k and missing <= 0:
                     break
                 tasks = draw_tasks(self.source, "train", missing, c.seed * 1_000_003 + number + k * REFILL)
@@ -104,7 +106,7 @@ class PolicyGradientMethod(Method):
         if made is None:
             self.table.publish(step - 1)
             made = played(step)
-        if c.overlap and step < c.steps:
+        if self.overlap and step < c.steps:
             self.table.publish(step - 1)
             self.next.start(step + 1, lambda: played(step + 1))
         return made
@@ -132,7 +134,7 @@ class PolicyGradientMethod(Method):
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
         good = self.collect(step)
-        if c.refill:  # they leave the denominator too
+        if self.refill:  # they leave the denominator too
             kept = varied(good)
             self._metrics["dropped_groups"] = len({e.group for e in good}) - len(kept)
             good = [e for e in good if e.group in kept]
@@ -163,14 +165,24 @@ class PolicyGradientMethod(Method):
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
         """Every model at the table, and the reference if the objective reads one."""
+        refers = getattr(get_objective(config.objective), "beta", 0) or config.kl_reward
+        return [*cls.players(config), *(reference_held(config.model) if refers else [])]
+
+    @classmethod
+    def players(cls, config: Any) -> list[Held]:
+        """Every model at the table. With `overlap` the engine plays with a copy of the weights."""
         found: list[Held] = []
         for name, seat in cls.seats_of(config).items():
             if isinstance(seat, LocalSeat) and seat.trained:
-                found.append(Held(name, config.model, config.learner.optim, seat.engine))
+                copied = getattr(config, "overlap", False)
+                found.append(Held(name, config.model, config.learner.optim, None if copied else seat.engine))
+                if copied:
+                    dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
+                    copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
+                    found.append(Held(f"{name} in play", copy, None, seat.engine))
             elif isinstance(seat, LocalSeat) and seat.model is not None:
                 found.append(Held(name, seat.model, None, seat.engine))
-        refers = getattr(get_objective(config.objective), "beta", 0)
-        return [*found, *(reference_held(config.model) if refers else [])]
+        return found
 
     def metrics(self) -> Mapping[str, float]:
         return self._metrics

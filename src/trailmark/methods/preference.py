@@ -152,29 +152,28 @@ def stored_pairs(episodes: Sequence[Episode]) -> list[Pair]:
     return tie_pairs([e for e in episodes if sides[e.info.get("pair")] == 2])
 
 
-def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[list[Pair], dict[str, int]]:
+def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[Sequence[Pair], dict[str, int]]:
     """The pairs that a file names. Those with an episode that could not be used are left out and counted."""
-    known = {e.id: e for e in episodes}
+    known = {e.id: (i, written(e, seat)) for i, e in enumerate(episodes)}
     keys = [f"{side}{part}" for side in SIDES for part in ("_prefix", "_end")]
     notes = ["kind", *(f"{side}_reward" for side in SIDES)]  # what lpr says beside it
 
-    def read(row: Row) -> Pair | None:
+    def read(row: Row) -> list[tuple[int, int, int | None]] | None:
+        """The place and the trained part of each side."""
         v = row.fields(row.value, "", list(SIDES), [*keys, *notes])
         for key in keys:
             if not isinstance(v.get(key, 0), int) or isinstance(v.get(key), bool):
                 raise row.bad(f"must be a number of tokens, not {repr(v[key])[:60]}.", key)
-        sides = [known.get(row.text(v[side], side)) for side in SIDES]
-        if sides[0] is None or sides[1] is None:
+        names = [row.text(v[side], side) for side in SIDES]
+        if not all(name in known for name in names):
             return None
-        try:
-            chosen, rejected = (
-                trained_part(e, seat, v.get(f"{side}_prefix", 0), v.get(f"{side}_end"))
-                for side, e in zip(SIDES, sides)
-                if e
-            )
-        except DataError as problem:
-            raise row.bad(str(problem)) from None
-        return chosen, rejected
+        sides = []
+        for side, name in zip(SIDES, names):
+            (place, tokens), start, end = known[name], v.get(f"{side}_prefix", 0), v.get(f"{side}_end")
+            if (why := _nothing_between(name, tokens, start, end)) and (start, end) != (0, None):
+                raise row.bad(why)
+            sides.append((place, start, end))
+        return sides
 
     found = each(path, read)[0]
     made = [p for p in found if p is not None]
@@ -183,7 +182,12 @@ def listed_pairs(episodes: Sequence[Episode], path: str, seat: str) -> tuple[lis
             f"names no two episodes of the data ({len(found)} lines): there are no pairs to learn from.", path
         )
     lost = len(found) - len(made)
-    return made, {"pairs_without_episode": lost} if lost else {}
+
+    def pair_at(k: int) -> Pair:
+        chosen, rejected = (trained_part(episodes[place], seat, start, end) for place, start, end in made[k])
+        return chosen, rejected
+
+    return OnDemand(len(made), pair_at), {"pairs_without_episode": lost} if lost else {}
 
 
 def trained_part(e: Episode, seat: str, start: int = 0, end: int | None = None) -> Episode:
@@ -191,17 +195,30 @@ def trained_part(e: Episode, seat: str, start: int = 0, end: int | None = None) 
     token `end`: only what lies between is trained."""
     if start == 0 and end is None:
         return e
+    if why := _nothing_between(e.id, written(e, seat), start, end):
+        raise DataError(why)
     at = max(i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens)
     t = e.turns[at]
     end = len(t.tokens) if end is None else end
-    if not 0 <= start < end <= len(t.tokens):
-        raise DataError(f"episode '{e.id}' has {len(t.tokens)} tokens: there is nothing between {start} and {end}.")
     stop = t.stop if end == len(t.tokens) else ""
     part = replace(
         t, forced=t.forced + t.tokens[:start], tokens=t.tokens[start:end], logp=t.logp[start:end],
         logq=t.logq[start:end], steps=(), stop=stop,
     )  # fmt: skip
     return replace(e, turns=(*e.turns[:at], part))
+
+
+def written(e: Episode, seat: str) -> int:
+    """The number of tokens of the last turn in which the seat wrote something; 0 if there is none."""
+    return next((len(t.tokens) for t in reversed(e.turns) if t.seat == seat and t.tokens), 0)
+
+
+def _nothing_between(name: str, tokens: int, start: int, end: int | None) -> str:
+    """What is wrong with a part of an episode's `tokens` tokens; empty if nothing is."""
+    end = tokens if end is None else end
+    if 0 <= start < end <= tokens:
+        return ""
+    return f"episode '{name}' has {tokens} tokens: there is nothing between {start} and {end}."
 
 
 def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:

@@ -352,13 +352,14 @@ def check_lessons(
 
 
 class Sizes:
-    """How many tokens texts have. One that surely fits is not encoded."""
+    """The number of tokens of texts. A text that surely fits is not encoded."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer, self.bounds = tokenizer, Bounds(tokenizer)
 
     def at_most(self, text: str, room: int, prompt: bool = False) -> int:
-        """A size that is right if it is above `room`, and else may be too large. A prompt may get a BOS."""
+        """The size of a text if it is above `room`; otherwise a number that may be too large. A prompt may get a
+        BOS."""
         most = self.bounds.most(text)
         if most is not None and most + prompt <= room:
             return most + prompt

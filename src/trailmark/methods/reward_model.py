@@ -23,7 +23,7 @@ from trailmark import formats
 from trailmark.errors import DataError, ModelError
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method
+from trailmark.methods.base import Held, Method
 from trailmark.methods.batches import batch_rows
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.offline import won
@@ -68,6 +68,12 @@ class RewardModelMethod(Method):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         return judged(self.learner, tied(self.held_out), self.config.kind) if self.held_out else {}
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The model; only its head is read."""
+        model = config.model if config.begin is None else stored_model(config.model, config.begin)
+        return [Held("value", model, config.learner.optim, output=False)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
@@ -173,7 +179,7 @@ def _labelled(config: RewardModelRecipe, e: Episode, note: Annotation) -> Sample
     return Sample(np.array(row, np.int64), streams, {"value_weight": float(len(labels))}, episode=e.id, group=e.group)
 
 
-def _pairs(config: RewardModelRecipe, episodes: list[Episode]) -> tuple[list[Pair], dict[str, int]]:
+def _pairs(config: RewardModelRecipe, episodes: list[Episode]) -> tuple[Sequence[Pair], dict[str, int]]:
     if config.pair_file:
         return listed_pairs(episodes, config.pair_file, config.seat)
     if config.format == "pairs" or (episodes and all("pair" in e.info for e in episodes)):

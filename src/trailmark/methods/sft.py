@@ -87,7 +87,7 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
         row = rows[i]
         number, told, _ = laid.told(row)
         made = laid.samples(number, told)
-        if max(len(s.tokens) for s in made) > context:  # what is sure was wrong: never a cut row
+        if max(len(s.tokens) for s in made) > context:  # the bound was wrong: never cut a row
             raise row.bad(f"has more tokens than the model's context of {context}.")
         return made
 

@@ -22,9 +22,10 @@ from trailmark.config import ModelConfig
 from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
+from trailmark.methods.base import Held, reference_held
 from trailmark.methods.configs import StepRewards, StepRlRecipe
 from trailmark.methods.offline import won
-from trailmark.methods.oreo import load_critic
+from trailmark.methods.oreo import critic_held, load_critic
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
@@ -62,6 +63,18 @@ class StepRlMethod(PolicyGradientMethod):
             must_share_tokenizer(self.models["critic"], policy.tokenizer, critic.name or config.model.name)
             trains["critic"] = config.critic.optim or config.learner.optim
         self.learner = Learner(self.models, config.learner, trains, total)
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        """The models at the table, the reference, the reward model, and the critic (ppo)."""
+        found, rewards = [*cls.players(config), *reference_held(config.model)], config.rewards.model
+        if rewards is not None:
+            own = stored_model(config.model, rewards).model_copy(update={"lora": None})
+            found.append(Held("rewards", own, output=False))
+        if config.algorithm == "ppo":
+            critic = config.critic.model_copy(update={"name": config.critic.name or rewards})
+            found.append(critic_held(config.model, critic, config.learner.optim))
+        return found
 
     def marked(self, e: Episode) -> Episode:
         """Cut into steps, none of which holds the token that ends the turn."""

@@ -91,10 +91,12 @@ def number_of(module: torch.nn.Module) -> int:
 
 
 class Prefill(Layout):
-    """A layout that keeps the keys and values of every layer, so that decoding slots can start from them."""
+    """A layout that keeps the keys and values of every layer, so that decoding slots can start from them. With `plain`
+    rows it is computed without a mask on a CPU too: a row is causal, and its padding stands behind it."""
 
-    def __init__(self, end: Tensor, pos: Tensor):
+    def __init__(self, end: Tensor, pos: Tensor, plain: bool = False):
         super().__init__(end, pos)
+        self.plain = plain
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     @torch.compiler.disable
@@ -109,7 +111,7 @@ class Prefill(Layout):
         softcap: float | None,
     ) -> Tensor:
         self.kept[number_of(module)] = (k, v)
-        if q.is_cuda and softcap is None and (window is None or q.shape[2] <= window):
+        if (q.is_cuda or self.plain) and softcap is None and (window is None or q.shape[2] <= window):
             groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)
             return F.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=True)

@@ -30,6 +30,8 @@ def law_logits(
     get log-prob -inf, and the run would end.
     """
     out = working(logits)
+    if len(index) and index[0] >= 0 and (index == index[0]).all() and _only_lists(laws[index[0]]):
+        return _listed(out, [laws[index[0]]])  # the usual case of label decisions, without looking for groups
     changed: list[tuple[Tensor, Tensor]] = []
     numbers = [n for n in np.unique(index).tolist() if n >= 0 and not laws[n].plain]
     listed = {n for n in numbers if _only_lists(laws[n])}
@@ -65,10 +67,10 @@ def _only_lists(law: SamplingLaw) -> bool:
 
 
 def _listed(logits: Tensor, laws: Sequence[SamplingLaw]) -> Tensor:
-    """`_under` for rows whose laws only list tokens; each row has its own list."""
+    """`_under` for rows whose laws only list tokens; each row has its own list, or one law is that of all rows."""
     tokens = [t for law in laws for t in law.allowed or ()]
     row = np.repeat(np.arange(len(laws)), [len(law.allowed or ()) for law in laws])
-    banned = torch.ones(logits.shape, dtype=torch.bool, device=logits.device)
+    banned = torch.ones((len(laws), logits.shape[1]), dtype=torch.bool, device=logits.device)
     banned[torch.as_tensor(row, device=logits.device), torch.as_tensor(tokens, device=logits.device)] = False
     heat = torch.as_tensor([law.temperature for law in laws], dtype=logits.dtype, device=logits.device)
     return logits.masked_fill(banned, NEVER) / heat[:, None]

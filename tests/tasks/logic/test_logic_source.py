@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -252,6 +254,31 @@ def test_files_that_are_not_there_or_not_clear(data):
     ):  # fmt: skip
         with pytest.raises(TaskError, match=says):
             get_task("logic", **options)
+
+
+def test_the_hub(monkeypatch):
+    asked = []
+
+    def load(name, config, split, revision):
+        asked.append((name, config, split, revision))
+        if split == "lost":
+            raise ValueError("unknown split\nmore")
+        return [{"context": "c", "query": "q", "options": ["a", "b"], "correct_option": 1}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    (task,) = get_task("logic", dataset="logiqa").tasks("val")
+    assert task.data["question"] == "q" and task.data["label"] == 1 and asked == [
+        ("lucasmccabe/logiqa", None, "validation", None)
+    ]
+    get_task("logic", hub="me/mine:small", revision="v1").tasks("train")
+    assert asked[-1] == ("me/mine", "small", "train", "v1")
+    with pytest.raises(TaskError, match="'metaeval/reclor' split 'lost' cannot be loaded from the hub: unknown split"):
+        get_task("logic", dataset="reclor").tasks("lost")
+    with pytest.raises(TaskError, match="logic needs path="):
+        get_task("logic").tasks("train")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(TaskError, match="reading reclor from the hub needs the datasets library"):
+        get_task("logic", dataset="reclor").tasks("train")
 
 
 def test_evaluation_reads_the_letters_for_the_vote(data):

@@ -13,12 +13,12 @@ inference from clues and sound lines before it. An answer claims that its option
 that follows from the clues, and direct if it follows from the sound lines that were written.
 
 How a puzzle is built: a chain from the start to the right option; *ups* (mu) branch off it and lead nowhere, so a step
-there is sound and of no use (a detour); *downs* (gm) come before an inner item of the chain, so a step there is a clue
-read backwards, and not sound. Each wrong option comes after a down of its own. So behind a wrong step the way leads to
-a wrong option or back to the chain, and a solution with wrong steps may end with the right answer:
+there is sound and of no use (a detour); *downs* (gm) come before an inner item of the chain and after nothing, so a
+step to one is never sound. Each wrong option comes after a down of its own. So behind a wrong step the way leads to a
+wrong option or back to the chain, and a solution with wrong steps may end with the right answer:
 
     km                                   sound
-    mg                                   not sound: the clue is gm
+    mg                                   not sound: no clue says so
     gm                                   sound; gC would be sound too, and would lead to the wrong answer
     mq ...
 """

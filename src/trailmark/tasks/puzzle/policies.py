@@ -30,7 +30,7 @@ class Walker:
     """Walks from item to item and writes each step, such as "mq". It is the scripted teacher; with other rates, a
     student.
 
-    errors   the probability of a step to a down, where there is one: a clue read backwards
+    errors   the probability of a step to a down, which nothing supports
     detours  the probability of a step to an up, where there is one: sound, and of no use
     leaps    the probability of a guess among the options in the place of a step
     slips    the probability that the answer names another option than the one that was reached
@@ -93,12 +93,14 @@ def item_of(puzzle: Puzzle, lines: Sequence[str]) -> str:
 
 
 def neighbours(puzzle: Puzzle, at: str) -> tuple[list[Pair], list[str], list[str]]:
-    """The clues that lead on from an item, its ups and its downs. On the chain one clue leads on. From a down each clue
-    does, whether it goes back to the chain or not. From an up the way goes on at the item that it branched off."""
+    """The clues that lead on from an item, its ups, and the downs to which a wrong step may go. On the chain one clue
+    leads on. From a down each clue does, whether it goes to the chain or not. From an up the way goes on at the item
+    that it branched off."""
     path = puzzle.path
     if at in path:
         ups = [b for a, b in puzzle.clues if a == at and b not in path]
-        downs = [a for a, b in puzzle.clues if b == at and a not in path]
+        later = {b for _, b in puzzle.clues}
+        downs = sorted({a for a, _ in puzzle.clues if a not in later and a not in path})
         return [(at, path[path.index(at) + 1])], ups, downs
     if above := [(a, b) for a, b in puzzle.clues if a == at]:
         return above, [], []

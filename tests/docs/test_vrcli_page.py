@@ -1,0 +1,60 @@
+"""Every command of docs/vrcli.md runs as it stands, on the page's own rows and three toy books."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from trailmark.tasks.stories import plans, prompts
+
+ROOT = Path(__file__).parent.parent.parent
+SAYS = [
+    "the baker met Ann who was tall",
+    "Ann wanted to leave",
+    "Bob heard what Ann had done",
+    "Cid told Bob the truth",
+]
+
+
+def chapter(book, k):
+    mark = lambda n: f"{book}{k}x{n}"  # so that chapters share no run of eight words
+    said = [f"On day {mark(n)} {SAYS[(n + k) % 4]}, {mark(n + 50)}, Ann saw Bob and Cid." for n in range(20)]
+    return {"book": book, "chapter": k + 1, "heading": f"Part {k + 1}", "text": " ".join(said)}
+
+
+def test_the_commands_of_the_page(tmp_path):
+    page = (ROOT / "docs/vrcli.md").read_text()
+    (rows,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    (tmp_path / "talks.jsonl").write_text(rows)
+    made = [chapter(book, k) for book in ("one", "two", "three") for k in range(6)]
+    data = "".join(json.dumps(r) + "\n" for r in made)
+    (tmp_path / "novels.jsonl.gz").write_bytes(gzip.compress(data.encode()))
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    commands = re.findall(r"^trailmark .*$", page, re.M)
+    assert len(commands) == 5
+    said = {}
+    for command in commands:
+        words = command.split()[1:] + (["steps=2", "n=2", "eval.every=1"] if " train " in f" {command} " else [])
+        if words[0] == "chapters":
+            for name, text in (("base", "Ann left."), ("rl", "Bob stayed and Cid laughed.")):
+                ids = [json.loads(x)["id"] for x in (tmp_path / "books/rows.jsonl").read_text().splitlines()]
+                lines = [json.dumps({"id": i, "text": text}) + "\n" for i in ids]
+                (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        run = [sys.executable, "-m", "trailmark", *words]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout + done.stderr)
+        said[command] = done.stdout
+    assert "rows: 6 rows" in said[commands[2]] and "train: 2 rows of 1 books" in said[commands[3]]
+    metrics = [json.loads(x) for x in (tmp_path / "runs/vrcli-laptop/metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics if "reward" in m] == [1, 2] and all("eval/reward" in m for m in metrics)
+    assert "rl,words,5.0" in (tmp_path / "metrics.csv").read_text()
+
+
+def test_the_recipe_has_the_templates_of_the_prompts():
+    reward = yaml.safe_load((ROOT / "recipes/vrcli-laptop.yaml").read_text())["reward"]
+    assert (reward["context"], reward["plan"], reward["empty"]) == (prompts.CONTEXT, prompts.PLAN, prompts.EMPTY)
+    assert tuple(reward["markers"]) == plans.MARKERS
