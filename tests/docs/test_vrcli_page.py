@@ -35,10 +35,14 @@ def test_the_commands_of_the_page(tmp_path):
     (tmp_path / "novels.jsonl.gz").write_bytes(gzip.compress(data.encode()))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     commands = re.findall(r"^trailmark .*$", page, re.M)
-    assert len(commands) == 5
+    assert len(commands) == 6
     said = {}
     for command in commands:
         words = command.split()[1:] + (["steps=2", "n=2", "eval.every=1"] if " train " in f" {command} " else [])
+        if words[0] == "plans":
+            (row,) = (tmp_path / "stories/test.jsonl").read_text().splitlines()
+            answer = {"id": json.loads(row)["id"], "text": "In summary: a hen."}
+            (tmp_path / "plans.jsonl").write_text(json.dumps(answer))
         if words[0] == "chapters":
             for name, text in (("base", "Ann left."), ("rl", "Bob stayed and Cid laughed.")):
                 ids = [json.loads(x)["id"] for x in (tmp_path / "books/rows.jsonl").read_text().splitlines()]

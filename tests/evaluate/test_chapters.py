@@ -129,6 +129,6 @@ def test_mistakes(files):
     assert "'copy.jsonl' is not NAME=FILE" in run(files, "copy.jsonl", code=2)
     assert "two systems are called 'copy'" in run(files, "copy", "copy", code=2)
     (files / "own.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "z", "text": "x"}\n')
-    assert "own.jsonl:2: key 'id': is 'z', which is no row of --rows." in run(files, "own", code=2)
+    assert "own.jsonl:2: key 'id': is 'z', which is no row of the data." in run(files, "own", code=2)
     (files / "own.jsonl").write_text('{"id": "a", "text": " "}\n')
     assert "own.jsonl:1: key 'text': is empty" in run(files, "own", code=2)

@@ -20,6 +20,7 @@ from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
+from trailmark.commands.plans import plans
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
@@ -169,6 +170,7 @@ app.command()(verify)
 app.command()(models)
 app.command()(votes)
 app.command()(chapters)
+app.command()(plans)
 app.add_typer(worlds, name="worlds")
 
 

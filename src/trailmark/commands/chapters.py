@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +28,8 @@ def chapters(
     sections = {row.id: row.sections() for row in read_rows(rows)}
     result: dict[str, Any] = {"command": "chapters", "rows": str(rows), "systems": {}}
     lines = ["key,cat,val"]
-    for name, file in _named(systems):
-        texts = _read(file, sections)
+    for name, file in named_files(systems, "chapters"):
+        texts = read_texts(file, sections)
         found = [(i, c.measures(c.clean(t, windows) if clean else t, sections[i])) for i, t in texts]
         about: dict[str, Any] = {"texts": len(found)}
         for metric in dict.fromkeys(k for _, m in found for k in m):
@@ -48,31 +49,32 @@ def chapters(
         _show(result)
 
 
-def _named(systems: list[str]) -> list[tuple[str, Path]]:
+def named_files(systems: list[str], command: str) -> list[tuple[str, Path]]:
+    """NAME=FILE words as names and files."""
     from trailmark.errors import TrailmarkError
 
     found = {}
     for word in systems:
         name, sign, file = word.partition("=")
         if not sign or not name or not file or "," in name:
-            raise TrailmarkError(f"chapters: '{word}' is not NAME=FILE, such as base=base.jsonl.")
+            raise TrailmarkError(f"{command}: '{word}' is not NAME=FILE, such as base=base.jsonl.")
         if name in found:
-            raise TrailmarkError(f"chapters: two systems are called '{name}'.")
+            raise TrailmarkError(f"{command}: two systems are called '{name}'.")
         found[name] = Path(file)
     return list(found.items())
 
 
-def _read(file: Path, known: dict[str, Any]) -> list[tuple[str, str]]:
-    """(id, text) of each line."""
+def read_texts(file: Path, known: Mapping[str, Any], empty: bool = False) -> list[tuple[str, str]]:
+    """(id, text) of each line. `empty`: a text may be empty."""
     from trailmark.formats.rows import Row, each
 
     def one(row: Row) -> tuple[str, str]:
         value = row.fields(row.value, "", ["id", "text"])
         name = str(value["id"])
         if name not in known:
-            raise row.bad(f"is '{name}', which is no row of --rows.", "id")
+            raise row.bad(f"is '{name}', which is no row of the data.", "id")
         text = row.text(value["text"], "text")
-        if not text.strip():
+        if not text.strip() and not empty:
             raise row.bad("is empty: there is nothing to measure.", "text")
         return name, text
 

@@ -168,7 +168,7 @@ def prompt_row(m: Made, split: str) -> dict[str, Any]:
     about = {k: v for k, v in about.items() if v not in ("", None)}
     row = {"id": m.row.id, "split": split, "prompt": m.prompt, "gold": m.row.gold, **m.parts.fields(), **about}
     if isinstance(m.row, StoryRow):
-        row["header"] = m.row.header
+        row |= {"header": m.row.header, "synopsis": m.row.next_chapter_synopsis}
     return row
 
 

@@ -1,0 +1,128 @@
+"""How much plans lower the perplexity of the gold texts: percent improvement, and what could explain it besides
+reasoning.
+
+    score_plans    for each plan: perplexity without and with it, improvement
+    summary        mean with its interval, percentiles, and beside them: share of plans that help, correlation of length
+                   and improvement, share of the plan's trigrams copied from the prompt
+    control        plans that need no model: the gold text (the most that a plan can do), nothing, the synopsis, and the
+                   gold text of another row (a plan that is about something else)
+
+Rows are those of `trailmark data stories`. Baseline and plan go through one code path, the one of the reward.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trailmark.errors import DataError
+from trailmark.evaluate.chapters import trigrams, words_of
+from trailmark.evaluate.stats import mean_of
+from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
+from trailmark.tasks.prompts import read_prompts
+from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
+from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN
+
+CONTROLS = ("empty", "gold", "synopsis", "other")
+NEEDED = ("gold", "information", "plan_heading", "write", "write_from_plan")
+AT_ONCE = 8  # rows whose texts are scored together
+
+
+def read_scored_rows(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Rows of `trailmark data stories` by id."""
+    found = {t.id: t.data for t in read_prompts(path)}
+    for name, row in found.items():
+        if missing := next((k for k in NEEDED if not isinstance(row.get(k), str)), None):
+            raise DataError(f"row '{name}' has no '{missing}': make the file with `trailmark data stories`.", path)
+    return found
+
+
+def context(row: Mapping[str, Any], plan: str | None) -> list[dict[str, str]]:
+    """The messages before the gold text: without a plan (None), or with it."""
+    template = CONTEXT if plan is None else PLAN if plan else EMPTY
+    pieces = {k: row[k] for k in NEEDED}
+    return [*row["prompt"][:-1], {"role": "user", "content": template.format(answer=plan, **pieces)}]
+
+
+def score_plans(
+    scorer: TextScorer, rows: Mapping[str, Mapping[str, Any]], plans: Sequence[tuple[str, str]], rule: Rule = "turn"
+) -> list[dict[str, Any]]:
+    """A record for each (row, plan), in order. An improvement that is no number is None."""
+    found = []
+    for start in range(0, len(plans), AT_ONCE):
+        some = plans[start : start + AT_ONCE]
+        pairs = [(context(rows[i], p), rows[i]["gold"]) for i, plan in some for p in (None, plan)]
+        for (i, _), (said, gold) in zip((x for x in some for _ in range(2)), pairs):
+            size = len(gold_row(scorer.lm.tokenizer, said, gold, rule).tokens)
+            if size > scorer.lm.context:
+                raise DataError(
+                    f"row '{i}' has {size} tokens with its plan and gold text, and the model reads "
+                    f"{scorer.lm.context}: choose a model with a longer context, or shorter rows."
+                )
+        scores = scorer.likelihoods(pairs, rule)
+        for k, (i, plan) in enumerate(some):
+            base, now = scores[2 * k], scores[2 * k + 1]
+            percent = improvement(base, now)
+            made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}
+            found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
+    return found
+
+
+def plans_of(
+    answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
+) -> tuple[list[tuple[str, str]], float | None]:
+    """The plans of answers, and the share of answers with a marker."""
+    said = list(answers)
+    share = sum(has_marker(a, markers) for _, a in said) / len(said) if said else None
+    return [(i, plan_of(a, markers)) for i, a in said], share
+
+
+def control(rows: Mapping[str, Mapping[str, Any]], kind: str, seed: int = 0) -> list[tuple[str, str]]:
+    """A plan for each row. "other" takes the gold text of a row of another book, or of another row if there is one
+    book."""
+    if kind == "empty":
+        return [(i, "") for i in rows]
+    if kind == "gold":
+        return [(i, row["gold"]) for i, row in rows.items()]
+    if kind == "synopsis":
+        if missing := next((i for i, row in rows.items() if not row.get("synopsis")), None):
+            raise DataError(f"control 'synopsis': row '{missing}' has none.")
+        return [(i, row["synopsis"]) for i, row in rows.items()]
+    if kind != "other":
+        raise DataError(f"control '{kind}' is not known: {', '.join(CONTROLS)}.")
+    draw, made = random.Random(f"other {seed}"), []
+    for i, row in rows.items():
+        away = [j for j in rows if rows[j].get("story_id") != row.get("story_id")] or [j for j in rows if j != i]
+        if not away:
+            raise DataError("control 'other' needs two rows.")
+        made.append((i, rows[draw.choice(away)]["gold"]))
+    return made
+
+
+def summary(found: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    good = [r for r in found if r["improvement"] is not None]
+    about: dict[str, Any] = {"plans": len(found), "invalid": len(found) - len(good)}
+    if not good:
+        return about
+    values = np.array([r["improvement"] for r in good])
+    sizes = np.array([len(r["plan"].split()) for r in good], float)
+    about["improvement"] = mean_of(values, [r["id"] for r in good]).plain()
+    about["percentiles"] = {str(q): float(np.percentile(values, q)) for q in (5, 25, 50, 75, 95)}
+    about["helps"] = float((values > 0).mean())
+    about["plan_words"] = float(sizes.mean())
+    varied = len(good) > 2 and sizes.std() > 0 and values.std() > 0
+    about["length_correlation"] = float(np.corrcoef(sizes, values)[0, 1]) if varied else None
+    copied = [c for r in good if (c := copied_share(r["plan"], rows[r["id"]]["information"])) is not None]
+    about["copied"] = float(np.mean(copied)) if copied else None
+    return about
+
+
+def copied_share(plan: str, information: str) -> float | None:
+    """The share of the plan's different trigrams that stand in what the model was shown; None if it has none."""
+    mine = set(trigrams(words_of(plan)))
+    return len(mine & set(trigrams(words_of(information)))) / len(mine) if mine else None
