@@ -369,7 +369,7 @@ def test_a_helper_that_is_edited_is_an_edited_function(shell):
 
 def test_a_file_that_has_no_row_to_evaluate_on_is_found_at_once(shell):
     Path("rows.jsonl").write_text('{"prompt": "a"}\n')
-    assert "has no row for split 'test'" in one_sentence(train(shell, "--dry-run", "eval.every=1", code=2))
+    assert "error: rows.jsonl has no row for split 'test'" in train(shell, "--dry-run", "eval.every=1", code=2)
     assert "has no row for split 'test'" in one_sentence(train(shell, "eval.every=1", code=2))
 
 
