@@ -3,10 +3,10 @@
     python bench/data.py [--quick]
 
 A generator writes the files into a temporary folder. Each case is a training of two steps with a tiny model in a
-process of its own. The seconds are those that it computes up to the end of its first step, imports included (on a quiet
-machine they equal wall-clock time); the memory is the most that it ever held. Rows of `sft` are questions and answers of
-about 50 bytes. Trajectories have 1,000 tokens and a reward. `that might not fit` has a context so small that each
-trajectory must be encoded to know that it fits. 100 rows show what Python, torch and the model need alone.
+process of its own. The seconds are those that it computes up to the end of its first step, imports included (on a
+quiet machine they equal wall-clock time); the memory is the most that it ever held. Rows of `sft` are questions and
+answers of about 50 bytes. Trajectories have 1,000 tokens and a reward. `that might not fit` has a context so small
+that each trajectory must be encoded to know that it fits. 100 rows show what Python, torch and the model need alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> None:
         cases += [("oreo", many // 10, 1002, f"trajectories, {many // 10:,} of 1,000 tokens that might not fit")]
         for method, rows, context, name in cases:
             seconds, peak = first_step(folder, method, rows, context)
-            alone(f"data/{name}", seconds, "s", "of computing, from the start of the process to the end of its first step")
+            alone(f"data/{name}", seconds, "s", "from the start of the process to the end of its first step")
             alone(f"data/{name}, memory", peak, "MB", "most that the process held")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.machinery
@@ -42,6 +43,27 @@ def function_file(path: str) -> Path | None:
     except Exception:  # the package above it is imported, and may raise anything
         return None
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def source_text(file: Path) -> bytes:
+    """The content of a file, followed by that of the files next to it that it imports, and that these import. So a
+    change in a helper is a change of the function. A file that imports none gives its own content."""
+    folder, seen, text = file.resolve().parent, [file.resolve()], b""
+    for path in seen:
+        data = path.read_bytes()
+        text += data
+        try:
+            tree = ast.parse(data)
+        except (SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            for name in names:
+                beside = folder / f"{name.partition('.')[0]}.py"
+                if beside.is_file() and beside.resolve() not in seen:
+                    seen.append(beside.resolve())
+    return text
 
 
 class _FromSource(importlib.machinery.SourceFileLoader):

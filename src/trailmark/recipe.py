@@ -132,6 +132,9 @@ def _load_new(path: Path, below: tuple[Path, ...], wanted_by: str, read: dict[Pa
     return _merge(above, Loaded(str(path), value, marks))
 
 
+PATHS = ("reward",)  # keys whose text is short for {path: text}
+
+
 def _override(text: str) -> Loaded:
     key, equals, value = text.partition("=")
     path, name = tuple(key.strip().split(".")), f"override '{text}'"
@@ -160,6 +163,10 @@ def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
     loaded, changes = _load(Path(path)), Loaded(str(path), {})
     for text in overrides:
         change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
+        if keys[0] in PATHS and len(keys) > 1:  # reward.success=0.9 beside a reward that is a text
+            short = changes.raw.get(keys[0], loaded.raw.get(keys[0]))
+            if isinstance(short, str):
+                change.raw[keys[0]] = {"path": short, **change.raw[keys[0]]}
         loaded, changes = (Loaded(x.file, _without(x.raw, keys), x.marks) for x in (loaded, changes))
         changes = _merge(changes, change)
     return _merge(loaded, Loaded(str(path), changes.raw, changes.marks))

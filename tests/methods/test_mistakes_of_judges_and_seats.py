@@ -336,3 +336,56 @@ def test_a_method_author_is_told_what_is_missing(tmp_path):
         half.make_rows(None, [], None)
     with pytest.raises(NotImplementedError, match=r"Half must define make_objective\(\), which returns an Objective"):
         half.make_objective()
+
+
+# --- found by strangers ----------------------------------------------------------------------------------------------
+
+
+def test_a_setting_beside_a_reward_that_is_a_text(shell):
+    train(shell, "reward.success=2", "steps=1")
+    outcomes = [e.outcome for e in read_episodes("run")]
+    assert {o.success for o in outcomes} <= {True, False} and all(o.success == (o.reward >= 2) for o in outcomes)
+    said = yaml.safe_load(Path("run/recipe.yaml").read_text())["task"]["options"]["reward"]
+    assert (said["kind"], said["path"], said["success"]) == ("function", "my_file.py:score", 2)
+
+
+@pytest.mark.parametrize(
+    "body", ["def __init__(self, x): pass", "def __init__(self): raise OSError('no key')"], ids=["needs more", "raises"]
+)
+def test_a_judge_class_that_cannot_be_made(shell, body):
+    Path("bad.py").write_text(f"from trailmark.score.base import Judge\nclass J(Judge):\n    {body}\n")
+    said = one_sentence(train(shell, "reward=bad.py:J", code=2))
+    assert "reward: class bad.py:J cannot be made: " in said and "bad.py" in said.split(" made: ")[1]
+
+
+def test_a_helper_that_is_edited_is_an_edited_function(shell):
+    Path("helper_k.py").write_text("K = 0.1\n")
+    text = "from helper_k import K\ndef score(prompt, answer, row):\n    return K * len(answer)\n"
+    Path("my_file.py").write_text(text)
+    train(shell)
+    Path("helper_k.py").write_text("K = 0.7\n")
+    assert "my_file.py:score has changed since this run began" in train(shell, "steps=2", "--resume", code=2)
+
+
+def test_a_file_that_has_no_row_to_evaluate_on_is_found_at_once(shell):
+    Path("rows.jsonl").write_text('{"prompt": "a"}\n')
+    assert "error: rows.jsonl has no row for split 'test'" in train(shell, "--dry-run", "eval.every=1", code=2)
+    assert "has no row for split 'test'" in one_sentence(train(shell, "eval.every=1", code=2))
+
+
+@pytest.mark.parametrize(
+    "seat, said",
+    [
+        ("{kind: scripted, function: 'gone.py:f'}", "seats.actor.function: there is no file gone.py."),
+        ("{kind: person}", "seats.actor: a person can sit at the table of `trailmark play`, not here."),
+    ],
+)
+def test_seats_that_cannot_play_are_found_by_the_dry_run(shell, seat, said):
+    method = """
+from trailmark.methods.policy_gradient import PolicyGradientMethod
+class Own(PolicyGradientMethod):
+    asks = ("policy", "actor")
+"""
+    Path("own_method.py").write_text(method)
+    seats = f"seats={{policy: {{kind: local, trained: true}}, actor: {seat}}}"
+    assert said in train(shell, "method=own_method:Own", seats, "--dry-run", code=2)

@@ -21,6 +21,7 @@ from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import JudgeError
 from trailmark.score.base import open_judge
+from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge, Unreadable, objects, read_mark
 from trailmark.types import Failed, Scored
@@ -207,7 +208,8 @@ def test_a_local_judge_is_opened_from_its_section(tmp_path):
     judge.keep(tmp_path / "judge")
     assert judge.name == "tiny"
     assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
-    assert (tmp_path / "judge" / "answers.jsonl").read_text().count("\n") == 1
+    kept = [json.loads(x) for x in (tmp_path / "judge" / "answers.jsonl").read_text().splitlines()]
+    assert len({k["key"] for k in kept}) == 1 and kept[-1]["unread"]
 
 
 def test_a_template_that_asks_for_what_no_row_has():
@@ -224,3 +226,37 @@ def test_a_server_of_another_model_is_told_before_anything_is_played(make_lm, tm
             wrong.keep(tmp_path / "judge")
         assert not (tmp_path / "judge").exists()
         open_judge({"kind": "model", "server": {"address": url, "model": "small"}}).keep(tmp_path / "judge")
+
+
+def test_of_several_objects_the_one_for_the_question_counts():
+    from trailmark.score.judge import Unreadable, read_object
+
+    right, other = '{"id": "q1", "score": 7}', '{"id": "q2", "score": 1}'
+    assert read_object(f"{right} and {other}", "q1", "score")["score"] == 7
+    assert read_object('{"score": 3}', "q1", "score")["score"] == 3
+    with pytest.raises(Unreadable, match="is for 'q2'"):
+        read_object(other, "q1", "score")
+
+
+def test_a_judge_that_is_mended_is_asked_again(tmp_path):
+    """Prose three times is a failed play; with the same cache and a judge that answers, the play gets its mark."""
+    judge = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
+    judge.cache = Cache(tmp_path / "answers.jsonl")
+    said = ["I cannot say."]
+
+    async def answer(talk, key):
+        return said[0]
+
+    judge._ask = answer
+    assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
+    assert judge.asked == 3
+    asyncio.run(judge.judge(plays(1)))
+    assert judge.asked == 3  # not again in this process
+    mended = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
+    mended.cache = Cache(tmp_path / "answers.jsonl")
+    said[0] = '{"score": 9}'
+    mended._ask = answer
+    assert asyncio.run(mended.judge(plays(1)))[0].outcome.reward == 0.9
+    again = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
+    again.cache = Cache(tmp_path / "answers.jsonl")
+    assert asyncio.run(again.judge(plays(1)))[0].outcome.reward == 0.9 and again.asked == 0

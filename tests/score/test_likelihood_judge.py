@@ -107,3 +107,11 @@ def test_a_likelihood_that_is_no_number_is_no_reward(lm):
     assert isinstance(verdicts[0].outcome, Invalid)
     assert "likelihood of 'gold' is no number" in verdicts[0].outcome.reason
     assert improvement(Likelihood(-1.0, 1), Likelihood(-900.0, 1)) == -math.inf
+
+
+def test_a_text_that_was_almost_impossible():
+    from trailmark.score.likelihood import Likelihood, gain_reward, improvement
+
+    base, now = Likelihood(-40.0, 1), Likelihood(-0.5, 1)
+    assert gain_reward(improvement(base, now), "stepped") == 1.0
+    assert Likelihood(-800.0, 1).perplexity == float("inf")

@@ -130,7 +130,10 @@ def _first_start(config: RunConfig, task: Any) -> str:
     if missing := [place for place in given if not Path(place).exists()]:
         return f"whose {missing[0]} is not here yet"
     source = get_task(task.name, **task.options)
-    get_method(config.method).check_asked(config, source)
+    method = get_method(config.method)
+    method.check_asked(config, source)
+    if config.eval.every:
+        method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
     return f"first start '{source.tasks('train', 1)[0].id}'"
 
 
@@ -139,6 +142,7 @@ def check(config: RunConfig) -> list[str]:
     from trailmark.models.load import describe
     from trailmark.seats.config import described
     from trailmark.seats.names import fix_names
+    from trailmark.seats.table import check_players
 
     model = config.model if config.model.shape else fix_names(config).model
     about = describe(model)
@@ -151,5 +155,6 @@ def check(config: RunConfig) -> list[str]:
     method = get_method(config.method)
     seats = method.seats_of(config)
     if len(seats) > 1:
+        check_players(seats)
         lines += described(seats)
     return [*lines, *method.check(config)]

@@ -161,6 +161,8 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
             )
         task["name"], options["path"] = "prompts", data
     if reward is not None:
+        if isinstance(reward, dict) and "kind" not in reward and isinstance(reward.get("path"), str):
+            reward = {"kind": "function", **reward}
         judge_config(reward)
         section: dict[str, Any] = {"kind": "function", "path": reward} if isinstance(reward, str) else dict(reward)
         if section["kind"] in ("function", "likelihood") and not section.get("model"):

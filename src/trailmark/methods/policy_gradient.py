@@ -59,6 +59,8 @@ class PolicyGradientMethod(Method):
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         self.check_asked(config, self.source)
+        if config.eval.every:  # an empty split fails now, not at the first evaluation
+            draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
         policy = load_model(config.model)
         seats = self.seats_of(config)

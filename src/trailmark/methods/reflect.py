@@ -110,7 +110,7 @@ class ReflectMethod(Players):
     @classmethod
     def check(cls, config: ReflectRecipe) -> list[str]:
         taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
-        return [f"stages: {', '.join([*taught, f'{config.steps} steps of play'])}"]
+        return [f"stages: {', '.join([*taught, f'{config.steps} steps of play (`steps` counts play alone)'])}"]
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

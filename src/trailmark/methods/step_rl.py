@@ -37,6 +37,7 @@ from trailmark.score.classes import check_classes, class_numbers, must_share_tok
 from trailmark.score.tokens import source_of
 from trailmark.seats.locate import stored_model
 from trailmark.steps import mark_steps, step_types, without_end
+from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Sample
 
 Paid = Mapping[str, list[np.ndarray]]  # episode -> what each token of each turn of the seat earns
@@ -79,6 +80,12 @@ class StepRlMethod(PolicyGradientMethod):
         """Cut into steps, none of which holds the token that ends the turn."""
         tokenizer = self.models["policy"].tokenizer
         return without_end(mark_steps(e, self.seat, tokenizer, self.config.rewards.split), self.seat, tokenizer)
+
+    def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
+        """The episodes of a step, played with the policy as it is."""
+        c, notes = self.config, list[Annotation]()
+        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
+        return self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes), notes
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config

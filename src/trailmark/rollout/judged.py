@@ -95,7 +95,7 @@ def _unusable(play: Play, verdict: Any) -> str:
         if not isinstance(outcome, Outcome):
             return f"gave {_shown(outcome)} as the outcome of {play.where}: it must be Scored, Invalid or Failed"
         if isinstance(outcome, Scored) and not _finite(outcome.reward):
-            return f"gave the reward {_shown(outcome.reward)} for {play.where}: it must be a finite number"
+            return f"gave the reward {_shown(outcome.reward)} for {play.where}: it must be a finite int or float"
     for note in verdict.notes:
         if note.episode != play.episode.id:
             return f"answered for episode '{note.episode}' where '{play.episode.id}' was asked"
@@ -105,7 +105,7 @@ def _unusable(play: Play, verdict: Any) -> str:
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _shown(value: Any) -> str:

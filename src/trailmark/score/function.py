@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import JudgeError
-from trailmark.functions import load_function, where_it_failed
+from trailmark.functions import load_function, source_text, where_it_failed
 from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
 
@@ -37,9 +37,13 @@ def open_function(config: FunctionJudgeConfig) -> Judge:
     if isinstance(found, type):
         if not issubclass(found, Judge):
             raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
-        judge = found()
+        try:
+            judge = found()
+        except Exception as problem:
+            said = where_it_failed(problem, file)
+            raise JudgeError(f"reward: class {config.path} cannot be made: {said}.") from problem
         if not judge.fingerprint:  # the class sets none: use its file's content
-            judge.fingerprint = digest(file.read_bytes()) if file.is_file() else ""
+            judge.fingerprint = digest(source_text(file)) if file.is_file() else ""
         return judge
     return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
 
@@ -64,7 +68,7 @@ class FunctionJudge(Judge):
         self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
         self._folder: Path | None = None
         self._given = scorer is not None
-        text = self.file.read_bytes() if self.file.is_file() else inspect.getsource(function).encode()
+        text = source_text(self.file) if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
         # the weights of a scorer's model are part of the reward

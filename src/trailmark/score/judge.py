@@ -63,6 +63,7 @@ class ModelJudge(Judge):
             self.fingerprint = digest(json.dumps([self._weights, *rest]))
         self.asked = 0  # questions that were sent; the others were in the cache
         self._open: dict[str, asyncio.Future[str]] = {}
+        self._unread: set[str] = set()  # answers of this process that could not be read
 
     @property
     def engine(self) -> Any:
@@ -133,9 +134,11 @@ class ModelJudge(Judge):
         c, why = self.config, ""
         ask = "\n\n" + form
         talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
+        keys = []
         for _ in range(c.again + 1):
             try:
-                text = await self._answer(talk)
+                text, key = await self._answer(talk)
+                keys.append(key)
             except EngineError as problem:
                 return Failed(f"judge '{self.name}': {problem}")
             try:
@@ -143,24 +146,27 @@ class ModelJudge(Judge):
             except Unreadable as problem:
                 why = str(problem)
                 talk += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{why}.{ask}"}]
+        self._unread.update(keys)
+        for key in keys:  # a judge that is mended is asked again when the run goes on
+            self.cache.add(key, {**self.cache[key], "unread": True})
         return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
 
-    async def _answer(self, talk: Sequence[Mapping[str, str]]) -> str:
+    async def _answer(self, talk: Sequence[Mapping[str, str]]) -> tuple[str, str]:
         """The model's answer to these messages: from the cache, from an equal question in progress, or from the
-        model."""
+        model. Also returns its key in the cache."""
         c = self.config
         key = digest(json.dumps([self._weights or self.name, c.temperature, c.max_tokens, list(talk)]))
-        if key in self.cache:
-            return self.cache[key]["text"]
+        if key in self.cache and (key in self._unread or "unread" not in self.cache[key]):
+            return self.cache[key]["text"], key
         if key in self._open:
-            return await asyncio.shield(self._open[key])
+            return await asyncio.shield(self._open[key]), key
         future = self._open[key] = asyncio.get_running_loop().create_future()
         try:
             self.asked += 1
             text = await self._ask(talk, key)
             self.cache.add(key, {"question": talk[-1]["content"], "text": text})
             future.set_result(text)
-            return text
+            return text, key
         except BaseException as problem:
             future.set_exception(problem if isinstance(problem, Exception) else EngineError("the judge was stopped"))
             future.exception()  # mark the exception as retrieved, even if nothing else awaits it
@@ -205,11 +211,12 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def read_object(text: str, name: str, key: str) -> dict[str, Any]:
-    """The last JSON object with a key `key` in an answer (a model may think first). It must answer question `name`."""
+    """The last JSON object with a key `key` in an answer (a model may think first), of several the one that names the
+    question `name`. One that names another question is refused; one that names none is trusted."""
     found = [o for o in objects(text) if key in o]
     if not found:
         raise Unreadable(f"Your answer holds no JSON object with {'a score' if key == 'score' else repr(key)}")
-    said = found[-1]
+    said = next((o for o in reversed(found) if str(o.get("id")) == name), found[-1])
     if "id" in said and str(said["id"]) != name:
         raise Unreadable(f"Your answer is for '{str(said['id'])[:40]}', not for '{name}'")
     return said

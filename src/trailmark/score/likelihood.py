@@ -54,7 +54,7 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.nll)
+        return math.exp(self.nll) if self.nll < 700 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[fl
     if kind == "binary":
         return float(percent > 0)  # an empty answer is no improvement
     if kind == "nll":
-        return -math.log1p(-percent / 100.0)
+        return -math.log1p(-percent / 100.0) if percent < 100 else math.inf
     if kind == "linear":
         return percent / 100.0
     raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear or nll.")
@@ -263,7 +263,9 @@ class LikelihoodJudge(Judge):
         steps = [(least, reward) for least, reward in self.config.steps]
         found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
         notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
-        return Verdict(scored(gain_reward(percent, self.config.reward, steps), self.config.success), notes)
+        exact = base.nll - now.nll  # not taken back out of the percentage, which rounds to 100
+        reward = exact if self.config.reward == "nll" else gain_reward(percent, self.config.reward, steps)
+        return Verdict(scored(reward, self.config.success), notes)
 
 
 def _weights_of(reader: ModelConfig | LM) -> str:

@@ -33,6 +33,7 @@ from trailmark.types import SamplingLaw
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
+NO_PERSON = "seats.{name}: a person can sit at the table of `trailmark play`, not here."
 UNNAMED = "default"  # stands for the only model of a server, if no model is named
 # functions that read a line from a person, and show a text
 Terminal = tuple[Callable[[], str | None], Callable[[str], None]]
@@ -67,7 +68,7 @@ class Table:
                 self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
-                    raise RecipeError(f"seats.{name}: a person can sit at the table of `trailmark play`, not here.")
+                    raise RecipeError(NO_PERSON.format(name=name))
                 self.engines[name] = PersonEngine(self.tokenizer, *terminal)
         trained = trained_seats(self.configs)
         self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
@@ -144,9 +145,19 @@ def sampling_law(s: SamplingConfig) -> SamplingLaw:
 
 def check_servers(seats: Seats) -> None:
     """Check that every server of the seats answers and serves the model that its seat names."""
+    check_players(seats)
     for name, seat in seats.items():
         if isinstance(seat, HttpSeat):
             open_server(seat, f"seats.{name}")
+
+
+def check_players(seats: Seats) -> None:
+    """Check the seats that need no model: functions of scripted seats must load, and a person cannot train."""
+    for name, seat in seats.items():
+        if isinstance(seat, ScriptedSeat):
+            load_function(seat.function, f"seats.{name}.function")
+        elif not isinstance(seat, LocalSeat | HttpSeat):
+            raise RecipeError(NO_PERSON.format(name=name))
 
 
 class NoServer(EngineError):

@@ -28,6 +28,9 @@ def check_turns(ev: Evidence) -> Check:
     ends, turns = set(stop_ids(tokenizer, chat=True)), 0
     for e in episodes:
         for i, turn in enumerate(e.turns):
+            kind = e.players[turn.seat].kind if turn.seat in e.players else "trained"
+            if turn.stop and not turn.tokens and kind not in ("trained", "frozen"):
+                continue  # a server that gives text alone, a script or a person
             if turn.stop:  # an engine wrote the turn
                 turns += 1
                 for defect in turn_defects(turn, tokenizer, ends):
