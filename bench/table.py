@@ -27,6 +27,7 @@ TITLES = {
     "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
     "plan": "What a plan foretells",
+    "montecarlo": "Completions from shared states",
     "sampling": "Sampling",
     "training": "Training",
     "worlds": "ALFWorld",
@@ -79,7 +80,6 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
         "",
     ]
     if name == "gpu_growth":
-        draw(found)
         lines += [f"![Seconds of a pass over what grows, with and without sharing]({PICTURE.relative_to('docs')})", ""]
     lines += ["| what | ours | peer | unit | ratio | from – to | of |", "|---|---:|---:|---|---:|---|---|"]
     for r in found:
@@ -140,4 +140,6 @@ def number(x: float) -> str:
 
 
 if __name__ == "__main__":
+    if growth := rows(RESULTS / "gpu_growth.jsonl"):
+        draw(growth)
     print(page(), end="")

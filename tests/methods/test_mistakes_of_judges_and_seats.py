@@ -386,6 +386,6 @@ from trailmark.methods.policy_gradient import PolicyGradientMethod
 class Own(PolicyGradientMethod):
     asks = ("policy", "actor")
 """
-    Path("own_method.py").write_text(method)
+    Path("own_idle_method.py").write_text(method)
     seats = f"seats={{policy: {{kind: local, trained: true}}, actor: {seat}}}"
-    assert said in train(shell, "method=own_method:Own", seats, "--dry-run", code=2)
+    assert said in train(shell, "method=own_idle_method:Own", seats, "--dry-run", code=2)
