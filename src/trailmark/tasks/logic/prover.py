@@ -122,7 +122,9 @@ def read_statement(said: str) -> Statement:
 
 def _clause(said: str) -> Statement:
     words = said.strip().rstrip(".").split()
-    if words[:1] and words[0].lower() == "the":
+    if not words:
+        raise Unread(said)
+    if words[0].lower() == "the":
         if len(words) < 3:
             raise Unread(said)
         # A name has one or two words ("the bald eagle"): it ends before the verb.
@@ -239,7 +241,7 @@ def holds(inference: Inference, before: Iterable[Statement], rules: Sequence[Rul
         return inference.conclusion in known
     if rule not in rules or not set(inference.premises) <= known:
         return False
-    names = {s.subject for s in (*inference.premises, inference.conclusion)} | {inference.conclusion.object}
+    names = {n for s in (*inference.premises, inference.conclusion) for n in (s.subject, s.object)}
     return any(
         rule.conclusion.about(n) == inference.conclusion and tuple(c.about(n) for c in rule.conditions)
         == inference.premises for n in names

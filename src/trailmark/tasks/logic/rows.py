@@ -94,7 +94,7 @@ def _label(row: Row, said: Any, options: Sequence[str], key: str) -> int:
         letter = word.strip("().: ").upper()
         if len(letter) == 1 and letter in LETTERS[: len(options)]:
             return LETTERS.index(letter)
-        if word.isdigit():
+        if word.isdecimal():
             said = int(word)
         elif [o.casefold() for o in options].count(word.casefold()) == 1:
             return [o.casefold() for o in options].index(word.casefold())

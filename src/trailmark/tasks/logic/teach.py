@@ -65,7 +65,7 @@ def read_problem(q: Question) -> Problem:
     """A question in the prover's terms. It raises TaskError if a sentence is not in the language."""
     try:
         theory = read_theory(q.context)
-        goal = read_statement(sentences(q.question)[-1])
+        goal = read_statement((sentences(q.question) or [""])[-1])
     except Unread as problem:
         raise TaskError(f"question '{q.id}' has a sentence that the prover cannot read: {problem}") from None
     answer, steps, known = decide(theory, goal)
