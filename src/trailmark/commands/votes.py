@@ -23,6 +23,7 @@ def votes(
     from trailmark.evaluate import pairwise as p
 
     result: dict[str, Any] = {"command": "votes", "files": []}
+    number = lambda x: None if x != x else x  # JSON knows no "not a number"
     for file in files:
         found = p.read_comparisons(file)
         names, dims = p.systems(found), p.dimensions_of(found)
@@ -37,10 +38,11 @@ def votes(
             for d in dims:
                 s = p.score(found, first, second, d)
                 pref, rate = s.preference, s.win_rate
-                row[d] = {"wins": s.wins, "losses": s.losses, "ties": s.ties, "preference": pref.value,
-                          "low": pref.low, "high": pref.high, "win_rate": rate.value, "win_rate_low": rate.low,
+                row[d] = {"wins": s.wins, "losses": s.losses, "ties": s.ties, "preference": number(pref.value),
+                          "low": pref.low, "high": pref.high, "win_rate": number(rate.value), "win_rate_low": rate.low,
                           "win_rate_high": rate.high, "p": s.p}  # fmt: skip
-            row["subsets"] = {g: p.score(found, first, second, main, g).win_rate.value for g in p.subsets_of(found)}
+            rates = {g: p.score(found, first, second, main, g).win_rate.value for g in p.subsets_of(found)}
+            row["subsets"] = {g: number(r) for g, r in rates.items()}
             rows.append(row)
         strong, used = p.strengths_with_intervals(found, main, prior)
         fit = {n: {"value": i.value, "low": i.low, "high": i.high} for n, i in strong.items()}
@@ -56,7 +58,11 @@ def votes(
             some = [w.strip() for w in words.split(",")]
             if missing := [w for w in some if w not in means]:
                 raise TrailmarkError(f"votes: {metrics} has no system '{missing[0]}': {', '.join(means)}")
+            if len(set(some)) < 2:
+                raise TrailmarkError(f"votes: --compare '{words}' names one system: name two or more, such as a,b.")
             shared = [n for n in means[some[0]] if all(n in means[w] for w in some)]
+            if few := next((n for n in shared if all(len(held.values[w, n]) < 2 for w in some)), None):
+                raise TrailmarkError(f"votes: --compare '{words}': each has one value of '{few}': a test needs more.")
             tests[words] = {n: p.anova([held.values[w, n] for w in some])[1] for n in shared}
         result["metrics"] = {"means": means, "doubled": [list(k) for k in held.doubled], "anova": tests}
     if json:

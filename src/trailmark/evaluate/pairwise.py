@@ -153,12 +153,15 @@ def finite(table: np.ndarray) -> bool:
     return bool(reach.all())
 
 
-def strengths(table: np.ndarray, prior: float | None = None) -> tuple[np.ndarray, float]:
+def strengths(
+    table: np.ndarray, prior: float | None = None, met: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
     """Bradley and Terry's strengths, summing to 100, and the prior that was used: `prior` votes for each ordered pair
-    that met; None: 0 where the fit exists without, else half a vote. Fitted by Zermelo's iteration to 1e-12."""
+    that met (with a win, or as `met` says); None: 0 where the fit exists without, else half a vote. Fitted by Zermelo's
+    iteration to 1e-12."""
     if prior is None:
         prior = 0.0 if finite(table) else PRIOR
-    met = (table + table.T) > 0
+    met = (table + table.T) > 0 if met is None else met
     won = table + prior * met
     games = won + won.T
     s = np.ones(len(won))
@@ -171,18 +174,27 @@ def strengths(table: np.ndarray, prior: float | None = None) -> tuple[np.ndarray
     return 100 * s / s.sum(), prior
 
 
+def _lone(table: np.ndarray) -> bool:
+    """Whether a system neither won nor lost: then only the prior, of the pairs that met, says how strong it is."""
+    return bool(((table + table.T).sum(1) == 0).any())
+
+
 def strengths_with_intervals(
     comparisons: Sequence[Comparison], dimension: str, prior: float | None = None, draws: int = 1000, seed: int = 0
 ) -> tuple[dict[str, Interval], float]:
     """Strengths with percentile intervals of a bootstrap over comparisons."""
     names = systems(comparisons)
-    values, used = strengths(wins_table(comparisons, dimension, names), prior)
+    whole = wins_table(comparisons, dimension, names)
+    pairs = {c.options for c in comparisons}
+    met = np.array([[(a, b) in pairs or (b, a) in pairs for b in names] for a in names])
+    values, used = strengths(whole, prior or None if _lone(whole) else prior, met if _lone(whole) else None)
     draw = np.random.default_rng(seed)
     drawn = []
     for _ in range(draws):
         some = [comparisons[k] for k in draw.integers(0, len(comparisons), len(comparisons))]
         table = wins_table(some, dimension, names)
-        drawn.append(strengths(table, used if finite(table) or used else PRIOR)[0])
+        votes = used if finite(table) or used else PRIOR
+        drawn.append(strengths(table, votes, met if _lone(table) else None)[0])
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     each = zip(names, values, low, high)
     return {n: Interval(float(v), float(a), float(b), len(comparisons), "bootstrap") for n, v, a, b in each}, used
@@ -209,6 +221,8 @@ def read_metrics(path: Path) -> Metrics:
             found.setdefault((row["key"], row["cat"]), []).append(float(row["val"]))
         except ValueError:
             raise DataError(f"val is '{row['val']}', and must be a number", path, line) from None
+    if not found:
+        raise DataError("holds no metric", path)
     values, doubled = {}, []
     for key, each in found.items():
         half = len(each) // 2
@@ -225,7 +239,7 @@ def anova(groups: Sequence[np.ndarray]) -> tuple[float, float]:
     df = len(everything) - len(groups)
     within = sum(((g - g.mean()) ** 2).sum() for g in groups) / df
     if within == 0:
-        return math.inf, 0.0
+        return (math.inf, 0.0) if between > 0 else (0.0, 1.0)
     f = float(between / within)
     top = len(groups) - 1
     return f, incomplete_beta(df / 2, top / 2, df / (df + top * f))
