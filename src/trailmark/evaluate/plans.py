@@ -39,6 +39,8 @@ def read_scored_rows(path: Path) -> dict[str, Mapping[str, Any]]:
     for name, row in found.items():
         if missing := next((k for k in NEEDED if not isinstance(row.get(k), str)), None):
             raise DataError(f"row '{name}' has no '{missing}': make the file with `trailmark data stories`.", path)
+        if not isinstance(row["prompt"], list):
+            raise DataError(f"the prompt of row '{name}' is no list of messages: use `trailmark data stories`.", path)
     return found
 
 
