@@ -105,7 +105,7 @@ def _show(result: dict[str, Any]) -> None:
         console.print(table)
     if "metrics" in result:
         means, tests = result["metrics"]["means"], result["metrics"]["anova"]
-        names = list(next(iter(means.values())))
+        names = dict.fromkeys(n for m in means.values() for n in m)
         columns = [Column("metric", no_wrap=True), *means, *(f"p {w}" for w in tests)]
         table = Table(*columns, title="Means of automatic metrics")
         for n in names:
