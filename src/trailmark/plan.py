@@ -307,10 +307,15 @@ def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
 
 
 def _of_samples(samples: Sequence[Sample], steps: int) -> Tokens:
-    inside = lambda s: np.any([x != 0 for n, x in s.streams.items() if n in ("weight", "action")], 0)
-    trained = sum(int(inside(s).sum()) for s in samples)
+    trained = sum(int(np.any([s.streams[n] != 0 for n in _in_loss(s)], 0).sum()) for s in samples)
     total = sum(len(s.tokens) for s in samples)
     return Tokens(total / steps, trained / steps, longest=max((len(s.tokens) for s in samples), default=0))
+
+
+def _in_loss(s: Sample) -> list[str]:
+    """The streams that say which tokens are trained on; a value counts where nothing else is learnt."""
+    named = [n for n in ("weight", "action", "class_weight") if n in s.streams]
+    return named or [n for n in ("value_weight",) if n in s.streams]
 
 
 def _probe(part: Part, method: Method, steps: int) -> list[Sample]:

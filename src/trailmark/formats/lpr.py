@@ -56,7 +56,10 @@ def read_states(
 
     def read(row: Row) -> None:
         v = row.fields(row.value, "", ["id", "inter_states"])
-        for n, s in enumerate(v["inter_states"] if isinstance(v["inter_states"], list) else []):
+        listed = [] if v["inter_states"] is None else v["inter_states"]
+        if not isinstance(listed, list):
+            raise row.bad(f"must be a list, not {repr(listed)[:60]}.", "inter_states")
+        for n, s in enumerate(listed):
             key = f"inter_states[{n}]"
             s = row.fields(s, key, ["state", "resp_id"], ["step_id", "type"])
             e = known.get(f"{v['id']}/{s['resp_id']}")
@@ -86,8 +89,9 @@ def state_at(e: Episode, text: str, tokenizer: Any) -> tuple[int, int] | None:
 def all_shards(files: Sequence[str]) -> None:
     """Refuse shards (NAME.0-of-4.json) of which one is missing."""
     found = [(file, m) for file in files if (m := SHARD.search(Path(file).name))]
+    named = lambda m: (m.string[: m.start()], m[2])
     for file, m in found:
-        have = {int(other[1]) for _, other in found if other[2] == m[2]}
+        have = {int(other[1]) for _, other in found if named(other) == named(m)}
         if missing := sorted(set(range(int(m[2]))) - have):
             raise DataError(
                 f"is one of {m[2]} shards, and shard {missing[0]} is not among the named files: name them all.",

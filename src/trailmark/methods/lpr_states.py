@@ -160,7 +160,7 @@ def state_values(
     out: Counter[str] = Counter()
     for state in states:
         place = place_of(state)
-        good = [e for e in made.get(place, ()) if not isinstance(e.outcome, Failed)]
+        good = [e for e in made.get(place, ()) if not isinstance(e.outcome, Failed)][: c.k]  # a file may hold more
         said = [written(e, tokenizer) for e in good]
         turn = known[place[0]].turns[place[1]]
         step = turn.tokens[turn.steps[state["step"]][0] : place[2]]

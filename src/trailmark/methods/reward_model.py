@@ -60,8 +60,10 @@ class RewardModelMethod(Method):
         self.learner = Learner({"value": self.lm}, config.learner, {"value": config.learner.optim}, config.steps)
 
     def updates(self, step: int) -> Iterator[Update]:
-        chosen = [self.rows[r] for r in batch_rows(len(self.rows), self.config.batch, step, self.config.seed)]
-        yield Update(tied(chosen), self.objective, "value")
+        yield Update(self.drawn(step), self.objective, "value")
+
+    def drawn(self, step: int) -> list[Sample]:
+        return tied([self.rows[r] for r in batch_rows(len(self.rows), self.config.batch, step, self.config.seed)])
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts

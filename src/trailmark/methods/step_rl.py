@@ -215,10 +215,12 @@ def turn_rewards(
     for i in mine:
         spans = spans_of(e, i)
         said = scores.get((e.id, i), np.zeros(len(spans)))
-        if s.skip:
-            said = np.where([kind in s.skip for kind in step_types(e, i, tokenizer)], 0.0, said)
+        types = step_types(e, i, tokenizer) if s.skip else [""] * len(spans)
+        on = np.array([kind not in s.skip for kind in types])
+        values = np.zeros(len(spans))
+        values[on] = step_rewards(said[on], s.running)  # a step that earns nothing is in no sum, minimum or product
         last = None if s.right is None or i != mine[-1] else (s.right if won(e) else s.wrong)
-        out.append(step_rewards(said, s.running, s.alpha, last, s.clip))
+        out.append(step_rewards(values, "none", s.alpha, last, s.clip))
     return out
 
 

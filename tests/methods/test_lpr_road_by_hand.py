@@ -1,0 +1,318 @@
+"""The road of LPR on folders that were written by hand: which stages, what they read and make, and their refusals."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trailmark import formats
+from trailmark.config import resolve
+from trailmark.errors import DataError, RunError
+from trailmark.formats.turns import Reader, Starts, plain
+from trailmark.methods import lpr_states
+from trailmark.methods.configs import LprRecipe
+from trailmark.methods.lpr import LAYOUT, LprMethod, Road, must_be_shown, shard_name, told_starts, worked
+from trailmark.rollout.branch import Point
+from trailmark.runs.store import Run, read_segment, to_json
+from trailmark.steps import mark_steps, without_end
+from trailmark.tasks import get_task
+from trailmark.types import Annotation, Episode, Parent, Scored, Task
+
+TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
+
+
+def road(folder, **more):
+    given = {"method": "lpr", "out": str(folder), "model": TINY, "steps": 1}
+    return Road(resolve({**given, **more}, LprRecipe), Run(folder))
+
+
+def solution(r, name, text, right, group="g"):
+    turn = plain(Reader(r.tokenizer, "policy", Starts()), "q\n", text)
+    e = Episode(name, Task(f"task {group}"), group, (turn,), {"self": Scored(float(right), right)})
+    return without_end(mark_steps(e, "policy", r.tokenizer, "newline"), "policy", r.tokenizer)
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def put(r, solutions, scores=None):
+    """The folders that the stage `pairs` reads."""
+    r.at("cleaned", 1).mkdir(parents=True)
+    formats.write("episodes", r.at("cleaned", 1) / "all.jsonl", solutions, None)
+    if scores is not None:
+        outputs = {(e.id, 0): np.array(s) for e, s in zip(solutions, scores)}
+        notes = lpr_states.output_notes(outputs, "m")
+        write(r.at("scores", 1) / "scores.jsonl", "".join(to_json(a) + "\n" for a in notes))
+
+
+def made(stage, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    return stage.make(folder)
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+
+
+# --- which stages, and what they name --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "classes"),
+    [
+        ({}, [2, 3]),
+        ({"complete": {"k": 1}}, [1]),
+        ({"complete": {"k": 2}}, [2]),
+        ({"complete": {"k": 5}}, [2, 3, 4, 5]),
+        ({"labels": {"binary": True}}, [1]),
+        ({"prm": {"kind": "outcome"}}, [1]),
+        ({"prm": {"kind": "pairwise"}}, None),
+        ({"prm": {"kind": "scalar"}}, None),
+        ({"read": {"classes": [3]}}, [3]),
+    ],
+)
+def test_the_classes_that_are_read(tmp_path, more, classes):
+    assert road(tmp_path, **more).read().classes == classes
+
+
+@pytest.mark.parametrize(
+    ("more", "prm"),
+    [
+        ({}, True),
+        ({"pairs": {"process": False}}, False),
+        ({"pairs": {"process": False, "states": {}}}, True),
+        ({"pairs": {"steps": {}}}, False),
+        ({"pairs": {"steps": {"by": "score"}}}, True),
+        ({"preference": None, "rl": {}}, True),
+        ({"preference": None, "rl": {"rewards": {"right": 1.0, "alpha": 0}}}, False),
+        ({"preference": None, "rl": {"rewards": {"model": "elsewhere"}}}, False),
+    ],
+)
+def test_who_needs_a_reward_model(tmp_path, more, prm):
+    r = road(tmp_path, **more)
+    assert r.needs_prm() is prm and ("prm-1" in [s.name for s in r.stages()]) is prm
+
+
+def test_scores_from_elsewhere_need_no_model_and_scores_of_steps_need_completions(tmp_path):
+    names = lambda **more: [s.name.removesuffix("-1") for s in road(tmp_path, **more).stages()]
+    assert names(given={"solutions": "s", "scores": "x"}) == ["solutions", "cleaned", "scores", "pairs", "policy"]
+    both = {"given": {"scores": "x"}, "rl": {"algorithm": "grpo", "n": 2}}  # reinforcement reads the model itself
+    assert "prm" in names(**both) and names(**both)[-1] == "rl"
+    assert names(prm={"kind": "pairwise"}, pairs={"steps": {"by": "score"}}) == [
+        "solutions", "cleaned", "states", "completions", "prm", "scores", "pairs", "policy",
+    ]  # fmt: skip
+
+
+def test_each_round_begins_with_the_last_policy(tmp_path):
+    r = road(tmp_path, steps=3)
+    assert [r.policy(k).name.replace(str(tmp_path), "") for k in (1, 2, 3)] == ["tiny", "/policy-1", "/policy-2"]
+    r = road(tmp_path, steps=2, rl={"algorithm": "grpo", "n": 2}, teacher={"gold": True})
+    assert [r.ends_with(k) for k in (0, 1, 2)] == ["sft", "rl-1", "rl-2"]
+    assert r.policy(2, after_preference=True).name == str(tmp_path / "policy-2")
+    assert r.policy_inputs(2) == {"policy": tmp_path / "rl-1"} and road(tmp_path).policy_inputs(1) == {}
+    alone = road(tmp_path, steps=2, preference=None, rl={"algorithm": "grpo", "n": 2})
+    assert alone.policy(2, after_preference=True).name == str(tmp_path / "rl-1")
+    checked = LprMethod.check(road(tmp_path, steps=2, pairs={"process": False}).config)
+    assert checked == [
+        "stages: solutions-1, cleaned-1, pairs-1, policy-1, solutions-2, cleaned-2, pairs-2, policy-2"
+    ]
+
+
+def test_the_recipes_of_trainings(tmp_path):
+    more = {"complete": {"k": 4}, "seed": 5, "rl": {"n": 2, "rewards": {"right": 1.0}}, "clean": {"split": "sentence"}}
+    r = road(tmp_path, **more, read={"skip": ["Action"]}, labels={"dev_shards": [0]})
+    of = {s.name: s.settings for s in r.stages()}
+    prm = of["prm-1"]
+    assert prm["data"] == "{root}/examples-1/train.jsonl" and prm["eval_data"] == "{root}/examples-1/dev.jsonl"
+    assert (prm["outputs"], prm["seed"], prm["read"]) == (5, 5, {"classes": [2, 3, 4], "over": "product"})
+    assert of["policy-1"]["pair_file"] == "{root}/pairs-1/pairs.jsonl"
+    assert of["policy-1"]["data"] == ["{root}/cleaned-1/all.jsonl"]
+    assert of["rl-1"]["model"]["name"] == "{root}/policy-1"
+    assert of["rl-1"]["rewards"] == {
+        "model": "{root}/prm-1", "classes": [2, 3, 4], "skip": ["Action"], "right": 1.0, "split": "sentence",
+    }  # fmt: skip
+    best = {s.name: s.settings for s in road(tmp_path, preference={"objective": "rejection"}).stages()}
+    assert best["policy-1"]["data"] == "{root}/pairs-1/chosen.jsonl" and "pair_file" not in best["policy-1"]
+    steps = {s.name: s.settings for s in road(tmp_path, pairs={"steps": {}}).stages()}
+    assert steps["policy-1"]["data"] == "{root}/completions-1/all.jsonl"
+    binary = {s.name: s.settings for s in road(tmp_path, labels={"binary": True}).stages()}
+    assert binary["prm-1"]["outputs"] == 2 and binary["prm-1"]["read"]["classes"] == [1]
+
+
+def test_names_of_shards():
+    assert [shard_name(0, 1), shard_name(0, 12), shard_name(11, 12)] == [
+        "states.jsonl", "states.0-of-12.jsonl", "states.11-of-12.jsonl",
+    ]  # fmt: skip
+
+
+def test_shards_are_read_by_their_numbers(tmp_path):
+    """Shard 10 comes behind shard 9, and an empty one holds nothing."""
+    r = road(tmp_path)
+    for i in range(11):
+        write(r.at("states", 1) / shard_name(i, 11), "" if i == 3 else json.dumps({"n": i}) + "\n")
+    assert [s["n"] for s in r.shard(1, None)] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert [s["n"] for s in r.shard(1, [10, 2])] == [2, 10] and r.shard(1, []) == []
+    with pytest.raises(DataError) as found:
+        r.shard(2, None)
+    assert str(found.value) == f"{tmp_path / 'states-2'}: holds no states."
+    some = road(tmp_path, states={"shards": 4}, complete={"shards": [2]}, labels={"dev_shards": [0, 2]})
+    assert some.annotated() == [0, 2] and r.annotated() is None
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+LOW, HIGH = [0.5, 0.5, 0.5], [1.0, 0.5, 0.5]
+
+
+def test_pairs_of_rewards_that_were_written_down(tmp_path):
+    """Products 1/4, 1/8 and 1/4 of right ones, 1/8 of a wrong one; a margin of 0.1 ranks a and c above b."""
+    r = road(tmp_path, prm={"kind": "scalar"}, pairs={"margin": 0.1, "best_of": 2})
+    said = [("a", True, HIGH), ("b", True, LOW), ("c", True, HIGH), ("w", False, LOW)]
+    put(r, [solution(r, n, f"{n}\nx\ny", right) for n, right, _ in said], [s for *_, s in said])
+    told = made(r.pairs(1), r.at("pairs", 1))
+    assert [p["chosen"] + p["rejected"] for p in lines(r.at("pairs", 1))] == ["aw", "cw", "ab", "cb"]
+    assert told == {"pairs": 4, "distinct pairs": 4, "outcome pairs": 2, "process pairs": 2, "questions": 1,
+                    "unscored answers": 0, "chosen answers": 2}  # fmt: skip
+    assert [e.id for e in read_segment(r.at("pairs", 1) / "chosen.jsonl")] == ["a", "c"]
+    write(tmp_path / "barred.json", '["task g"]')
+    barred = road(tmp_path, prm={"kind": "scalar"}, pairs={"margin": 0.1, "exclude": str(tmp_path / "barred.json")})
+    made(barred.pairs(1), tmp_path / "second")
+    assert [p["chosen"] + p["rejected"] for p in lines(tmp_path / "second")] == ["aw", "bw", "cw"]
+
+
+def test_pairs_of_states_are_products_up_to_there(tmp_path):
+    """Of a: 1, then 1/2; of w: 1/2, then 1/4. Above by more than 0.4: only a's first step, above three others."""
+    r = road(tmp_path, prm={"kind": "scalar"}, pairs={"states": {"margin": 0.4}, "right_pairs": "none"})
+    put(r, [solution(r, "a", "a\nx\ny", True), solution(r, "w", "w\nx\ny", False)], [HIGH, LOW])
+    made(r.pairs(1), r.at("pairs", 1))
+    found = [p for p in lines(r.at("pairs", 1)) if p["kind"] == "state"]
+    ends = [(p["chosen"], p["chosen_end"], p["rejected"], p["rejected_end"]) for p in found]
+    assert ends == [("a", 2, "a", 4), ("a", 2, "w", 2), ("a", 2, "w", 4)]
+    assert [(p["chosen_reward"], p["rejected_reward"]) for p in found] == [(1.0, 0.5), (1.0, 0.5), (1.0, 0.25)]
+
+
+@pytest.mark.parametrize(("whole", "ends"), [(False, [2, 2]), (True, [None, None])])
+def test_pairs_of_steps_behind_one_state(tmp_path, whole, ends):
+    """Equal first steps are one; another state's completions are not compared with them."""
+    r = road(tmp_path, pairs={"steps": {"whole": whole}})
+    origin = solution(r, "o", "s\na\nb", True)
+    put(r, [origin])
+
+    def completion(name, text, right, token=2):
+        t = solution(r, name, "s\n" + text, right).turns[0]
+        t = replace(t, forced=t.tokens[:2], tokens=t.tokens[2:], steps=())
+        return replace(origin, id=name, group=f"o>0.{token}", turns=(t,), parent=Parent("o", 0, token),
+                       outcomes={"self": Scored(float(right), right)})  # fmt: skip
+
+    ways = [("0", "x\n1", True), ("1", "y\n2", False), ("2", "x\n3" if not whole else "x\n1", False), ("3", "z", True)]
+    every = [*(completion(*w) for w in ways[:3]), completion(*ways[3], token=4)]
+    r.at("completions", 1).mkdir()
+    formats.write("episodes", r.at("completions", 1) / "all.jsonl", every, None)
+    made(r.pairs(1), r.at("pairs", 1))
+    (pair,) = lines(r.at("pairs", 1))
+    assert (pair["chosen"], pair["rejected"], pair["kind"]) == ("0", "1", "step")
+    assert [pair.get("chosen_end"), pair.get("rejected_end")] == ends
+
+
+def test_no_pair_can_be_made(tmp_path):
+    r = road(tmp_path, pairs={"process": False})
+    put(r, [solution(r, n, f"{n}\nx", True) for n in "ab"])
+    with pytest.raises(DataError) as found:
+        made(r.pairs(1), tmp_path / "pairs-1")
+    assert str(found.value) == "stage 'pairs-1': no pair can be made of 2 solutions, of which 2 are right."
+    assert list((tmp_path / "pairs-1").iterdir()) == []
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def refused(stage, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(DataError) as found:
+        stage.make(folder)
+    assert list(folder.iterdir()) == []
+    return str(found.value)
+
+
+def test_files_from_elsewhere_that_cannot_be(tmp_path):
+    row = {"text": "q\n", "label": 1, "response": "a\nb", "pred": "B", "id": 0}
+    for name in ("one", "two"):
+        write(tmp_path / f"{name}.json", json.dumps([row]))
+    files = [str(tmp_path / f"{name}.json") for name in ("one", "two")]
+    r = road(tmp_path / "run", given={"states": files})
+    assert refused(r.solutions(1), r.at("solutions", 1)) == (
+        f"{files[1]}: has solution '0/0', as another file has: each question must be in one file."
+    )
+    write(tmp_path / "scores.json", json.dumps([{"index": 9, "response": "a\nb", "ending_logits": [[1], [2]]}]))
+    r = road(tmp_path / "run", given={"scores": str(tmp_path / "scores.json")})
+    put(r, [solution(r, "a", "a\nb", True)])
+    assert refused(r.scores(1), r.at("scores", 1)) == (
+        f"{tmp_path / 'scores.json'}: scores no solution that is here: 1 scores of a solution that is not here."
+    )
+
+
+def test_stages_that_are_left_with_nothing(tmp_path):
+    r = road(tmp_path, states={"start": 0.0, "ratio": 1.0}, clean={"min_steps": 9})
+    one = solution(r, "a", "a\nb\nc", True)
+    r.at("solutions", 1).mkdir(parents=True)
+    formats.write("episodes", r.at("solutions", 1) / "000.jsonl", [one], None)
+    assert refused(r.cleaned(1), r.at("cleaned", 1)) == (
+        "stage 'cleaned-1': none of 1 solutions can be used: 1 too short."
+    )
+    formats.write("episodes", r.at("cleaned", 1) / "all.jsonl", [one], None)
+    assert made(r.states(1), r.at("states", 1)) == {"states": 2, "of type step": 2}
+    r.at("completions", 1).mkdir()
+    formats.write("episodes", r.at("completions", 1) / "all.jsonl",
+                  [replace(one, id="c", parent=Parent("a", 0, 2))], None)  # fmt: skip
+    assert refused(r.values(1), r.at("values", 1)) == (
+        "stage 'values-1': no state of 2 has a value: 2 fewer than 3 completions."
+    )
+    write(r.at("values", 1) / "values.jsonl", to_json(Annotation("a", "value", "step", (1.0, 2.0, -1.0), 0)) + "\n")
+    told = made(r.examples(1), r.at("examples", 1))
+    assert told == {"train examples": 3, "train class 1": 1, "train class 2": 1, "train class 3": 1}
+    alone = road(tmp_path, labels={"balance": True})
+    assert refused(alone.examples(1), tmp_path / "again") == (
+        "stage 'examples-1': there is no example to learn from: 3 more of one kind than of the other."
+    )
+
+
+def test_records_of_what_is_not_there(tmp_path):
+    r = road(tmp_path)
+    with pytest.raises(RunError) as found:
+        r.records("states-1")
+    assert str(found.value) == (
+        f"{tmp_path}: stage 'states-1' is not done yet: make it with `trailmark lpr run`."
+    )
+    write(tmp_path / LAYOUT.record.format(name="values-1"), "{}")
+    with pytest.raises(RunError) as found:
+        r.records("values-1")
+    assert str(found.value) == (
+        "stage 'values-1' has no such records: export solutions, cleaned, states, completions, scores or pairs."
+    )
+
+
+def test_a_state_of_another_prompt_is_not_completed(tmp_path):
+    source = get_task("arith", level=1)
+    r = road(tmp_path)
+    (task,) = source.tasks("train", 1, 0)
+    shown = source.make().reset(task).text
+    own = replace(solution(r, "a", "a\nb", True), task=task)
+    same = replace(own, turns=(plain(Reader(r.tokenizer, "policy", Starts()), shown, "a\nb"),))
+    must_be_shown([], source, r.tokenizer)
+    must_be_shown([Point(same, 0, 2)], source, r.tokenizer)
+    with pytest.raises(DataError) as found:
+        must_be_shown([Point(own, 0, 2)], source, r.tokenizer)
+    assert str(found.value) == (
+        "episode 'a' was shown another prompt than task 'arith' shows: states of solutions from elsewhere can be "
+        "completed only if their prompts are those of the task."
+    )
+    starts, _ = told_starts([Point(same, 0, 2)], 3, 0, source, "policy", r.tokenizer)
+    assert len({s.id for s in starts}) == 3 and all(s.forced == () and s.turns == () for s in starts)
+    with pytest.raises(DataError) as found:
+        worked(source, replace(task, meta={}), r.tokenizer)
+    assert str(found.value) == (
+        f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead."
+    )
