@@ -41,7 +41,8 @@ def _name(config: Any, stage: str, number: int) -> str:
     names = [s.name for s in Road(config, Run(config.out)).stages()]
     found = next((n for n in (stage, f"{stage}-{number}") if n in names), None)
     if found is None:
-        raise RecipeError(f"there is no stage '{stage}' of round {number} in this recipe.{nearest(stage, names)}")
+        mine = [n for n in names if number > config.steps or n.partition("-")[2] in ("", str(number))]
+        raise RecipeError(f"there is no stage '{stage}' of round {number} in this recipe.{nearest(stage, mine)}")
     return found
 
 

@@ -1,0 +1,106 @@
+"""`trailmark lpr`: names of stages, rounds, what is printed, what is exported, and the sentences for mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
+
+SOLVER = Path(__file__).parents[1] / "methods" / "lpr_careless.py"
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs a command on a recipe of three questions with four solutions each: (exit code, stdout, stderr in a line)."""
+    monkeypatch.chdir(tmp_path)
+    recipe = {
+        "method": "lpr",
+        "out": "run",
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
+        "task": {"name": "arith", "options": {"level": 2}},
+        "seats": {"policy": {"kind": "scripted", "function": f"{SOLVER}:careless"}},
+        "sample": {"starts": 3, "n": 4},
+        "states": {"start": 0.0, "ratio": 1.0},
+        "steps": 2,
+    }
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+
+    def run(*words):
+        done = CliRunner().invoke(app, ["lpr", *words])
+        assert "Traceback" not in done.output
+        return done.exit_code, done.stdout.strip(), " ".join(done.stderr.split())
+
+    return run
+
+
+def test_the_list_of_stages(shell):
+    code, said, _ = shell("stages", "r.yaml", "steps=1", "pairs.process=false")
+    assert code == 0 and said.splitlines() == [
+        "solutions-1     to do", "cleaned-1       to do", "pairs-1         to do", "policy-1        to do",
+    ]  # fmt: skip
+    assert len(shell("stages", "r.yaml")[1].splitlines()) == 20 and not Path("run").exists()
+
+
+def test_stages_one_by_one_and_again(shell):
+    first = shell("run", "solutions", "r.yaml")
+    assert first[:2] == (0, "solutions-1: solutions 12, questions 3") == shell("run", "solutions-1", "r.yaml")[:2]
+    kept = Path("run/solutions-1/000.jsonl").read_bytes()
+    assert shell("run", "cleaned", "r.yaml", "--round", "1")[1].startswith("cleaned-1: solutions 12, right ")
+    assert shell("run", "states", "r.yaml")[1] == "states-1: states 24, of type step 24"
+    assert Path("run/solutions-1/000.jsonl").read_bytes() == kept
+    listed = shell("stages", "r.yaml")[1].splitlines()
+    assert [line.split()[1:] for line in listed[:4]] == [["done"], ["done"], ["done"], ["to", "do"]]
+
+
+def test_a_stage_whose_inputs_are_not_there(shell):
+    code, _, why = shell("run", "cleaned", "r.yaml")
+    assert code == 2 and "cleaned-1" in why and "solutions" in why
+    assert not Path("run/cleaned-1").exists()
+    code, _, why = shell("export", "cleaned", "r.yaml", "out.json")
+    assert code == 2 and not Path("out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("run", "stats", "r.yaml"), "there is no stage 'stats' of round 1 in this recipe. Did you mean 'states-1'?"),
+        (("run", "prm", "r.yaml", "--round", "3"), "there is no stage 'prm' of round 3 in this recipe. Did you mean"),
+        (("run", "rl", "r.yaml"), "there is no stage 'rl' of round 1 in this recipe."),
+        (("run", "scores", "r.yaml", "pairs.process=false"), "there is no stage 'scores' of round 1 in this recipe."),
+        (("stages", "other.yaml"), "other.yaml: it is of method 'sft', and these are the stages of method lpr."),
+        (("stages", "none.yaml"), "none.yaml"),
+    ],
+)
+def test_mistakes(shell, words, why):
+    Path("other.yaml").write_text(json.dumps({"method": "sft", "data": "x", "model": {"name": "tiny"}}))
+    code, said, told = shell(*words)
+    assert code == 2 and said == "" and why in told and not Path("run").exists()
+
+
+def test_exported_records(shell):
+    shell("run", "solutions", "r.yaml")
+    shell("run", "cleaned", "r.yaml")
+    shell("run", "states", "r.yaml")
+    assert shell("export", "states", "r.yaml", "s.json")[:2] == (0, "s.json: 3 records")
+    assert shell("export", "states-1", "r.yaml", "s.jsonl")[:2] == (0, "s.jsonl: 3 records")
+    rows = json.loads(Path("s.json").read_text())
+    assert [json.loads(line) for line in Path("s.jsonl").read_text().splitlines()] == rows
+    for row in rows:
+        assert len(row["response"]) == 4 == len(row["pred"]) and len(row["inter_states"]) == 8
+        for s in row["inter_states"]:  # a state is the beginning of its solution, up to the end of a line
+            said = row["response"][s["resp_id"]]
+            assert s["state"] == "".join(f"{line}\n" for line in said.split("\n")[: s["step_id"] + 1])
+        for said, pred in zip(row["response"], row["pred"]):
+            assert (pred == str(row["label"])) == said.endswith(f"#### {row['label']}")
+    before = Path("s.json").read_bytes()
+    code, _, why = shell("export", "cleaned", "r.yaml", "s.json")
+    assert code == 2 and "s.json exists: choose another file." in why and Path("s.json").read_bytes() == before
+    assert shell("export", "cleaned", "r.yaml", "s.json", "--overwrite")[0] == 0
+    assert [list(row) for row in json.loads(Path("s.json").read_text())] == [
+        ["text", "label", "response", "pred", "id"]
+    ] * 3
+    code, _, why = shell("export", "prm", "r.yaml", "p.json")
+    assert code == 2 and "stage 'prm-1' is not done yet: make it with `trailmark lpr run`." in why
