@@ -77,6 +77,50 @@ def test_decisions_among_labels_keep_their_prompts(pair):
     assert {c.tokens[0] for turn in got for c in turn} <= {5, 6, 7}
 
 
+@pytest.mark.parametrize("size", [70, 240, 250])
+@pytest.mark.parametrize("labels", [True, False])
+def test_a_slot_that_waits_while_others_write_keeps_what_it_holds(pair, size, labels):
+    """A step writes into every slot. An idle one writes behind what it holds, up to the last column and no further."""
+    prompt = tuple(3 + (11 * j) % 50 for j in range(size))
+    law, most = (SamplingLaw(allowed=(5, 6, 7)), 1) if labels else (SamplingLaw(), 3)
+    answers = []
+    for engine in pair:
+        (first,) = run(engine, [Request(prompt, law, 1, most, key="first")])
+        (other,) = run(engine, [Request(START[:9], max_tokens=60, n=2, key="other")])
+        longer = (*prompt, *first[0].tokens, 8)
+        answers.append([first, other, *run(engine, [Request(longer, law, 1, most, key="second")])])
+    same(*answers)
+    assert pair[0].reused == size + most - 1 and pair[1].reused == 0
+
+
+def test_a_pass_does_not_write_over_what_the_next_pass_reads(make_lm, monkeypatch):
+    """Twenty conversations of labels in twenty slots. The second prompts need two passes, and the first of them keeps
+    sixteen prompts: not in the slots that the second goes on from."""
+    monkeypatch.setattr(local, "AHEAD", True)
+    lm, law = make_lm("llama", dtype=torch.float64), SamplingLaw(allowed=(5, 6, 7))
+    engines = [LocalEngine(lm, 20, 256, fixed=False, prefill_rows=32) for _ in range(2)]
+    engines[1].reuse = False
+    prompts = [tuple(3 + (j * (k + 2)) % 50 for j in range(70)) for k in range(20)]
+    answers = []
+    for engine in engines:
+        first = run(engine, [Request(p, law, max_tokens=1, key=f"first {k}") for k, p in enumerate(prompts)])
+        longer = [(*p, *a[0].tokens, *range(3, 6 if k < 4 else 43)) for k, (p, a) in enumerate(zip(prompts, first))]
+        asked = [Request(p, law, max_tokens=1, key=f"second {k}") for k, p in enumerate(longer)]
+        answers.append([*first, *run(engine, asked)])
+    assert engines[0].reused == 20 * 70
+    same(*answers)
+
+
+def test_prompts_of_several_passes_are_all_kept(pair):
+    """Two prompts are one pass. Each pass keeps its prompts in slots of its own."""
+    engine, _ = pair
+    engine.prefiller.given_rows = 2
+    prompts = [tuple(3 + (j * (k + 2)) % 50 for j in range(70)) for k in range(8)]
+    for more in ((), (8, 9)):
+        run(engine, [Request((*p, *more), SamplingLaw(allowed=(5, 6)), max_tokens=1) for p in prompts])
+    assert engine.reused == 8 * 70
+
+
 def test_short_prompts_are_not_worth_keeping(pair):
     engine, _ = pair
     short = START[: local.WORTH_KEEPING - 1]

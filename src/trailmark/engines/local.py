@@ -128,6 +128,7 @@ class LocalEngine:
         self.reuse = not fixed and self._ahead is not None
         self._kept, self._turn = Kept(), 0
         self._free_since = [0] * slots
+        self._needed: set[int] = set()  # slots that a later pass of this prefill starts from
         self.computed = self.reused = 0  # tokens of prompts that were computed, or found in a slot
         self.prefills = 0  # distinct prompts computed
         self.decoded = 0  # tokens drawn
@@ -306,8 +307,10 @@ class LocalEngine:
         self.lm.train(False)
         found = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
         held = {p: slot for p, slot in found.items() if slot is not None}
-        for part in self.prefiller.extension_parts(held):
+        passes = list(self.prefiller.extension_parts(held))
+        for k, part in enumerate(passes):
             known = [held[p] for p in part]
+            self._needed = {held[p][0] for later in passes[k + 1 :] for p in later}
             self.reused += sum(n for _, n in known)
             self.computed += sum(map(len, part)) - sum(n for _, n in known)
             made = self.prefiller.extend(part, known, self._cache)
@@ -351,7 +354,8 @@ class LocalEngine:
     def _remember(self, part: list[tuple[int, ...]], over: list[int], layout: Prefill, ahead: Ahead) -> None:
         """Keep prompts whose samples ended with the first token (decisions among labels) in free slots, for the next
         decision of their conversation: they never had a slot."""
-        free = sorted((r for r, live in enumerate(self._rows) if live is None), key=self._free_since.__getitem__)
+        empty = (r for r, live in enumerate(self._rows) if live is None and r not in self._needed)
+        free = sorted(empty, key=self._free_since.__getitem__)
         free = free[: max(0, len(free) - len(self._ready))]
         over = [r for r in over if len(part[r]) >= WORTH_KEEPING][: len(free)]
         if not over:
@@ -359,6 +363,7 @@ class LocalEngine:
         rows = free[: len(over)]
         self._cache.write(rows, layout.kept, over)
         ahead.seat(rows, [(len(part[r]), 0, 0, 0, 0) for r in over], [1.0] * len(rows))  # an idle slot writes after it
+        self._turn += 1  # so that the next pass takes other slots
         for row, r in zip(rows, over):
             self._kept.add(row, part[r], (len(part[r]),))
             self._free_since[row] = self._turn

@@ -182,8 +182,9 @@ class Slots:
             to, of = torch.tensor(rows, device=device), torch.tensor(sources, device=device)
         for layer, (k, v) in kept.items():
             if layer not in self.keys:
-                self.keys[layer] = k.new_zeros(self.rows, k.shape[1], self.capacity, k.shape[3])
-                self.values[layer] = v.new_zeros(self.rows, v.shape[1], self.capacity, v.shape[3])
+                with torch.inference_mode(False):  # so that they can be written to in any mode
+                    self.keys[layer] = k.new_zeros(self.rows, k.shape[1], self.capacity, k.shape[3])
+                    self.values[layer] = v.new_zeros(self.rows, v.shape[1], self.capacity, v.shape[3])
             self.keys[layer][to, :, : k.shape[2]] = k[of]
             self.values[layer][to, :, : v.shape[2]] = v[of]
 
