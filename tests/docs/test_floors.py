@@ -93,7 +93,7 @@ def test_the_readme_s_first_run(here):
 
 
 def test_the_readme_s_own_task(here):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "class Guess" in block)
     (here / "guess.py").write_text(code)
     follow(README, "train recipes/taxi-policy-gradient.yaml task=")
     assert successes(shell("eval", "runs/guess", "--n", "50", "--json")) == [1.0]  # "then it is always right"
