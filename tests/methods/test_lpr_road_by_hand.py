@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from trailmark import formats
+from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
+from trailmark.data.gold import worked
 from trailmark.errors import DataError, RunError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods import lpr_states
-from trailmark.methods.configs import LprRecipe
-from trailmark.methods.lpr import LAYOUT, LprMethod, Road, must_be_shown, shard_name, told_starts, worked
-from trailmark.rollout.branch import Point
+from trailmark.methods.lpr import LAYOUT, LprMethod, Road, shard_name
+from trailmark.methods.staged_configs import LprRecipe
+from trailmark.rollout.branch import Point, must_be_shown, told_starts
 from trailmark.runs.store import Run, read_segment, to_json
+from trailmark.score import classes
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task
 from trailmark.types import Annotation, Episode, Parent, Scored, Task
@@ -44,7 +46,7 @@ def put(r, solutions, scores=None):
     formats.write("episodes", r.at("cleaned", 1) / "all.jsonl", solutions, None)
     if scores is not None:
         outputs = {(e.id, 0): np.array(s) for e, s in zip(solutions, scores)}
-        notes = lpr_states.output_notes(outputs, "m")
+        notes = classes.output_notes(outputs, "m")
         write(r.at("scores", 1) / "scores.jsonl", "".join(to_json(a) + "\n" for a in notes))
 
 
@@ -282,13 +284,13 @@ def test_stages_that_are_left_with_nothing(tmp_path):
 def test_records_of_what_is_not_there(tmp_path):
     r = road(tmp_path)
     with pytest.raises(RunError) as found:
-        r.records("states-1")
+        records_of(r, "states-1")
     assert str(found.value) == (
         f"{tmp_path}: stage 'states-1' is not done yet: make it with `trailmark lpr run`."
     )
     write(tmp_path / LAYOUT.record.format(name="values-1"), "{}")
     with pytest.raises(RunError) as found:
-        r.records("values-1")
+        records_of(r, "values-1")
     assert str(found.value) == (
         "stage 'values-1' has no such records: export solutions, cleaned, states, completions, scores or pairs."
     )
@@ -312,7 +314,7 @@ def test_a_state_of_another_prompt_is_not_completed(tmp_path):
     starts, _ = told_starts([Point(same, 0, 2)], 3, 0, source, "policy", r.tokenizer)
     assert len({s.id for s in starts}) == 3 and all(s.forced == () and s.turns == () for s in starts)
     with pytest.raises(DataError) as found:
-        worked(source, replace(task, meta={}), r.tokenizer)
+        worked(source, replace(task, meta={}), r.tokenizer, "policy")
     assert str(found.value) == (
         f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead."
     )

@@ -62,9 +62,10 @@ OTHERS = {  # other names of methods that Trailmark has
 
 def get_config(name: str) -> type[RunConfig]:
     """The config class of a method. Importing it does not import torch."""
-    from trailmark.methods.configs import RECIPES
+    from trailmark.methods import configs, staged_configs
 
-    return RECIPES[name] if name in RECIPES else get_method(name).Config
+    known = {**configs.RECIPES, **staged_configs.RECIPES}
+    return known[name] if name in known else get_method(name).Config
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
