@@ -135,7 +135,7 @@ def _first_start(config: RunConfig, task: Any) -> str:
     method.check_asked(config, source)
     if config.eval.every:
         method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
-    return f"first start '{source.tasks('train', 1)[0].id}'"
+    return f"first start '{source.tasks(method.learns_from(config), 1)[0].id}'"
 
 
 def check(config: RunConfig) -> list[str]:

@@ -101,6 +101,10 @@ class LprMethod(Method):
         return filled(given, config.sampling, config.engine)
 
     @classmethod
+    def learns_from(cls, config: LprRecipe) -> str:
+        return config.sample.split
+
+    @classmethod
     def check(cls, config: LprRecipe) -> list[str]:
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]

@@ -55,6 +55,10 @@ class OreoRoundsMethod(Method):
     staged = tuple(RoundsRecipe.model_fields)
 
     @classmethod
+    def learns_from(cls, config: RoundsRecipe) -> str:
+        return config.collect.split
+
+    @classmethod
     def check(cls, config: RoundsRecipe) -> list[str]:
         each = config.collect.starts * config.collect.n
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
