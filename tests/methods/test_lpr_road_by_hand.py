@@ -129,7 +129,8 @@ def test_the_recipes_of_trainings(tmp_path):
     of = {s.name: s.settings for s in r.stages()}
     prm = of["prm-1"]
     assert prm["data"] == "{root}/examples-1/train.jsonl" and prm["eval_data"] == "{root}/examples-1/dev.jsonl"
-    assert (prm["outputs"], prm["seed"], prm["read"]) == (5, 5, {"classes": [2, 3, 4], "over": "product"})
+    assert (prm["outputs"], prm["seed"]) == (5, 5)
+    assert prm["read"] == {"classes": [2, 3, 4], "over": "product", "skip": ["Action"], "split": "sentence"}
     assert of["policy-1"]["pair_file"] == "{root}/pairs-1/pairs.jsonl"
     assert of["policy-1"]["data"] == ["{root}/cleaned-1/all.jsonl"]
     assert of["rl-1"]["model"]["name"] == "{root}/policy-1"

@@ -265,6 +265,13 @@ class ReadConfig(Config):
         None, description="the classes whose probabilities are summed; none: the last one"
     )
     over: Over = Field("last", description="one number over all steps: last, min, mean, product, geomean or sum")
+    skip: list[str] = Field([], description="types of steps that take no part, such as Action (with split react)")
+
+
+class ReadWhole(ReadConfig):
+    """The same, of whole answers that a search or a server has to cut into steps itself."""
+
+    split: Split = Field("newline", description="how an answer is cut into steps")
 
 
 class RewardModelRecipe(RunConfig):
@@ -292,7 +299,7 @@ class RewardModelRecipe(RunConfig):
     begin: Annotated[str | None, NamesModel("value")] = Field(
         None, description="a reward model to go on from: a run, a checkpoint or a folder; none: model with a new head"
     )
-    read: ReadConfig = Field(ReadConfig(), description="how its numbers are read when it scores or serves")
+    read: ReadWhole = Field(ReadWhole(), description="how its numbers are read when it scores or serves")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/accuracy"), description="what is kept")
 
     @model_validator(mode="after")

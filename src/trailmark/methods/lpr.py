@@ -558,7 +558,9 @@ class Road:
     def prm(self, k: int) -> Stage:
         c, kind = self.config, self.kind()
         examples = self.at("examples", k)
-        given: dict[str, Any] = {"read": self.read().model_dump(include={"classes", "over"}), **c.prm}
+        told = self.read().model_dump(include={"classes", "over"})
+        told |= {k: v for k, v in (("skip", c.read.skip), ("split", c.clean.split)) if v and v != "newline"}
+        given: dict[str, Any] = {"read": told, **c.prm}
         if kind in ("classes", "scalar"):
             given |= {"data": str(examples / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.k + 1}
             given |= {"eval_data": str(examples / "dev.jsonl")} if c.labels.dev_shards else {}
