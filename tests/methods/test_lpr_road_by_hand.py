@@ -145,6 +145,19 @@ def test_the_recipes_of_trainings(tmp_path):
     assert binary["prm-1"]["outputs"] == 2 and binary["prm-1"]["read"]["classes"] == [1]
 
 
+def test_a_training_has_the_learner_of_the_recipe_but_for_what_its_section_says(tmp_path):
+    own = {"learner": {"optim": {"lr": 1e-2, "groups": {"head": {"lr": 0.5}}}}, "eval": {"every": 7}}
+    shared = {"amp": "bf16", "micro_tokens": 99, "optim": {"lr": 1e-3, "weight_decay": 0.01}}
+    r = road(tmp_path, learner=shared, eval={"split": "val", "n": 5}, preference=own, rl={"learner": {"ema": 0.9}})
+    of = {s.name: s.settings for s in r.stages()}
+    assert of["policy-1"]["learner"] == {
+        "amp": "bf16", "micro_tokens": 99,
+        "optim": {"lr": 1e-2, "weight_decay": 0.01, "groups": {"head": {"lr": 0.5}}},
+    }  # fmt: skip
+    assert of["policy-1"]["eval"] == {"every": 7, "split": "val", "n": 5}
+    assert of["prm-1"]["learner"] == shared and of["rl-1"]["learner"] == {**shared, "ema": 0.9}
+
+
 def test_names_of_shards():
     assert [shard_name(0, 1), shard_name(0, 12), shard_name(11, 12)] == [
         "states.jsonl", "states.0-of-12.jsonl", "states.11-of-12.jsonl",

@@ -47,6 +47,7 @@ from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.staged_configs import LprRecipe
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
+from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
 from trailmark.rollout.play import start_all
 from trailmark.runs.annotations import write_notes
@@ -694,7 +695,8 @@ class Road:
         return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
 
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
-        """The recipe of a training: what its section says, with what the road sets."""
+        """The recipe of a training: the recipe's own learner, checkpoint and evaluation, and over them, key by key, what
+        its section says."""
         c = self.config
         base: dict[str, Any] = {
             "method": method,
@@ -717,7 +719,7 @@ class Road:
                 "task": c.task.model_dump(),
                 "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
             }
-        return recipe.model_validate({**base, **given})
+        return recipe.model_validate(merged(base, given))
 
 
 def shard_name(i: int, n: int) -> str:
