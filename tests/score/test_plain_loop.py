@@ -1,5 +1,5 @@
-"""Perplexity and improvement against a plain loop over the full logits of the model: three chat templates, pad = eos and
-not, gold texts of one token and gold texts that begin with a newline."""
+"""Perplexity and improvement against a plain loop over the full logits: three chat templates, pad = eos and not,
+gold texts of one token, and gold texts that begin with a newline."""
 
 import math
 

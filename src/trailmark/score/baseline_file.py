@@ -1,6 +1,6 @@
 """A file of baselines: how likely each row's gold text is without an answer, by the row's id.
 
-    {"id": null, "about": {"model": …, "dtype": …, "tokenizer": …, "chat template": …, "scored tokens": …}}
+    {"id": null, "about": {"model": …, "dtype": …, "tokenizer": …, "chat template": …, "rule of scored tokens": …}}
     {"id": "b7", "baseline_nll": 2.31, "baseline_ppl": 10.1, "n_scored_tokens": 212, "logp": …, "gold": …, …}
 
 It is of one model and one set of rows. Another model, dtype, tokenizer, chat template or scored-token rule is refused,
@@ -104,6 +104,6 @@ def about(scorer: TextScorer, rule: Rule) -> dict[str, Any]:
     vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     dtype = str(getattr(lm, "dtype", "the server's")).removeprefix("torch.")
     made = {"model": lm.fingerprint()[:48], "dtype": dtype, "tokenizer": digest(vocabulary)}
-    made |= {"chat template": digest(str(tokenizer.chat_template)), "scored tokens": rule}
+    made |= {"chat template": digest(str(tokenizer.chat_template)), "rule of scored tokens": rule}
     probe = getattr(lm, "probe", None)
     return made if probe is None else {**made, "probe": list(probe)}
