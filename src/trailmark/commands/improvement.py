@@ -59,8 +59,7 @@ def improvement(
             raise TrailmarkError(f"improvement: two arms are called '{kind}'.")
         arms[kind] = p.control(found, kind), None
     there = None if server is None else resolve({"address": server, "model": served or model}, ServerConfig)
-    reader = fix_names(resolve({"name": model, "dtype": dtype}, ModelConfig))
-    scorer = TextScorer(reader, cache, there, "--server")
+    scorer = TextScorer(fix_names(resolve({"name": model, "dtype": dtype}, ModelConfig)), cache, there, "--server")
     result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}
     stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
     if stored is not None:
