@@ -175,6 +175,8 @@ def test_leaks_by_hand():
         leaked("Hen who?", "", talk("Knock.\nhen who\n")) == 1.0
         and leaked("Hen who?", "", talk("Hen who? he said")) == 0.0
     )
+    assert leaked("To the side.", "", talk("It went to the side, then?")) == 1.0
+    assert leaked("To the side.", "", [*talk("It went to"), *talk("the side")]) == 0.0
 
 
 def test_a_leak_stops_the_build(tmp_path):
