@@ -260,7 +260,7 @@ def test_a_folder_with_only_pickled_weights_is_refused(folder):
     (folder / "model.safetensors").unlink()
     says(ModelConfig(name=str(folder)), str(folder), "no weights there")
     torch.save(lm.model.state_dict(), folder / "pytorch_model.bin")
-    says(ModelConfig(name=str(folder)), str(folder), "pytorch_model.bin", "save_pretrained")
+    says(ModelConfig(name=str(folder)), "pytorch_model.bin", f"`trailmark convert {folder} NEW --to transformers`")
 
 
 @pytest.mark.parametrize("what", ["model", "tokenizer"])

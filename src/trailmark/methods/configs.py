@@ -184,6 +184,10 @@ class SftRecipe(RunConfig):
     chat: bool = Field(
         True, description="use the chat template; false: plain text (Reflect-RL's texts are always plain)"
     )
+    trained: Literal["answers", "last", "all"] = Field(
+        "answers",
+        description="answers: all messages of the assistant; last: its last one, such as a gold text; all: prompts too",
+    )
 
 
 # --- from a file of scored trajectories ------------------------------------------------------------------------------
