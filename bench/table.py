@@ -26,6 +26,7 @@ TITLES = {
     "gpu_step": "A whole online step on a GPU",
     "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
+    "gpu_vrcli": "A GRPO update of VR-CLI on a GPU",
     "plan": "What a plan foretells",
     "montecarlo": "Completions from shared states",
     "sampling": "Sampling",
