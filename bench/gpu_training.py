@@ -280,7 +280,7 @@ def main() -> None:
     about = {"commit": args.commit, "device": named(), "repeats": args.repeats,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    for case in args.cases.split(","):
+    for case in filter(None, args.cases.split(",")):
         played = episodes(*CASES[case])
         found: dict[str, Any] = {"tree": ours(played, args.repeats, False, True)}
         found["tree, checkpointed"] = ours(played, args.repeats, True, True)
