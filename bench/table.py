@@ -27,6 +27,7 @@ TITLES = {
     "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
     "gpu_unsloth": "GRPO's gradient on a GPU, against Unsloth",
+    "gpu_vrcli": "A GRPO update of VR-CLI on a GPU",
     "plan": "What a plan foretells",
     "montecarlo": "Completions from shared states",
     "sampling": "Sampling",
