@@ -1,0 +1,52 @@
+"""What the answers of the study lpr-puzzle look like: lines, answers that are missing, the commonest letter, and the
+reward model on held-out states.
+
+    python bench/puzzle_episodes.py runs/studies/lpr-puzzle
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from trailmark.runs.store import read_metrics, read_segment, segments
+
+
+def told(name: str, files: list[Path]) -> str:
+    lines, missing, shares, n = 0, 0, [], 0
+    for file in files:
+        letters: Counter[str] = Counter()
+        texts = [e.turns[0].text for e in read_segment(file)]
+        for text in texts:
+            found = re.search(r"Finish\[([A-D])\]", text)
+            letters[found[1] if found else ""] += 1
+            lines += text.count("\n") + 1
+        missing, n = missing + letters.pop("", 0), n + len(texts)
+        shares.append(max(letters.values()) / len(texts))
+    each = " ".join(f"{s:.2f}" for s in shares)
+    return f"{name:<24}{lines / n:>6.2f}{missing / n:>10.3f}   {each}"
+
+
+def main(out: Path) -> None:
+    print("arm                      lines  no answer  share of the commonest letter, by seed")
+    for arm in sorted(p for p in (out / "runs").iterdir() if p.name != "replaced"):
+        seeds = sorted(p for p in arm.iterdir() if p.is_dir())
+        print(told(arm.name, [segments(s / "evaluation")[-1] for s in seeds]))
+        for how in ("single", "vote", "best"):
+            if all((s / f"evaluation/{how}.jsonl").exists() for s in seeds):
+                print(told(f"start, {how}", [s / f"evaluation/{how}.jsonl" for s in seeds]))
+    print("seed  completions  process pairs  reward model on held-out states  its commonest class")
+    for road in sorted(p for p in (out / "before" / "road").iterdir() if p.is_dir()):
+        names = ("pairs", "completions", "examples")
+        said = {n: json.loads((road / f"stages/{n}-1.json").read_text())["summary"] for n in names}
+        classes = [n for k, n in said["examples"].items() if k.startswith("dev class")]
+        row = list(read_metrics(road / "prm-1"))[-1]
+        print(f"{road.name[5:]:<6}{said['completions']['completions']:>11}{said['pairs']['process pairs']:>15}"
+              f"{row['eval/accuracy']:>32.3f}{max(classes) / sum(classes):>21.3f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
