@@ -266,8 +266,8 @@ class Road:
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
-    def source(self) -> Any:
-        source = get_task(self.config.task.name, **self.config.task.options)
+    def source(self, more: Mapping[str, Any] | None = None) -> Any:
+        source = get_task(self.config.task.name, **{**self.config.task.options, **(more or {})})
         keep_judge(source, self.root)
         return source
 
@@ -292,15 +292,20 @@ class Road:
             source = self.source()
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
             if c.teacher.gold:
-                made = [worked(source, task, self.tokenizer, SEAT) for task in tasks]
+                shown = [task for task in tasks if isinstance(task.meta.get("gold"), str)] or tasks[:1]
+                made = [worked(source, task, self.tokenizer, SEAT) for task in shown]
             else:
+                taught = self.source(c.teacher.options)
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
-                table.bind(source)
+                table.bind(taught)
                 starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-                made = collect_starts(folder / "written.jsonl", source, starts, seats)
+                made = collect_starts(folder / "written.jsonl", taught, starts, seats)
+                if c.teacher.options:  # its prompts are not the policy's: the answers are encoded behind those
+                    made = [replace(e, turns=tuple(replace(t, prompt=()) for t in e.turns)) for e in made]
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
             out["wrong"] += len(good) - len(right)
+            out["without a worked solution"] += len(tasks) - len(made) if c.teacher.gold else 0
             if not right:
                 raise DataError(f"stage 'lessons': none of {len(made)} solutions is right and clean: {_said(out)}.")
             formats.write("episodes", folder / "all.jsonl", right, None)
@@ -695,8 +700,8 @@ class Road:
         return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
 
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
-        """The recipe of a training: the recipe's own learner, checkpoint and evaluation, and over them, key by key, what
-        its section says."""
+        """The recipe of a training: learner, checkpoint and evaluation of this one, and over them, key by key, what its
+        section says."""
         c = self.config
         base: dict[str, Any] = {
             "method": method,

@@ -226,6 +226,9 @@ class LprTeacher(Config):
     gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
     starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
+    options: Annotated[dict[str, Any], NamesFile()] = Field(
+        {}, description="options of the task for the teacher alone, such as shots: 1; the policy is not shown these"
+    )
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
 
 
