@@ -50,9 +50,9 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     ],
     "lpr-prontoqa": [
         "model.tokenizer=null", "task.options.path=questions", "teacher.starts=4", "sft.steps=1", "sft.batch=2",
-        "sample.starts=8", "sample.n=4",
-        "sampling.max_tokens=96", "clean={split: newline, react: any}", "states.ratio=1", "states.shards=1",
-        "prm.steps=1", "prm.batch=4", "labels.dev_shards=[]", "model.shape.context=1024", "engine.max_len=1024",
+        "sample.starts=8", "sample.n=4", "sampling.max_tokens=96", "clean={split: newline, react: any}",
+        "states.ratio=1", "states.shards=1", "complete.k=1", "prm.steps=1", "prm.batch=4", "labels.dev_shards=[]",
+        "model.shape={layers: 1, width: 16, heads: 2, context: 1024}", "engine={slots: 8, fixed: false}",
         "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
     ],
     "reflect-sft": ["data=texts.jsonl"],
