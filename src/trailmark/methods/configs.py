@@ -79,6 +79,9 @@ class PolicyGradientRecipe(RunConfig):
     overlap: bool = Field(False, description="play the next batch while the learner works; it is one step older")
     truncate: float = Field(2.0, ge=1, description="largest importance weight of a token of an older policy (overlap)")
     old: Literal["learner", "sampler"] = Field("learner", description="where the old log-probs of the ratio come from")
+    eval_fn: Annotated[str | None, NamesFile(function=True)] = Field(
+        None, description="my_file.py:name, a function like a reward's; its mean over an evaluation is eval/name"
+    )
 
     short = ("data", "reward")
 
@@ -180,6 +183,10 @@ class SftRecipe(RunConfig):
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(
         True, description="use the chat template; false: plain text (Reflect-RL's texts are always plain)"
+    )
+    trained: Literal["answers", "last", "all"] = Field(
+        "answers",
+        description="answers: all messages of the assistant; last: its last one, such as a gold text; all: prompts too",
     )
 
 

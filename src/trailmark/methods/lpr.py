@@ -700,8 +700,8 @@ class Road:
         return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
 
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
-        """The recipe of a training: learner, checkpoint and evaluation of this one, and over them, key by key, what its
-        section says."""
+        """The recipe of a training: the recipe's own learner, checkpoint and evaluation, and over them, key by key,
+        what its section says."""
         c = self.config
         base: dict[str, Any] = {
             "method": method,
