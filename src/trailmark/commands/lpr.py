@@ -4,6 +4,8 @@
     trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
     trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
     trailmark lpr accuracy PRM ROWS               whether a reward model tells right steps from wrong ones
+    trailmark lpr merge OUT FILE FILE …           records of several files as one
+    trailmark lpr split FILE PART REST            some of the questions of a file, and the others
 
 `trailmark train RECIPE` makes them all.
 """
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from trailmark import MOST_SEED
 
 lpr = typer.Typer(name="lpr", help="The stages of an lpr recipe, one by one.", no_args_is_help=True)
 
@@ -103,6 +107,48 @@ def export(
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
     typer.echo(f"{out}: {len(rows)} records")
+
+
+@lpr.command()
+def merge(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: a list (.json), or lines (.jsonl).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE …", help="Records {text, label, response, pred, id}.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Put the responses of several files together, question by question."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.formats.lpr import merge_records
+    from trailmark.formats.rows import dump
+
+    rows = merge_records(files)
+    new_file(out, overwrite=overwrite)
+    dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
+    typer.echo(f"{out}: {len(rows)} questions, {sum(len(r['response']) for r in rows)} responses")
+
+
+@lpr.command()
+def split(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Records of any stage: rows with an id.")],
+    part: Annotated[Path, typer.Argument(metavar="PART", help="The file for the share.")],
+    rest: Annotated[Path, typer.Argument(metavar="REST", help="The file for the others.")],
+    share: Annotated[float, typer.Option("--share", min=0, max=1, help="Of the questions.")] = 0.9,
+    rows: Annotated[bool, typer.Option("--rows", help="Of the rows, whatever their questions.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = 0,
+) -> None:
+    """Cut a file in two by question: train and dev, or a subset of 40 %."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.errors import DataError
+    from trailmark.formats.lpr import split_records
+    from trailmark.formats.rows import dump
+
+    parts = split_records(file, share, "row" if rows else "question", seed)
+    for path, made in zip((part, rest), parts):
+        new_file(path)
+        if not made:
+            raise DataError(f"would be empty: --share {share:g} of {sum(map(len, parts))} rows leaves nothing.", path)
+    for path, made in zip((part, rest), parts):
+        dump(path, made, "lines" if path.suffix == ".jsonl" else "list")
+        typer.echo(f"{path}: {len(made)} rows")
 
 
 @lpr.command()
