@@ -406,8 +406,10 @@ class LprRecipe(RunConfig):
         filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
         if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
             raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
+            filled["rewards"] = {"model": "prm", **v["rewards"]}
         try:
-            resolve({**filled, **v}, configs.RECIPES[kind])
+            resolve({**v, **filled}, configs.RECIPES[kind])
         except RecipeError as e:
             raise ValueError(str(e).replace("recipe: ", "").replace("\n", "; ")) from e
         return v
