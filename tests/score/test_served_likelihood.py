@@ -16,7 +16,7 @@ from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.engines.http import About
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import JudgeError
+from trailmark.errors import DataError, JudgeError
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, segments
 from trailmark.score.base import Play
@@ -148,6 +148,14 @@ def test_a_server_of_another_model_or_tokenizer_is_refused(url, tmp_path):
     with served(seed=3) as other, pytest.raises(JudgeError, match="kept.jsonl holds likelihoods of another model that"):
         scorer_at(other, cache).likelihood("x", "z")
     assert cache.read_bytes() == before
+
+
+def test_a_row_that_is_too_long_is_named(url, here):
+    """By a model here, and by a server that says how much it reads."""
+    for scorer in (here, scorer_at(url)):
+        scorer.likelihood("x" * 200, "y")
+        with pytest.raises(DataError, match=r"^row 'b' has 302 tokens .*, and the model reads 256: choose"):
+            scorer.likelihoods([("x", "y"), ("x" * 300, "y")], names=["a", "b"])
 
 
 def test_fewer_numbers_than_asked(url, tmp_path):
