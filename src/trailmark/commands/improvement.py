@@ -10,10 +10,16 @@ import typer
 
 def improvement(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
-    answers: Annotated[list[str] | None, typer.Argument(metavar="NAME=FILE …", help="JSONL of id and text.")] = None,
+    answers: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=FILE …", help="JSONL of id and text, or episodes.")
+    ] = None,
     model: Annotated[str, typer.Option(help="The frozen model that reads the gold texts.")] = "smollm2",
     control: Annotated[
         list[str] | None, typer.Option(help="Also plans that need no model: empty, gold, synopsis, other.")
+    ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Also a model that reads without a plan, such as a fine-tuned one."),
     ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     tokens: Annotated[str, typer.Option(help="What is scored: text, turn or template.")] = "turn",
@@ -41,7 +47,7 @@ def improvement(
 
     if tokens not in ("text", "turn", "template"):
         raise TrailmarkError(f"improvement: --tokens '{tokens}' is not known: text, turn or template.")
-    if not answers and not control and baselines is None:
+    if not answers and not control and not reader and baselines is None:
         raise TrailmarkError("improvement: name a file of answers, such as rl=rl.jsonl, or a --control.")
     if served is not None and server is None:
         raise TrailmarkError("improvement: --served is the model's name on a server: also name --server.")
@@ -58,8 +64,12 @@ def improvement(
         if kind in arms:
             raise TrailmarkError(f"improvement: two arms are called '{kind}'.")
         arms[kind] = p.control(found, kind), None
+    readers = dict(named_files(reader or [], "improvement"))
+    if twice := next((name for name in readers if name in arms), None):
+        raise TrailmarkError(f"improvement: two arms are called '{twice}'.")
     there = None if server is None else resolve({"address": server, "model": served or model}, ServerConfig)
-    scorer = TextScorer(fix_names(resolve({"name": model, "dtype": dtype}, ModelConfig)), cache, there, "--server")
+    opened = lambda name: fix_names(resolve({"name": name, "dtype": dtype}, ModelConfig))
+    scorer = TextScorer(opened(model), cache, there, "--server")
     result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}
     stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
     if stored is not None:
@@ -68,6 +78,10 @@ def improvement(
     for name, (made, share) in arms.items():
         scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
         result["arms"][name] = {**p.summary(scores, found), "markers": share}
+        lines += [{"arm": name, **s} for s in scores]
+    for name, other in readers.items():
+        scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
+        result["arms"][name] = {**p.summary(scores, found), "markers": None, "reader": str(other)}
         lines += [{"arm": name, **s} for s in scores]
     if out is not None:
         from trailmark.data.stories.setup import write_lines

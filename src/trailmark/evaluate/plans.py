@@ -4,6 +4,7 @@ reasoning.
     score_plans    for each plan: perplexity without and with it, improvement
     summary        mean with its interval, percentiles, and beside them: share of plans that help, correlation of length
                    and improvement, share of the plan's trigrams copied from the prompt
+    score_reader   the same numbers for another model that reads the gold texts without a plan, such as a fine-tuned one
     control        plans that need no model: the gold text (the most that a plan can do), nothing, the synopsis, and the
                    gold text of another row (a plan that is about something else)
 
@@ -87,6 +88,28 @@ def score_plans(
         for (i, plan), base, now in zip(some, bases, nows):
             percent = improvement(base, now)
             made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}
+            found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
+    return found
+
+
+def score_reader(
+    scorer: TextScorer, reader: TextScorer, rows: Mapping[str, Mapping[str, Any]], rule: Rule = "turn"
+) -> list[dict[str, Any]]:
+    """A record for each row: the perplexity of its gold text under another model, in place of one with a plan. Both
+    models must read the same tokens: otherwise their perplexities cannot be compared."""
+    found, names = [], list(rows)
+    for start in range(0, len(names), AT_ONCE):
+        some = names[start : start + AT_ONCE]
+        pairs = [(context(rows[i], None), rows[i]["gold"]) for i in some]
+        for i, (said, gold) in zip(some, pairs):
+            if gold_row(scorer.lm.tokenizer, said, gold, rule) != gold_row(reader.lm.tokenizer, said, gold, rule):
+                raise DataError(
+                    f"{reader.lm.name} reads row '{i}' in other tokens than {scorer.lm.name}, so their perplexities "
+                    "cannot be compared: choose a reader with the same tokenizer and chat template."
+                )
+        for i, base, now in zip(some, scorer.likelihoods(pairs, rule), reader.likelihoods(pairs, rule)):
+            percent = improvement(base, now)
+            made = {"id": i, "plan": "", "baseline_ppl": base.perplexity, "ppl": now.perplexity}
             found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
     return found
 

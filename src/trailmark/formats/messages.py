@@ -73,6 +73,8 @@ def count_rows(path: str | Path) -> int:
 def conversation_of(row: Row) -> list[dict[str, Any]]:
     if isinstance(row.value, dict) and "messages" in row.value:
         return checked_messages(row, row.value, "messages")
+    if isinstance(row.value, dict) and "next_chapter" in row.value:
+        raise row.bad("is a field of a story: `trailmark data stories` makes conversations of stories.", "next_chapter")
     both = ["prompt", "response"]
     v = row.fields(row.value, "", both if isinstance(row.value, dict) and row.value.keys() & both else ["messages"])
     texts = [row.text(v[key], key) for key in both]

@@ -134,6 +134,11 @@ class Method(Training):
         return cls.protocol(config, source)
 
     @classmethod
+    def learns_from(cls, config: Any) -> str:
+        """The split of the task that is learnt from."""
+        return "train"
+
+    @classmethod
     def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
         """The starts that an evaluation plays."""
         return draw_tasks(source, split, n, seed)

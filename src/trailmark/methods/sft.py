@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,9 +26,12 @@ from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
 
+Trained = Literal["answers", "last", "all"]
+
 
 class SftMethod(Method):
-    """Trains on the assistant's messages, including their end-of-turn token. Everything else is context."""
+    """Trains on the assistant's messages, including their end-of-turn token. Everything else is context. `trained` may
+    narrow this to the last message, or widen it to all tokens."""
 
     Config, imitates = SftRecipe, True
 
@@ -37,11 +40,10 @@ class SftMethod(Method):
         need_rows(config.batch, "batch")
         lm = load_model(config.model, labels_of(config.data))
         self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
-        self.samples = conversation_samples(lm.tokenizer, config.data, config.chat, lm.context)
+        read = lambda path: conversation_samples(lm.tokenizer, path, config.chat, lm.context, config.trained)
+        self.samples = read(config.data)
         self.batches = Batches(self.samples, config.batch, config.seed, config.steps)
-        self.held_out = (
-            conversation_samples(lm.tokenizer, config.eval_data, config.chat, lm.context) if config.eval_data else []
-        )
+        self.held_out = read(config.eval_data) if config.eval_data else []
 
     def updates(self, step: int) -> Iterator[Update]:
         yield Update(self.drawn(step), Sft())
@@ -59,15 +61,17 @@ class SftMethod(Method):
 
     @classmethod
     def imitated(cls, config: SftRecipe, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
-        return conversation_samples(tokenizer, config.data, config.chat, context)
+        return conversation_samples(tokenizer, config.data, config.chat, context, config.trained)
 
 
-def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int) -> Sequence[list[Sample]]:
+def conversation_samples(
+    tokenizer: Any, path: str, use_chat: bool, context: int, trained: Trained = "answers"
+) -> Sequence[list[Sample]]:
     """One list of samples per row of the file (a chat template that rewrites history needs several), made when it is
     asked for. Every row is checked here. An error if a row does not fit the model's context; one that surely fits is
     not encoded to know that."""
     rows = RowFile(path)
-    laid = _Laid(tokenizer, path, use_chat)
+    laid = _Laid(tokenizer, path, use_chat, trained)
     if len(rows) and holds_texts(rows[0]):
         laid.texts = True
     long: list[tuple[int, int]] = []
@@ -109,8 +113,9 @@ def conversation_samples(tokenizer: Any, path: str, use_chat: bool, context: int
 class _Laid:
     """How the rows of a file become tokens with the spans that are trained."""
 
-    def __init__(self, tokenizer: Any, path: str, use_chat: bool):
+    def __init__(self, tokenizer: Any, path: str, use_chat: bool, trained: Trained):
         self.tokenizer, self.path, self.use_chat, self.texts = tokenizer, path, use_chat, False
+        self.trained = trained
         self.reader = turns.Reader(tokenizer, "policy", turns.Starts())
         self.template = "own" if use_chat else None
         self.bounds = chat.ChatBounds(tokenizer, self.template)
@@ -122,13 +127,15 @@ class _Laid:
             sizes = [self.bounds.texts.most(text) for text in said[1:3]]
             return said[0], said, None if None in sizes else sum(n for n in sizes if n is not None) + 2
         messages = conversation_of(row)
+        if self.trained == "last":
+            _must_answer(row, messages[-1])
         return row.line or 0, messages, self.bounds.most(messages)
 
     def samples(self, number: int, told: Any) -> list[Sample]:
         out = []
         for tokens, spans in self.sequences(number, told):
             weight = np.zeros(len(tokens))
-            for start, end in spans:
+            for start, end in [(1, len(tokens))] if self.trained == "all" else spans:
                 weight[start:end] = 1.0
             mass = {"weight": float(weight.sum())}
             out.append(Sample(np.array(tokens), {"weight": weight}, mass, episode=f"{self.path}:{number}"))
@@ -145,7 +152,23 @@ class _Laid:
             laid = chat.sequences(self.tokenizer, messages, template=self.template)  # type: ignore[arg-type]
         except DataError as problem:
             raise DataError(str(problem), self.path, number) from problem
+        if self.trained == "last":  # the sequence that ends with the last message
+            laid = [s for s in laid if s.spans[-1].message == len(told) - 1]
+            return [(s.tokens, [(s.spans[-1].start, s.spans[-1].end)]) for s in laid]
         return [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
+
+
+def _must_answer(row: Row, last: Mapping[str, Any]) -> None:
+    """Refuse a conversation whose last message is not an answer to learn."""
+    key = "messages" if isinstance(row.value, dict) and "messages" in row.value else "response"
+    if last["role"] != "assistant":
+        raise row.bad(
+            f"the last message is from '{last['role']}', and trained: last needs one from 'assistant': remove what "
+            "follows the assistant's message, or set trained: answers.",
+            key,
+        )
+    if not last["content"].strip():
+        raise row.bad("the last message, the gold text, is empty: there is nothing to learn.", key)
 
 
 def labels_of(path: str) -> tuple[str, ...]:

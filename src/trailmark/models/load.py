@@ -175,8 +175,8 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = next((f.name for f in sorted(folder.glob("*.bin")) if f.name.startswith("pytorch_model")), None)
         raise ModelError(
-            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: save it "
-            "again with save_pretrained, which writes model.safetensors"
+            f"{folder}: its weights are only in {pickled}, a pickle, which may run any code when it is read: "
+            f"`trailmark convert {folder} NEW --to transformers` reads the weights alone and writes model.safetensors"
             if pickled
             else f"{folder}: no weights there (model.safetensors is missing)"
         )
@@ -255,6 +255,16 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
         return AutoTokenizer.from_pretrained(
             path, revision=revision or "main", local_files_only=not _hub_answers(path), trust_remote_code=False
         )
+    except (OSError, ValueError, KeyError) as problem:
+        raise ModelError(_why(path, problem)) from problem
+
+
+def load_config(path: str) -> Any:
+    """The transformers config of a folder or of a name on the hub, without its weights."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=not _hub_answers(path), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as problem:
         raise ModelError(_why(path, problem)) from problem
 

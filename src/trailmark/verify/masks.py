@@ -167,8 +167,10 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
     texts = read_texts(ev.config.data)
     endless = texts is not None and not texts[0][3]  # a label is one token without an end
     tokens = trained = 0
+    which = getattr(ev.config, "trained", "answers")
     for k, (messages, samples) in enumerate(rows):
-        wanted = sorted("".join(m["content"].split()) for m in messages if m["role"] == "assistant")
+        answers = [m for m in messages if m["role"] == "assistant"]
+        wanted = sorted("".join(m["content"].split()) for m in (answers[-1:] if which == "last" else answers))
         said, where = [], f"row {k + 1} of the rows read from {ev.config.data}"
         for s in samples:
             weight = s.streams["weight"]
@@ -177,6 +179,10 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
                 found.defect("the weights of a sample do not add up to its mass", where)
             if weight[0] != 0:
                 found.defect("a first token is trained, but nothing comes before it", where)
+            if which == "all":
+                if not weight[1:].all():
+                    found.defect("a token is left out, and all of them should be trained", where)
+                continue
             edges = np.nonzero(np.diff(np.r_[0, weight != 0, 0]))[0].reshape(-1, 2)
             for a, b in edges.tolist():
                 if endless:
@@ -185,12 +191,16 @@ def _conversations(ev: Evidence, found: Findings) -> Check:
                     found.defect("a trained span does not end with the end of the turn", where)
                     b += 1
                 said.append("".join(tokenizer.decode(s.tokens[a : b - 1]).split()))
+        if which == "all":
+            continue
         said.sort()
         opened = len(said) == len(wanted) and all(w.endswith(x) for w, x in zip(wanted, said))
         if said != wanted and "".join(said) != "".join(wanted) and not opened:
             found.defect("trained tokens are not what the assistant says (the mask is off, or holds a prompt)", where)
     found.numbers = {"rows": len(rows), "tokens": tokens, "trained": trained}
-    return found.result(f"{trained} of {tokens} tokens are trained: what the assistant says, with its ends")
+    what = {"answers": "what the assistant says, with its ends", "last": "the last message, with its end",
+            "all": "all but the first of each sequence"}[which]  # fmt: skip
+    return found.result(f"{trained} of {tokens} tokens are trained: {what}")
 
 
 def _data(ev: Evidence) -> str:
