@@ -24,7 +24,7 @@ import numpy as np
 from trailmark.errors import DataError
 from trailmark.evaluate.stats import mean_of
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
-from trailmark.score.likelihood import Rule, TextScorer, improvement
+from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
 from trailmark.score.words import copied_share, correlation
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
