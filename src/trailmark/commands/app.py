@@ -28,6 +28,7 @@ from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
 from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
+from trailmark.commands.write import write
 from trailmark.errors import RunError, TrailmarkError
 
 
@@ -169,6 +170,7 @@ app.command()(prune)
 app.command()(verify)
 app.command()(models)
 app.command()(votes)
+app.command()(write)
 app.command()(chapters)
 app.command()(improvement)
 app.add_typer(worlds, name="worlds")
