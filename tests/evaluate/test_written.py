@@ -34,7 +34,7 @@ STORIES = [
     for k in range(3)
 ]  # fmt: skip
 TALKS = [
-    {"id": f"t{k}", "messages": [{"role": r, "content": f"{c} {k}."} for r, c in (("user", "Why"), ("assistant", "So"))]}
+    {"id": f"t{k}", "messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": f"So {k}."}]}
     for k in range(3)
 ]
 

@@ -18,6 +18,7 @@ from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.improvement import improvement
+from trailmark.commands.judge import judge
 from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
@@ -173,6 +174,7 @@ app.command()(votes)
 app.command()(write)
 app.command()(chapters)
 app.command()(improvement)
+app.command()(judge)
 app.add_typer(worlds, name="worlds")
 
 

@@ -11,8 +11,8 @@ VR-CLI compares four variants. A variant is a planner, or none, and a writer:
     DIR/NAME.jsonl         id, sample, text, tokens, stop (`length`: it was cut at the limit), plan
     DIR/answers.jsonl      every answer as soon as it is there, so nothing is asked twice
 
-`trailmark improvement` reads the plans, `trailmark chapters` and `trailmark judge` the texts. A draw depends only on the
-seed, the row and the sample. So a command that was stopped goes on to the same files.
+`trailmark improvement` reads the plans, `trailmark chapters` and `trailmark judge` the texts. Draws depend only on
+the seed, the row and the sample. So a command that was stopped goes on to the same files.
 """
 
 from __future__ import annotations
