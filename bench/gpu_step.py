@@ -5,7 +5,8 @@ its own `generate`, on the same prompts, model, group size and reward, in one pr
 
 Qwen2-0.5B's shape with random weights in bfloat16 and a byte tokenizer; 16 prompts of about 512 tokens, 8 answers of
 128 tokens each. The reward counts letters: it means nothing and costs nothing. vLLM is not on the
-machine, so TRL samples with `generate`. Writes bench/results/gpu_step.jsonl. `--small` rehearses it on a CPU.
+machine, so TRL samples with `generate`. `--modes overlap,8-bit,offload` measures our own options against our plain
+step instead. Writes bench/results/gpu_step.jsonl. `--small` rehearses it on a CPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +53,35 @@ def folder(home: Path) -> Path:
     return out
 
 
-def ours(home: Path, model: Path, steps: int) -> dict[str, Any]:
+MODES = {
+    "overlap": ["overlap=true"],
+    "8-bit": ["learner.optim.bits=8"],
+    "offload": ["learner.offload=[optimiser]"],
+}
+
+
+def ours(home: Path, model: Path, steps: int, more: Sequence[str] = (), name: str = "run") -> dict[str, Any]:
     (home / "reward.py").write_text(REWARD)
     (home / "rows.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts(STARTS * steps)))
     words = [
-        f"data={home}/rows.jsonl", f"reward={home}/reward.py:score", f"out={home}/run", f"steps={steps}",
+        f"data={home}/rows.jsonl", f"reward={home}/reward.py:score", f"out={home}/{name}", f"steps={steps}",
         f"starts={STARTS}", f"n={GROUP}", f"model={{name: {model}, dtype: bfloat16, device: {DEVICE}}}",
         f"sampling={{max_tokens: {NEW}, min_tokens: {NEW}}}" if SMALL else f"sampling={{max_tokens: {NEW}}}",
         f"engine={{slots: {STARTS * GROUP}, max_len: {PROMPT + NEW + 8}, fixed: false}}", "learner={optim: {lr: 1e-6}}",
-        "checkpoint={every: 0}", "eval={every: 0}",
+        "checkpoint={every: 0}", "eval={every: 0}", *more,
     ]  # fmt: skip
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     recipe = Path(__file__).parent.parent / "recipes" / "prompts-grpo.yaml"
     began = time.perf_counter()
     launch(get_method("policy_gradient"), resolve(load_recipe(recipe, words), get_config("policy_gradient")))
     whole = time.perf_counter() - began
-    timings = [json.loads(x) for x in (home / "run" / "timings.jsonl").read_text().splitlines()]
-    rows = read_metrics(home / "run")
+    timings = [json.loads(x) for x in (home / name / "timings.jsonl").read_text().splitlines()]
+    rows = read_metrics(home / name)
     seconds = [t["train_seconds"] for t in timings]
-    return {"seconds": seconds, "phases": timings[-1], "whole": whole, "written": rows[-1].get("written_tokens")}
+    peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
+    kept = {k: rows[-1][k] for k in ("written_tokens", "loss", "ratio", "ratio_max", "truncated") if k in rows[-1]}
+    return {"seconds": seconds, "phases": timings[-1], "whole": whole, "peak_gib": peak, **kept}
 
 
 def theirs(home: Path, model: Path, steps: int) -> dict[str, Any]:
@@ -111,14 +124,38 @@ def theirs(home: Path, model: Path, steps: int) -> dict[str, Any]:
     return found
 
 
+def modes(names: Sequence[str], steps: int, about: dict[str, Any], out: str) -> None:
+    """Our step with an option, against our plain step, in one process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        home = Path(scratch)
+        model = folder(home)
+        forget()
+        plain = ours(home, model, steps)
+        for name in names:
+            forget()
+            found = ours(home, model, steps, MODES[name], name)
+            rate = lambda each: [1 / s for s in each["seconds"][2:]]
+            a, b = rate(found), rate(plain)
+            what = f"the online step above; peak {found['peak_gib']:.1f} GiB, plain {plain['peak_gib']:.1f} GiB"
+            keep({"name": f"gpu_step/{name}", "ours": float(np.median(a)), "peer": float(np.median(b)),
+                  "peer_name": "the plain step", "unit": "steps/s", "ratio": float(np.median(a) / np.median(b)),
+                  "spread": [min(a) / max(b), max(a) / min(b)], "repeats": steps - 2, **about, "what": what,
+                  "details": {name: found, "plain": plain}}, out)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", default="")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--no-trl", action="store_true")
+    parser.add_argument("--modes", default="", help="some of overlap,8-bit,offload, in place of TRL")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_step.jsonl")
     args = parser.parse_args()
+    if args.modes:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        about = {"commit": args.commit, "device": named(), "versions": versions}
+        return modes(args.modes.split(","), args.steps, about, args.out)
     with tempfile.TemporaryDirectory() as scratch:
         home = Path(scratch)
         model = folder(home)

@@ -189,12 +189,12 @@ def exactness(played: list[Episode]) -> dict[str, float]:
             "bfloat16_ratio": rounded["tree"] / rounded["flat"]}  # fmt: skip
 
 
-def theirs(played: list[Episode], repeats: int) -> dict[str, Any]:
+def theirs(played: list[Episode], repeats: int, model: Any = None) -> dict[str, Any]:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer.utils import pad
 
-    model = made("sdpa")
+    model = model or made("sdpa")
     _, advantage = samples_of(played)
     turns = [e.turns[0] for e in played]
     found: dict[str, Any] = {}
@@ -280,7 +280,7 @@ def main() -> None:
     about = {"commit": args.commit, "device": named(), "repeats": args.repeats,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-    for case in args.cases.split(","):
+    for case in filter(None, args.cases.split(",")):
         played = episodes(*CASES[case])
         found: dict[str, Any] = {"tree": ours(played, args.repeats, False, True)}
         found["tree, checkpointed"] = ours(played, args.repeats, True, True)

@@ -26,6 +26,8 @@ TITLES = {
     "gpu_step": "A whole online step on a GPU",
     "gpu_waits": "Where the host waits for a GPU",
     "gpu_training": "GRPO's gradient on a GPU",
+    "gpu_unsloth": "GRPO's gradient on a GPU, against Unsloth",
+    "gpu_vrcli": "A GRPO update of VR-CLI on a GPU",
     "plan": "What a plan foretells",
     "montecarlo": "Completions from shared states",
     "sampling": "Sampling",

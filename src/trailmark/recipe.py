@@ -71,6 +71,11 @@ def _read(path: Path, wanted_by: str = "") -> str:
         raise RecipeError(f"{path}: cannot be read ({getattr(e, 'strerror', None) or e}).") from None
 
 
+def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `top`, section by section, as a recipe is laid over the file that it extends."""
+    return _merge(Loaded("", dict(base), {}), Loaded("", dict(top), {})).raw
+
+
 def _merge(base: Loaded, top: Loaded) -> Loaded:
     marks = dict(base.marks)
 

@@ -185,6 +185,20 @@ class _Lengths(Sequence[int]):
         return len(self.tokenizer.decode(self.tokens[: k + 1]))
 
 
+def cut_tokens(
+    tokenizer: Any, tokens: Tokens, text: str, split: Split, prompt: str = "", ends: Sequence[str] = LINES
+) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
+    """The steps of an answer as spans of its tokens, and their kinds, which only the names of steps tell (`react`).
+    `ends` are the delimiters of `newline`."""
+    if split == "react":
+        return react_token_steps(tokenizer, tokens, text, prompt)
+    if split == "turn":
+        return ((0, len(tokens)),), ("",)
+    sentences = split == "sentence" or (split == "auto" and "\\boxed" in prompt)
+    spans = token_steps(tokenizer, tokens, text, SENTENCES if sentences else ends)
+    return spans, ("",) * len(spans)
+
+
 def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
     """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence if the prompt asks for a
     \\boxed{} answer, else by newline; `react` by the names of the steps; `turn` leaves a whole turn as one step."""

@@ -1,6 +1,7 @@
 """Files to train VR-CLI on: filters at their bounds, lengths, leaks, splits, and a run that trains on them."""
 
 import json
+import re
 
 from data_fixtures import rows as lines
 from data_fixtures import tree
@@ -10,7 +11,7 @@ from trailmark.chat import render
 from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.data.stories.leaks import leaked, without_header
-from trailmark.data.stories.setup import Filters, spread
+from trailmark.data.stories.setup import Filters, first_words, spread
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.sft import conversation_samples
@@ -163,6 +164,25 @@ def test_long_prompts_keep_the_synopsis_and_the_end_of_the_previous_chapter(tmp_
     assert "no row is left (left out: 3 with a prompt of more than 100 tokens)" in left
 
 
+def test_gold_texts_are_cut_after_the_filters(tmp_path):
+    text = "\na  b\n\nc d "
+    assert [first_words(text, n) for n in (1, 3, 4, 9)] == ["\na", "\na  b\n\nc", text, text]
+    run(write(tmp_path / "rows.jsonl", [*BOOKS, story("k", 4, 100)]), tmp_path / "whole")
+    said = run(tmp_path / "rows.jsonl", tmp_path / "out", "--gold-words", 5)
+    assert "20 gold texts cut" in said and "1 with a gold text of 200 words or fewer" in said
+    for split in ("train", "val", "test"):
+        whole, short = (lines(tmp_path / f"{folder}/{split}.jsonl") for folder in ("whole", "out"))
+        for a, b in zip(whole, short, strict=True):
+            name = f"{a['story_id']}{a['chapter_index']}"
+            assert b == {**a, "gold": f"Chapter {a['chapter_index']}\n\n{name}x0 {name}x1 {name}x2"}
+        imitated = [r["messages"][-1]["content"] for r in lines(tmp_path / f"out/sft_{split}.jsonl")]
+        assert imitated == [r["gold"] for r in short]
+    assert "gold_words" not in json.loads((tmp_path / "whole/settings.json").read_text())
+    talks = write(tmp_path / "talks.jsonl", TALKS)
+    run(talks, tmp_path / "talks", "--gold-words", 3)
+    assert all(re.fullmatch(r"It is \d+,", r["gold"]) for r in lines(tmp_path / "talks/train.jsonl"))
+
+
 def test_leaks_by_hand():
     talk = lambda text: [{"role": "user", "content": text}]
     gold = "Two\n\n" + count(17)  # ten runs of eight words
@@ -175,6 +195,8 @@ def test_leaks_by_hand():
         leaked("Hen who?", "", talk("Knock.\nhen who\n")) == 1.0
         and leaked("Hen who?", "", talk("Hen who? he said")) == 0.0
     )
+    assert leaked("To the side.", "", talk("It went to the side, then?")) == 1.0
+    assert leaked("To the side.", "", [*talk("It went to"), *talk("the side")]) == 0.0
 
 
 def test_a_leak_stops_the_build(tmp_path):

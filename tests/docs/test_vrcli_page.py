@@ -9,6 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from trailmark.config import ModelConfig
+from trailmark.evaluate.plans import NEEDED, context
+from trailmark.models.load import load_model
+from trailmark.runs.store import read_episodes, read_metrics, read_segment
+from trailmark.score.likelihood import TextScorer
 from trailmark.tasks.stories import plans, prompts
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,12 +39,15 @@ def test_the_commands_of_the_page(tmp_path):
     data = "".join(json.dumps(r) + "\n" for r in made)
     (tmp_path / "novels.jsonl.gz").write_bytes(gzip.compress(data.encode()))
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    for name, text in re.findall(r"```python\n# (\w+\.py)(.*?)```", page, re.S):
+        assert len(text.splitlines()) <= 15
+        (tmp_path / name).write_text("#" + text)
     commands = re.findall(r"^trailmark .*$", page, re.M)
-    assert len(commands) == 6
+    assert len(commands) == 8
     said = {}
     for command in commands:
         words = command.split()[1:] + (["steps=2", "n=2", "eval.every=1"] if " train " in f" {command} " else [])
-        if words[0] == "improvement":
+        if words[0] == "improvement" and "--baselines" not in words:
             (row,) = (tmp_path / "stories/test.jsonl").read_text().splitlines()
             answer = {"id": json.loads(row)["id"], "text": "In summary: a hen."}
             (tmp_path / "plans.jsonl").write_text(json.dumps(answer))
@@ -52,10 +60,33 @@ def test_the_commands_of_the_page(tmp_path):
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout + done.stderr)
         said[command] = done.stdout
-    assert "rows: 6 rows" in said[commands[2]] and "train: 2 rows of 1 books" in said[commands[3]]
+    of = lambda start: next(said[c] for c in commands if c.startswith(start))
+    assert "rows: 6 rows" in of("trailmark data books")
+    assert "train: 2 rows of 1 books" in of("trailmark data stories books")
     metrics = [json.loads(x) for x in (tmp_path / "runs/vrcli-laptop/metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics if "reward" in m] == [1, 2] and all("eval/reward" in m for m in metrics)
     assert "rl,words,5.0" in (tmp_path / "metrics.csv").read_text()
+    baselines = (tmp_path / "baselines.jsonl").read_text().splitlines()
+    assert len(baselines) == 1 + len((tmp_path / "stories/train.jsonl").read_text().splitlines())
+    _the_reward_of_the_page(tmp_path)
+
+
+def _the_reward_of_the_page(folder):
+    """The page's own reward, run unchanged: each stored reward is the improvement less a tenth for each word."""
+    rows = {r["id"]: r for r in map(json.loads, (folder / "stories/train.jsonl").read_text().splitlines())}
+    shape = {"family": "llama", "layers": 2, "width": 64, "heads": 4, "context": 1024}
+    scorer = TextScorer(load_model(ModelConfig.model_validate({"name": "tiny", "shape": shape})).freeze())
+    episodes = list(read_episodes(folder / "runs/mine/episodes"))
+    assert len(episodes) == 8
+    for e in episodes:
+        row, plan = rows[e.task.id], plans.plan_of(e.turns[0].text, ["In summary:"])
+        text = prompts.PLAN.format(answer=plan, **{k: row[k] for k in NEEDED})
+        after = [*row["prompt"][:-1], {"role": "user", "content": text}]
+        want = scorer.improvement(context(row, None), after, row["gold"])
+        assert abs(e.outcome.reward - (want - 0.1 * len(plan.split()))) < 1e-3
+    for row in read_metrics(folder / "runs/mine"):
+        answers = [e.turns[0].text for e in read_segment(folder / f"runs/mine/evaluation/{row['step']:06d}.jsonl")]
+        assert row["eval/words"] == sum(len(a.split()) for a in answers) / len(answers)
 
 
 def test_the_recipe_has_the_templates_of_the_prompts():

@@ -11,7 +11,16 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError
-from trailmark.evaluate.plans import context, control, copied_share, plans_of, read_scored_rows, score_plans, summary
+from trailmark.evaluate.plans import (
+    context,
+    control,
+    copied_share,
+    plans_of,
+    read_scored_rows,
+    score_plans,
+    score_reader,
+    summary,
+)
 from trailmark.evaluate.stats import mean_of
 from trailmark.models.load import load_model
 from trailmark.score.likelihood import TextScorer
@@ -65,6 +74,24 @@ def test_scores_equal_a_plain_loop(rows, scorer):
         assert m["baseline_ppl"] == pytest.approx(base, abs=1e-9) and m["ppl"] == pytest.approx(now, abs=1e-9)
         assert m["improvement"] == pytest.approx(100 * (base - now) / base, abs=1e-9) and m["improvement"] != 0
         assert m["tokens"] == len(scorer.lm.tokenizer.encode(gold)) + 1
+
+
+def test_another_reader_against_a_plain_loop(rows, scorer):
+    """A model that reads without a plan is compared with the scorer's own reading; itself improves by nothing."""
+    found = read_scored_rows(rows)
+    shape = {"layers": 1, "width": 16, "heads": 2, "context": 128}
+    settings = {"name": "tiny", "shape": shape, "dtype": "float64", "seed": 5}
+    reader = TextScorer(load_model(ModelConfig.model_validate(settings)).freeze())
+    made = score_reader(scorer, reader, found)
+    assert [m["id"] for m in made] == list(found)
+    for m in made:
+        row = found[m["id"]]
+        base, now = (perplexity(x.lm, row["information"], row["gold"]) for x in (scorer, reader))
+        assert m["improvement"] == pytest.approx(100 * (base - now) / base, abs=1e-9) and m["improvement"] != 0
+    assert [m["improvement"] for m in score_reader(scorer, scorer, found)] == [0.0] * 4
+    reader.lm.tokenizer.chat_template = reader.lm.tokenizer.chat_template.replace("<|im_end|>", "<|im_end|> ")
+    with pytest.raises(DataError, match=f"tiny reads row '{next(iter(found))}' in other tokens than tiny"):
+        score_reader(scorer, reader, found)
 
 
 def test_an_empty_plan_improves_by_exactly_nothing(rows, scorer):

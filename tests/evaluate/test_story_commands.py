@@ -98,6 +98,8 @@ def test_names_and_files(tmp_path):
         assert str(error.value) == f"chapters: '{word}' is not NAME=FILE, such as base=base.jsonl."
     path = dump(tmp_path / "t.jsonl", [{"id": 1, "text": "x"}, {"id": "1", "text": " "}])
     assert read_texts(path, {"1": None}, empty=True) == [("1", "x"), ("1", " ")]
+    play = {"id": "e/1", "task": {"id": "1"}, "turns": [{"text": "no"}, {"text": "yes"}]}
+    assert read_texts(dump(tmp_path / "e.jsonl", [play]), {"1": None}) == [("1", "yes")]
     with pytest.raises(DataError, match=r"t.jsonl:2: key 'text': is empty: there is nothing to measure."):
         read_texts(path, {"1": None})
 
@@ -182,6 +184,10 @@ def test_the_mistakes_of_improvement(tmp_path):
     assert "control 'best' is not known: empty, gold, synopsis, other." in ask("--control", "best")
     assert "control 'synopsis': row 'r0' has none." in ask("--control", "synopsis")
     assert "'late' is not NAME=FILE" in ask("late")
+    assert "two arms are called 'gold'" in ask("--control", "gold", "--reader", "gold=tiny")
+    both = ["--model", "tiny", "--reader", "twin=tiny", "--json"]
+    found = json.loads(CliRunner().invoke(app, ["improvement", str(rows), *both]).stdout)["arms"]["twin"]
+    assert found["improvement"]["value"] == 0.0 and found["plans"] == 2 and found["reader"] == "tiny"
 
 
 # --- models -----------------------------------------------------------------------------------------------------------

@@ -25,15 +25,8 @@ from trailmark.samples import build_samples
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.function import FunctionJudge
-from trailmark.score.likelihood import (
-    Likelihood,
-    LikelihoodJudge,
-    TextScorer,
-    after_markers,
-    gain_reward,
-    gold_row,
-    improvement,
-)
+from trailmark.score.likelihood import Likelihood, TextScorer, after_markers, gain_reward, gold_row, improvement
+from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.seats.names import fix_names
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Sample, Scored, Task, Turn
@@ -113,7 +106,7 @@ def test_a_run_is_paid_by_likelihood_and_learns_from_groups(rows, tmp_path):
     want = group_relative([e.outcome.reward for e in episodes], [e.group for e in episodes])
     assert [credit[e.id][0] for e in episodes] == pytest.approx(want.tolist(), abs=1e-12) and np.abs(want).max() > 0.5
     kept = (tmp_path / "run/judge/likelihoods.jsonl").read_text().splitlines()
-    assert len(kept) == 3  # a baseline for each row, whatever was written
+    assert len(kept) == 6  # a baseline and a score without a plan for each row, whatever was written
     (row,) = read_metrics(tmp_path / "run")
     assert row["kl"] >= 0 and row["grad_norm"] > 0 and abs(row["policy"]) < 1
     start, trained = load_model(config.model), load_model(fix_names(ModelConfig(name=str(tmp_path / "run"))))

@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
+from trailmark.commands.lpr import records_of
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, ModelError, RecipeError, RunError
-from trailmark.methods.configs import LprRecipe
 from trailmark.methods.lpr import LprMethod, Road, part
+from trailmark.methods.staged_configs import LprRecipe
 from trailmark.models.load import load_model
 from trailmark.run_async import wait
 from trailmark.runs.diff import diff_runs
@@ -324,7 +325,7 @@ def test_several_models_are_sampled_in_one_call(made, tmp_path):
 
 
 def records(road, name):
-    return road.records(f"{name}-1")
+    return records_of(road, f"{name}-1")
 
 
 def write(path, rows):

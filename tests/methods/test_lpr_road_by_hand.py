@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 
 from trailmark import formats
+from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
+from trailmark.data.gold import worked
 from trailmark.errors import DataError, RunError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods import lpr_states
-from trailmark.methods.configs import LprRecipe
-from trailmark.methods.lpr import LAYOUT, LprMethod, Road, must_be_shown, shard_name, told_starts, worked
-from trailmark.rollout.branch import Point
+from trailmark.methods.lpr import LAYOUT, LprMethod, Road, shard_name
+from trailmark.methods.staged_configs import LprRecipe
+from trailmark.rollout.branch import Point, must_be_shown, told_starts
 from trailmark.runs.store import Run, read_segment, to_json
+from trailmark.score import classes
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks import get_task
 from trailmark.types import Annotation, Episode, Parent, Scored, Task
@@ -44,7 +46,7 @@ def put(r, solutions, scores=None):
     formats.write("episodes", r.at("cleaned", 1) / "all.jsonl", solutions, None)
     if scores is not None:
         outputs = {(e.id, 0): np.array(s) for e, s in zip(solutions, scores)}
-        notes = lpr_states.output_notes(outputs, "m")
+        notes = classes.output_notes(outputs, "m")
         write(r.at("scores", 1) / "scores.jsonl", "".join(to_json(a) + "\n" for a in notes))
 
 
@@ -127,7 +129,8 @@ def test_the_recipes_of_trainings(tmp_path):
     of = {s.name: s.settings for s in r.stages()}
     prm = of["prm-1"]
     assert prm["data"] == "{root}/examples-1/train.jsonl" and prm["eval_data"] == "{root}/examples-1/dev.jsonl"
-    assert (prm["outputs"], prm["seed"], prm["read"]) == (5, 5, {"classes": [2, 3, 4], "over": "product"})
+    assert (prm["outputs"], prm["seed"]) == (5, 5)
+    assert prm["read"] == {"classes": [2, 3, 4], "over": "product", "skip": ["Action"], "split": "sentence"}
     assert of["policy-1"]["pair_file"] == "{root}/pairs-1/pairs.jsonl"
     assert of["policy-1"]["data"] == ["{root}/cleaned-1/all.jsonl"]
     assert of["rl-1"]["model"]["name"] == "{root}/policy-1"
@@ -140,6 +143,19 @@ def test_the_recipes_of_trainings(tmp_path):
     assert steps["policy-1"]["data"] == "{root}/completions-1/all.jsonl"
     binary = {s.name: s.settings for s in road(tmp_path, labels={"binary": True}).stages()}
     assert binary["prm-1"]["outputs"] == 2 and binary["prm-1"]["read"]["classes"] == [1]
+
+
+def test_a_training_has_the_learner_of_the_recipe_but_for_what_its_section_says(tmp_path):
+    own = {"learner": {"optim": {"lr": 1e-2, "groups": {"head": {"lr": 0.5}}}}, "eval": {"every": 7}}
+    shared = {"amp": "bf16", "micro_tokens": 99, "optim": {"lr": 1e-3, "weight_decay": 0.01}}
+    r = road(tmp_path, learner=shared, eval={"split": "val", "n": 5}, preference=own, rl={"learner": {"ema": 0.9}})
+    of = {s.name: s.settings for s in r.stages()}
+    assert of["policy-1"]["learner"] == {
+        "amp": "bf16", "micro_tokens": 99,
+        "optim": {"lr": 1e-2, "weight_decay": 0.01, "groups": {"head": {"lr": 0.5}}},
+    }  # fmt: skip
+    assert of["policy-1"]["eval"] == {"every": 7, "split": "val", "n": 5}
+    assert of["prm-1"]["learner"] == shared and of["rl-1"]["learner"] == {**shared, "ema": 0.9}
 
 
 def test_names_of_shards():
@@ -282,13 +298,13 @@ def test_stages_that_are_left_with_nothing(tmp_path):
 def test_records_of_what_is_not_there(tmp_path):
     r = road(tmp_path)
     with pytest.raises(RunError) as found:
-        r.records("states-1")
+        records_of(r, "states-1")
     assert str(found.value) == (
         f"{tmp_path}: stage 'states-1' is not done yet: make it with `trailmark lpr run`."
     )
     write(tmp_path / LAYOUT.record.format(name="values-1"), "{}")
     with pytest.raises(RunError) as found:
-        r.records("values-1")
+        records_of(r, "values-1")
     assert str(found.value) == (
         "stage 'values-1' has no such records: export solutions, cleaned, states, completions, scores or pairs."
     )
@@ -312,7 +328,7 @@ def test_a_state_of_another_prompt_is_not_completed(tmp_path):
     starts, _ = told_starts([Point(same, 0, 2)], 3, 0, source, "policy", r.tokenizer)
     assert len({s.id for s in starts}) == 3 and all(s.forced == () and s.turns == () for s in starts)
     with pytest.raises(DataError) as found:
-        worked(source, replace(task, meta={}), r.tokenizer)
+        worked(source, replace(task, meta={}), r.tokenizer, "policy")
     assert str(found.value) == (
         f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead."
     )

@@ -11,9 +11,10 @@ import pytest
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.methods import lpr_states
-from trailmark.methods.configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
+from trailmark.methods import lpr_pairs, lpr_states
+from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.score import classes
 from trailmark.types import Annotation, Episode, Failed, Invalid, Parent, Scored, Turn
 
 WORDS = tiny_tokenizer()
@@ -243,10 +244,10 @@ def test_rewards_of_solutions(solutions):
     good, _ = cleaned(solutions([("p\n", "Thought 1: a\nAction 1: b\nend", 1), ("p\n", "x\nend", 0)]))
     high, even = [0.0, 0.0, math.log(2), math.log(5)], [0.0] * 4
     outputs = {("0/0", 0): np.array([high, even, high])}
-    notes = lpr_states.output_notes(outputs, "m")
+    notes = classes.output_notes(outputs, "m")
     assert [a.name for a in notes] == ["class_0", "class_1", "class_2", "class_3"]
-    assert lpr_states.outputs_of(notes)["0/0", 0] == pytest.approx(outputs["0/0", 0])
-    reward = lambda **r: lpr_states.solution_rewards(good, outputs, LprRead(**{"classes": [2, 3], **r}), WORDS)
+    assert classes.outputs_of(notes)["0/0", 0] == pytest.approx(outputs["0/0", 0])
+    reward = lambda **r: lpr_pairs.solution_rewards(good, outputs, LprRead(**{"classes": [2, 3], **r}), WORDS)
     a = 7 / 9
     assert reward() == {"0/0": pytest.approx(a * a / 2)} and reward(over="min") == {"0/0": pytest.approx(0.5)}
     assert reward(skip=["Action"]) == {"0/0": pytest.approx(a * a)} and reward(over="last") == {"0/0": pytest.approx(a)}
@@ -257,5 +258,5 @@ def test_rewards_of_solutions(solutions):
     assert reward(raw=True, over="sum") == {"0/0": pytest.approx(2 * math.log(5))}
     with pytest.raises(DataError, match="read.classes has 4"):
         reward(classes=[4])
-    single = lpr_states.outputs_of(lpr_states.output_notes({("0/0", 0): np.array([0.5, 0.25, 0.5])}, "m"))
-    assert lpr_states.solution_rewards(good, single, LprRead(), WORDS) == {"0/0": 0.0625}
+    single = classes.outputs_of(classes.output_notes({("0/0", 0): np.array([0.5, 0.25, 0.5])}, "m"))
+    assert lpr_pairs.solution_rewards(good, single, LprRead(), WORDS) == {"0/0": 0.0625}

@@ -10,10 +10,11 @@ import pytest
 
 from trailmark.errors import DataError, ModelError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods import lpr_states
-from trailmark.methods.configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
+from trailmark.methods import lpr_pairs, lpr_states
 from trailmark.methods.lpr_states import Example
+from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
 from trailmark.models.tiny import tiny_tokenizer
+from trailmark.score import classes
 from trailmark.steps import mark_steps, without_end
 from trailmark.types import Annotation, Episode, Failed, Parent, Scored, Task, Turn
 
@@ -194,20 +195,20 @@ def test_a_replay_of_other_annotations_is_empty():
 def test_classes_come_back_in_the_order_of_their_numbers():
     """Class 10 stands behind class 9, not behind class 1."""
     table = np.arange(24.0).reshape(2, 12)
-    notes = lpr_states.output_notes({("e", 0): table, ("e", 1): table[:1] + 1}, "m")
+    notes = classes.output_notes({("e", 0): table, ("e", 1): table[:1] + 1}, "m")
     random.Random(0).shuffle(notes)
-    back = lpr_states.outputs_of([*notes, Annotation("e", "advantage", "token", (1.0,), 0)])
+    back = classes.outputs_of([*notes, Annotation("e", "advantage", "token", (1.0,), 0)])
     assert back["e", 0].tolist() == table.tolist() and back["e", 1].tolist() == (table[:1] + 1).tolist()
-    assert len(back) == 2 and lpr_states.outputs_of([]) == {}
+    assert len(back) == 2 and classes.outputs_of([]) == {}
 
 
 def test_numbers_of_steps():
     out = np.array([[0.0, math.log(3)], [math.log(4), 0.0]])
-    number = lambda **r: lpr_states.step_numbers(out, LprRead(**r))
+    number = lambda **r: lpr_pairs.step_numbers(out, LprRead(**r))
     assert number() == pytest.approx([0.75, 0.2]) and number(classes=[0]) == pytest.approx([0.25, 0.8])
     assert number(classes=[0, 1]) == pytest.approx([1.0, 1.0])
     assert number(raw=True) == [math.log(3), 0.0] and number(raw=True, classes=[0]) == [0.0, math.log(4)]
-    assert lpr_states.step_numbers(np.array([0.5, 2.0]), LprRead(classes=[7], raw=True)) == [0.5, 2.0]
+    assert lpr_pairs.step_numbers(np.array([0.5, 2.0]), LprRead(classes=[7], raw=True)) == [0.5, 2.0]
     with pytest.raises(DataError) as found:
         number(classes=[0, 2])
     assert str(found.value) == "read.classes has 2, and the scores are of classes 0 to 1."
@@ -218,10 +219,10 @@ def test_a_reward_over_all_turns():
     one, two = solution("e", "a\nb").turns[0], solution("e", "c").turns[0]
     e = Episode("e", Task("g"), "g", (one, replace(one, seat="other"), two), {"self": Scored(1.0)})
     outputs = {("e", 0): np.array([0.5, 0.4]), ("e", 2): np.array([0.2])}
-    read = lambda **r: lpr_states.solution_rewards([e], outputs, LprRead(**r), WORDS)["e"]
+    read = lambda **r: lpr_pairs.solution_rewards([e], outputs, LprRead(**r), WORDS)["e"]
     wanted = {"product": 0.04, "min": 0.2, "mean": 1.1 / 3, "last": 0.2, "sum": 1.1, "geomean": 0.04 ** (1 / 3)}
     for over, number in wanted.items():
         assert read(over=over) == pytest.approx(number, abs=1e-12)
     assert read(offset=1, over="sum") == 0.5  # the last step of each turn takes no part
     with pytest.raises(ModelError, match="a geometric mean needs numbers that are not negative, and one is -0.5"):
-        lpr_states.solution_rewards([e], {("e", 2): np.array([-0.5])}, LprRead(over="geomean"), WORDS)
+        lpr_pairs.solution_rewards([e], {("e", 2): np.array([-0.5])}, LprRead(over="geomean"), WORDS)

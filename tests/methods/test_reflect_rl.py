@@ -14,8 +14,8 @@ from trailmark.errors import ModelError, RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods import curriculum, get_method
 from trailmark.methods import reflect as method
-from trailmark.methods.configs import CurriculumConfig
 from trailmark.methods.reflect_play import two_players
+from trailmark.methods.staged_configs import CurriculumConfig
 from trailmark.models.load import load_model
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Value

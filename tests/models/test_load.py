@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
 from trailmark.errors import ModelError
 from trailmark.learn.checkpoint import save_model
-from trailmark.models.adapters import Base, find_base
+from trailmark.models.adapters import Base, find_base, fingerprint
 from trailmark.models.load import describe, load_model, pick_device
 from trailmark.models.tiny import tiny_tokenizer
 
@@ -282,3 +283,13 @@ def test_a_model_that_brings_its_own_code_is_refused_without_asking(folder, monk
     if what == "model":
         with pytest.raises(ModelError, match="code of its own"):
             describe(ModelConfig(name=str(folder)))
+
+
+def test_the_fingerprint_of_a_large_tensor_reaches_its_last_value(tmp_path):
+    """float32 cannot tell 2**24 + 3 from 2**24 + 4, and SmolLM2's embedding is larger than that."""
+    weights = torch.zeros(2**24 + 4, dtype=torch.uint8)
+    save_file({"w": weights}, tmp_path / "model.safetensors")
+    before = fingerprint(tmp_path)
+    weights[-1] = 1
+    save_file({"w": weights}, tmp_path / "model.safetensors")
+    assert fingerprint(tmp_path) != before

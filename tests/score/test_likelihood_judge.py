@@ -11,7 +11,8 @@ from trailmark.credit import group_relative
 from trailmark.errors import JudgeError
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
-from trailmark.score.likelihood import Likelihood, LikelihoodJudge, after_markers, improvement
+from trailmark.score.likelihood import Likelihood, after_markers, improvement
+from trailmark.score.likelihood_judge import LikelihoodJudge, Scores
 from trailmark.types import Episode, Invalid, Scored, Task
 
 
@@ -54,10 +55,10 @@ def test_the_numbers_of_the_definition(lm, tmp_path):
         assert math.exp(notes["baseline_nll"]) == pytest.approx(base, abs=1e-9 * base)
         assert math.exp(notes["nll"]) == pytest.approx(now, abs=1e-9 * now)
         assert {n.episode for n in verdict.notes} == {play.episode.id} and verdict.notes[0].source == judge.stamp
-    assert judge.scorer.baselines.computed == 2  # two stories, four plays
+    assert judge.scorer.baselines.computed == 4  # two stories, four plays: two baselines, and two without a plan
     lines = (tmp_path / "likelihoods.jsonl").read_text().splitlines()
     count = len(lm.tokenizer.encode("They went home.")) + 1
-    assert len(lines) == 2 and {json.loads(x)["tokens"] for x in lines} == {count}
+    assert len(lines) == 4 and {json.loads(x)["tokens"] for x in lines} == {count}
     again = LikelihoodJudge(settings, lm, tmp_path / "likelihoods.jsonl")
     assert asyncio.run(again.judge(plays())) == verdicts and again.scorer.baselines.computed == 0
 
@@ -66,11 +67,9 @@ def test_stepped_rewards_become_group_credit(lm):
     """Section 3.2 of the specification: R = [0, 0.5, 0.9, 1] gives A = [-1.3198, -0.2200, 0.6599, 0.8799]."""
     judge = LikelihoodJudge(LikelihoodJudgeConfig(), lm)
     percents = iter([-4.0, 0.05, 1.5, 2.0])
-    judge.scorer.baselines  # noqa: B018  (the model is at hand)
-    verdicts = [
-        judge._verdict(p, Likelihood(-math.log(10.0), 1), Likelihood(-math.log(10.0 * (1 - next(percents) / 100)), 1))
-        for p in plays()
-    ]
+    base = Likelihood(-math.log(10.0), 1)
+    found = [Scores(base, Likelihood(-math.log(10.0 * (1 - next(percents) / 100)), 1), 0.0) for _ in plays()]
+    verdicts = judge._verdicts(plays(), plays(), found)
     rewards = [v.outcome.reward for v in verdicts]
     assert rewards == [0.0, 0.5, 0.9, 1.0] and all(isinstance(v.outcome, Scored) for v in verdicts)
     assert group_relative(rewards, ["g"] * 4) == pytest.approx([-1.3198, -0.2200, 0.6599, 0.8799], abs=1e-4)

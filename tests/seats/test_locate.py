@@ -72,6 +72,10 @@ def test_every_kind_of_name(runs, tmp_path, monkeypatch):
 
 def test_what_is_not_there_is_named(runs, tmp_path):
     newest = runs / "first/checkpoints/000002"
+    for name in ("first/checkpoints/000009", "first/checkpoints/000009/policy", "first/policy"):
+        said = f"model.name: there is no {runs / name}. Checkpoints of {runs / 'first'}: 000001, 000002."
+        with pytest.raises(ModelError, match=re.escape(said)):
+            locate(str(runs / name), key="model.name")
 
     def refused(name, seat="policy", key=""):
         with pytest.raises(ModelError) as problem:

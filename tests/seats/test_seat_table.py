@@ -62,7 +62,9 @@ TRAINED = {"kind": "local", "trained": True}
     [
         ({"actor": {"kind": "local"}}, "seats.actor: this seat has no model: set seats.actor.model.name"),
         ({"a": TRAINED, "b": TRAINED}, "seats: a and b are trained, and this method trains one model"),
-        ({"a": {"kind": "person"}}, "seats: none of a is trained: set seats.a.trained: true"),
+        ({"a": {"kind": "person"}}, "seats: none of a is trained: only a model in this process can be, so add a seat"),
+        ({"a": {"kind": "person"}, "b": {"kind": "local", "model": {"name": "tiny"}}},
+         "none of a, b is trained: set seats.b.trained: true and leave its model out"),
         ({"a": {**TRAINED, "model": TINY}}, "seats.a.model: this seat is trained"),
         (
             {"a": TRAINED, "b": {"kind": "http", "address": "http://x", "model": "m", "speaks": "text"}},

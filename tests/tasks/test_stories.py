@@ -9,7 +9,8 @@ import pytest
 from trailmark.errors import DataError
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
-from trailmark.score.likelihood import LikelihoodJudge, after_markers
+from trailmark.score.likelihood import after_markers
+from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.tasks.prompts import Prompts
 from trailmark.tasks.stories import prompts as p
 from trailmark.tasks.stories.lengths import fit, target_length

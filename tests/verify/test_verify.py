@@ -22,7 +22,7 @@ from trailmark.models import layout as pack
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import Run, read_segment, segments, write_segment
 from trailmark.samples import build_samples
-from trailmark.types import Sample, SamplingLaw, Scored, Turn
+from trailmark.types import Player, Sample, SamplingLaw, Scored, Turn
 from trailmark.verify import verify
 from trailmark.verify.data import rank_correlation
 from trailmark.verify.masks import turn_defects
@@ -220,6 +220,23 @@ def test_ends_of_turns():
     assert "border" in defects(tokens=(*ids[1:], eos))[0] and "border" in defects(text="xabc")[0]
     assert "differ in number" in defects(logp=(-1.0,) * 3)[0]
     assert "not among those allowed" in defects(law=SamplingLaw(allowed=(eos, 7)))[0]
+
+
+def test_turns_of_a_plain_chat_server_have_no_tokens(copy):
+    """A server that gives text alone stores turns without tokens. Those of a model in this process must have them."""
+
+    def by_server(e, kind):
+        players = {**e.players, "helper": Player(kind, "served")}
+        first = dataclasses.replace(e.turns[0], seat="helper", tokens=(), logp=(), logq=())
+        return dataclasses.replace(e, players=players, turns=(first, *e.turns[1:]))
+
+    run = copy("talk")
+    turns = verify(run)["turns"].numbers["turns"]
+    edit(run, lambda e: by_server(e, "remote"))
+    report = verify(run)["turns"]
+    assert report.status == "pass" and 0 < report.numbers["turns"] < turns
+    edit(run, lambda e: by_server(e, "frozen"))
+    assert "a turn without a written token" in verify(run)["turns"].what
 
 
 def test_members_of_different_starts(copy):

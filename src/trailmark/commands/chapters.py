@@ -65,11 +65,12 @@ def named_files(systems: list[str], command: str) -> list[tuple[str, Path]]:
 
 
 def read_texts(file: Path, known: Mapping[str, Any], empty: bool = False) -> list[tuple[str, str]]:
-    """(id, text) of each line. `empty`: a text may be empty."""
+    """(id, text) of each line. `empty`: a text may be empty. A line may also be an episode, such as `trailmark eval
+    --out` writes: its id is that of the task, its text that of the last turn."""
     from trailmark.formats.rows import Row, each
 
     def one(row: Row) -> tuple[str, str]:
-        value = row.fields(row.value, "", ["id", "text"])
+        value = row.fields(_last_turn(row.value), "", ["id", "text"])
         name = str(value["id"])
         if name not in known:
             raise row.bad(f"is '{name}', which is no row of the data.", "id")
@@ -79,6 +80,13 @@ def read_texts(file: Path, known: Mapping[str, Any], empty: bool = False) -> lis
         return name, text
 
     return each(file, one)[0]
+
+
+def _last_turn(value: Any) -> Any:
+    """An episode as id and text; anything else as it is."""
+    if not isinstance(value, dict) or not {"task", "turns"} <= value.keys() or not value["turns"]:
+        return value
+    return {"id": value["task"]["id"], "text": value["turns"][-1].get("text", "")}
 
 
 def _show(result: dict[str, Any]) -> None:

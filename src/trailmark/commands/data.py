@@ -377,6 +377,9 @@ def stories(
         float, typer.Option(min=0, max=1, callback=_finite, help="Largest share of a gold text in its prompt.")
     ] = 0.02,
     drop_leaks: Annotated[bool, typer.Option("--drop-leaks", help="Leave out rows with a larger one.")] = False,
+    gold_words: Annotated[
+        int | None, typer.Option(min=1, max=MANY, help="Keep only so many first words of a gold text.")
+    ] = None,
     system_role: Annotated[bool, typer.Option("--system-role/--no-system-role", help="A system message.")] = True,
     summary: Annotated[bool, typer.Option("--summary/--no-summary", help="Show the summary so far.")] = True,
     plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Show the plan of the whole story.")] = True,
@@ -401,14 +404,18 @@ def stories(
     writable(out)
     found = read_rows(rows)
     usual = s.Filters() if isinstance(found[0], StoryRow) else s.NO_FILTERS
-    said = {"first": first, "over": over, "under": under, "previous": previous, "prompt": prompt}
-    bounds = s.Filters(**{k: getattr(usual, k) if v is None else v for k, v in said.items()})
+    given = {"first": first, "over": over, "under": under, "previous": previous, "prompt": prompt}
+    bounds = s.Filters(**{k: getattr(usual, k) if v is None else v for k, v in given.items()})
     by = by or ("book" if all(r.story_id for r in found) else "row")
     if by not in ("book", "row", "given"):
         raise TrailmarkError(f"--by '{by}' is not known: book, row or given.")
     show = Show(summary, plan, sheets, synopsis, chapters, system_role, identical)
-    how = s.Setup(show, bounds, by, (val, test), seed, max_tokens, drop_long, leak, drop_leaks)  # type: ignore[arg-type]
-    settings = {"kind": "stories", **asdict(how), "tokenizer": tokenizer, "prompts": VERSION}
+    sizes = (max_tokens, drop_long, leak, drop_leaks, gold_words)
+    how = s.Setup(show, bounds, by, (val, test), seed, *sizes)  # type: ignore[arg-type]
+    said: dict[str, Any] = asdict(how)
+    if gold_words is None:
+        del said["gold_words"]  # folders from before this option stay as they are
+    settings = {"kind": "stories", **said, "tokenizer": tokenizer, "prompts": VERSION}
     words = read_tokenizer(tokenizer)
     with data_folder(out, settings) as place:
         outputs = [f"{kind}{split}.jsonl" for kind in ("", "sft_") for split in s.SPLITS]

@@ -10,21 +10,34 @@ import typer
 
 def improvement(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
-    answers: Annotated[list[str] | None, typer.Argument(metavar="NAME=FILE …", help="JSONL of id and text.")] = None,
+    answers: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=FILE …", help="JSONL of id and text, or episodes.")
+    ] = None,
     model: Annotated[str, typer.Option(help="The frozen model that reads the gold texts.")] = "smollm2",
     control: Annotated[
         list[str] | None, typer.Option(help="Also plans that need no model: empty, gold, synopsis, other.")
     ] = None,
+    reader: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="Also a model that reads without a plan, such as a fine-tuned one."),
+    ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     tokens: Annotated[str, typer.Option(help="What is scored: text, turn or template.")] = "turn",
     dtype: Annotated[str, typer.Option(help="Of the model's weights.")] = "float32",
+    server: Annotated[
+        str | None, typer.Option(help="A server that has the model (`trailmark serve`, vLLM), such as http://host:8000.")
+    ] = None,
+    served: Annotated[str | None, typer.Option(help="Its name on the server, if it is not that of --model.")] = None,
     cache: Annotated[Path | None, typer.Option(help="A file of likelihoods; the same command resumes with it.")] = None,
+    baselines: Annotated[
+        Path | None, typer.Option(help="A file of baselines by row id, for reward.baselines; new rows are added.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A JSONL of all scores.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """By how much plans lower the perplexity of the gold texts, with intervals, beside copying and length."""
     from trailmark.commands.chapters import named_files, read_texts
-    from trailmark.config import ModelConfig
+    from trailmark.config import ModelConfig, ServerConfig
     from trailmark.data.output_paths import new_file
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import plans as p
@@ -34,8 +47,10 @@ def improvement(
 
     if tokens not in ("text", "turn", "template"):
         raise TrailmarkError(f"improvement: --tokens '{tokens}' is not known: text, turn or template.")
-    if not answers and not control:
+    if not answers and not control and not reader and baselines is None:
         raise TrailmarkError("improvement: name a file of answers, such as rl=rl.jsonl, or a --control.")
+    if served is not None and server is None:
+        raise TrailmarkError("improvement: --served is the model's name on a server: also name --server.")
     if out is not None:
         new_file(out)
     every = p.read_scored_rows(rows)
@@ -49,12 +64,24 @@ def improvement(
         if kind in arms:
             raise TrailmarkError(f"improvement: two arms are called '{kind}'.")
         arms[kind] = p.control(found, kind), None
-    scorer = TextScorer(fix_names(resolve({"name": model, "dtype": dtype}, ModelConfig)), cache)
-    result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": model, "arms": {}}
+    readers = dict(named_files(reader or [], "improvement"))
+    if twice := next((name for name in readers if name in arms), None):
+        raise TrailmarkError(f"improvement: two arms are called '{twice}'.")
+    there = None if server is None else resolve({"address": server, "model": served or model}, ServerConfig)
+    opened = lambda name: fix_names(resolve({"name": name, "dtype": dtype}, ModelConfig))
+    scorer = TextScorer(opened(model), cache, there, "--server")
+    result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}
+    stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
+    if stored is not None:
+        result["baselines"] = {"file": str(baselines), "rows": len(found), "computed": stored.computed}
     lines = []
     for name, (made, share) in arms.items():
-        scores = p.score_plans(scorer, found, made, tokens)  # type: ignore[arg-type]
+        scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
         result["arms"][name] = {**p.summary(scores, found), "markers": share}
+        lines += [{"arm": name, **s} for s in scores]
+    for name, other in readers.items():
+        scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
+        result["arms"][name] = {**p.summary(scores, found), "markers": None, "reader": str(other)}
         lines += [{"arm": name, **s} for s in scores]
     if out is not None:
         from trailmark.data.stories.setup import write_lines
@@ -72,7 +99,11 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    if about := result.get("baselines"):
+        Console().print(f"{about['file']}: baselines of {about['rows']} rows, {about['computed']} of them computed now")
     arms = result["arms"]
+    if not arms:
+        return
     title = f"Improvement of the gold texts' perplexity under {result['model']}, in percent"
     table = Table(Column("", no_wrap=True), *(Column(name, no_wrap=True) for name in arms), title=title)
     share = lambda x: "–" if x is None else f"{100 * x:.1f}"

@@ -98,7 +98,37 @@ def export(
 
     config = _config(recipe, words)
     name = _name(config, stage, number)
-    rows = Road(config, Run.open(config.out)).records(name)
+    rows = records_of(Road(config, Run.open(config.out)), name)
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
     typer.echo(f"{out}: {len(rows)} records")
+
+
+def records_of(road: Any, name: str) -> list[dict[str, Any]]:
+    """What a stage made, as records of the reference implementation (`formats/lpr.py`)."""
+    from trailmark.errors import RunError
+    from trailmark.formats import lpr as records
+    from trailmark.formats.rows import read_lines
+    from trailmark.methods.lpr import LAYOUT
+    from trailmark.runs.store import read_segment
+
+    what, _, number = name.partition("-")
+    k, folder, words = int(number or 1), road.root / name, road.tokenizer
+    if not (road.root / LAYOUT.record.format(name=name)).exists():
+        raise RunError(f"{road.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
+    if what in ("solutions", "lessons", "cleaned"):
+        files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl")
+        return records.solution_records([e for p in files for e in read_segment(p)], words)
+    if what == "states":
+        return records.state_records(road.solved(k), road.shard(k, None), words)
+    if what == "completions":
+        return records.completion_records(road.completed(k), road.shard(k, None), words)
+    if what == "scores":
+        rewards, outputs = road.rewards(k, road.solved(k))
+        return records.score_records(road.solved(k), outputs, rewards, words)
+    if what == "pairs" and (folder / "pairs.jsonl").exists():
+        every = [*road.solved(k), *(road.completed(k) if road.config.pairs.steps is not None else [])]
+        return records.pair_records(read_lines(folder / "pairs.jsonl"), every, words)
+    raise RunError(
+        f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
+    )

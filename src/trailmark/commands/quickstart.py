@@ -1,4 +1,8 @@
-"""`trailmark quickstart`: a small example of a whole method, from training to a table and a page."""
+"""`trailmark quickstart`: a small example of a whole method, from training to a table and a page.
+
+A method is shown if `QUICKSTARTS` (at the end) names a function of `(out, seed, resume, quiet)`. It trains under `out`
+and ends with `finish`, which writes the table, the report and what to read next.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from trailmark.errors import RecipeError, RunError, nearest
 
 
 def quickstart(
-    method: Annotated[str, typer.Option(help="The method to show.")] = "reflect",
+    method: Annotated[str, typer.Option(help="The method to show: reflect.")] = "reflect",
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
@@ -64,8 +68,15 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "Reflect-RL, advice off": both["reflect"].path / "evaluation/advice-off.jsonl",
         "Reflect-RL, advice shuffled": both["reflect"].path / "evaluation/advice-shuffled.jsonl",
     }
-    finish(out, {name: read_segment(path) for name, path in files.items()}, {n: str(p) for n, p in files.items()},
-           both["reflect"].path, quiet)  # fmt: skip
+    finish(
+        out,
+        {name: read_segment(path) for name, path in files.items()},
+        {n: str(p) for n, p in files.items()},
+        both["reflect"].path,
+        quiet,
+        title="taxi, pickup: all 300 starts, one sampled play each, 95 % intervals",
+        main="Reflect-RL",
+    )
 
 
 def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any]:
@@ -77,9 +88,18 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
 
 
 def finish(
-    out: Path, episodes: Mapping[str, Sequence[Any]], files: Mapping[str, str], shown: Path, quiet: bool
+    out: Path,
+    episodes: Mapping[str, Sequence[Any]],
+    files: Mapping[str, str],
+    shown: Path,
+    quiet: bool,
+    title: str,
+    main: str,
+    metrics: Sequence[str] = ("success", "reward"),
+    read_next: str = "",
 ) -> None:
-    """Write the table for people, the page, and one JSON line for programs."""
+    """Write the table for people, the page of the run `shown`, and one JSON line for programs. `main` is the row whose
+    command is printed, and `read_next` names the pages that say more."""
     from trailmark.evaluate.output import finish as show
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
@@ -90,14 +110,16 @@ def finish(
     page = write_report(shown)
     result = {"command": "quickstart", "rows": rows, "files": dict(files), "report": str(page)}
     atomic_write(out / "quickstart.json", (json.dumps(result, indent=1) + "\n").encode())
-    short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in ("success", "reward")}} for r in rows]
-    title = "taxi, pickup: all 300 starts, one sampled play each, 95 % intervals"
-    again = f"The same numbers from the episodes: trailmark eval --episodes {files['Reflect-RL']}"
-    show(
-        result,
-        quiet,
-        lambda width: [table(short, title, width), *warnings(rows), again, f"What happened, and why: {page}"],
-    )
+    short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in metrics}} for r in rows]
+    words = [
+        f"The same numbers from the episodes: trailmark eval --episodes {files[main]}",
+        f"What happened, and why: {page}",
+        *([f"Read next: {read_next}"] if read_next else []),
+    ]
+    show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), *words])
 
 
-QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {"reflect": reflect}
+# A new method is one more line here.
+QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {
+    "reflect": reflect,
+}

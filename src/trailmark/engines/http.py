@@ -124,6 +124,18 @@ class HttpEngine:
             raise EngineGarbage(f"'{self.name}' scored {len(found)} tokens where {len(ids) - first} were asked for")
         return [0.0] * (start == 0) + found
 
+    async def token_ids(self, text: str) -> list[int] | None:
+        """The tokens of a text by the server's own tokenizer, without special tokens. None if it does not say."""
+        ask = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        try:
+            answer = await self.wire.post("/v1/completions", {**ask, "add_special_tokens": False})
+        except EngineStatus as problem:
+            if problem.status in (400, 404, 422):  # it does not know these fields
+                return None
+            raise
+        found = _choices(answer, 1)[0].get("prompt_token_ids")
+        return found if isinstance(found, list) and all(type(t) is int for t in found) else None
+
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],

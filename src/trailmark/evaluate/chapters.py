@@ -17,11 +17,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from trailmark.score.words import trigrams, words_of
+
 ENDS = ("<END_OF_CHAPTER>", "<END OF CHAPTER>", "[END_OF_CHAPTER]", "[END OF CHAPTER]", "END_OF_CHAPTER")
 LINE_WORDS, LINE_TIMES = 10, 4  # a line of so many words is cut when it comes for this time
 WINDOW, FEW, OFTEN = 20, 10, 10
-
-_WORD = re.compile(r"\w+")
 
 
 def clean(text: str, windows: bool = False) -> str:
@@ -67,14 +67,6 @@ def _to_repeated_window(text: str) -> str:
         if times[window] >= OFTEN or (times[window] > 1 and len(set(window)) <= FEW):
             return text[: found[k].start()]
     return text
-
-
-def words_of(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-def trigrams(words: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[k : k + 3]) for k in range(len(words) - 2)]
 
 
 def common_subsequence(a: Sequence[str], b: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ reasoning.
     score_plans    for each plan: perplexity without and with it, improvement
     summary        mean with its interval, percentiles, and beside them: share of plans that help, correlation of length
                    and improvement, share of the plan's trigrams copied from the prompt
+    score_reader   the same numbers for another model that reads the gold texts without a plan, such as a fine-tuned one
     control        plans that need no model: the gold text (the most that a plan can do), nothing, the synopsis, and the
                    gold text of another row (a plan that is about something else)
 
@@ -21,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import DataError
-from trailmark.evaluate.chapters import trigrams, words_of
 from trailmark.evaluate.stats import mean_of
+from trailmark.score.baseline_file import BaselineFile, BaselineRow
 from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
+from trailmark.score.words import copied_share, correlation
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN, wish
@@ -58,26 +60,69 @@ def writing(row: Mapping[str, Any], plan: str | None, words: int | None) -> list
     return [*before, {**last, "content": last["content"] + (wish(words) if "header" in row else "")}]
 
 
+def store_baselines(
+    path: Path, scorer: TextScorer, rows: Mapping[str, Mapping[str, Any]], rule: Rule = "turn"
+) -> BaselineFile:
+    """The baselines of all rows, in a file that a training run may use (`reward.baselines`)."""
+    file = BaselineFile(path, scorer, rule)
+    asked = [BaselineRow(i, context(row, None), row["gold"]) for i, row in rows.items()]
+    file.check(asked)
+    for start in range(0, len(asked), AT_ONCE):
+        file.get(asked[start : start + AT_ONCE])
+    return file
+
+
 def score_plans(
-    scorer: TextScorer, rows: Mapping[str, Mapping[str, Any]], plans: Sequence[tuple[str, str]], rule: Rule = "turn"
+    scorer: TextScorer,
+    rows: Mapping[str, Mapping[str, Any]],
+    plans: Sequence[tuple[str, str]],
+    rule: Rule = "turn",
+    baselines: BaselineFile | None = None,
 ) -> list[dict[str, Any]]:
-    """A record for each (row, plan), in order. An improvement that is no number is None."""
+    """A record for each (row, plan), in order. An improvement that is no number is None. Baselines are taken from the
+    file if there is one."""
     found = []
     for start in range(0, len(plans), AT_ONCE):
         some = plans[start : start + AT_ONCE]
         pairs = [(context(rows[i], p), rows[i]["gold"]) for i, plan in some for p in (None, plan)]
         for (i, _), (said, gold) in zip((x for x in some for _ in range(2)), pairs):
-            size = len(gold_row(scorer.lm.tokenizer, said, gold, rule).tokens)
-            if size > scorer.lm.context:
+            size = len(gold_row(scorer.tokenizer, said, gold, rule).tokens)
+            if scorer.context is not None and size > scorer.context:
                 raise DataError(
                     f"row '{i}' has {size} tokens with its plan and gold text, and the model reads "
-                    f"{scorer.lm.context}: choose a model with a longer context, or shorter rows."
+                    f"{scorer.context}: choose a model with a longer context, or shorter rows."
                 )
-        scores = scorer.likelihoods(pairs, rule)
-        for k, (i, plan) in enumerate(some):
-            base, now = scores[2 * k], scores[2 * k + 1]
+        if baselines is None:
+            scores = scorer.likelihoods(pairs, rule)
+            bases, nows = scores[::2], scores[1::2]
+        else:
+            bases = baselines.get([BaselineRow(i, *pair) for (i, _), pair in zip(some, pairs[::2])])
+            nows = scorer.likelihoods(pairs[1::2], rule)
+        for (i, plan), base, now in zip(some, bases, nows):
             percent = improvement(base, now)
             made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}
+            found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
+    return found
+
+
+def score_reader(
+    scorer: TextScorer, reader: TextScorer, rows: Mapping[str, Mapping[str, Any]], rule: Rule = "turn"
+) -> list[dict[str, Any]]:
+    """A record for each row: the perplexity of its gold text under another model, in place of one with a plan. Both
+    models must read the same tokens: otherwise their perplexities cannot be compared."""
+    found, names = [], list(rows)
+    for start in range(0, len(names), AT_ONCE):
+        some = names[start : start + AT_ONCE]
+        pairs = [(context(rows[i], None), rows[i]["gold"]) for i in some]
+        for i, (said, gold) in zip(some, pairs):
+            if gold_row(scorer.lm.tokenizer, said, gold, rule) != gold_row(reader.lm.tokenizer, said, gold, rule):
+                raise DataError(
+                    f"{reader.lm.name} reads row '{i}' in other tokens than {scorer.lm.name}, so their perplexities "
+                    "cannot be compared: choose a reader with the same tokenizer and chat template."
+                )
+        for i, base, now in zip(some, scorer.likelihoods(pairs, rule), reader.likelihoods(pairs, rule)):
+            percent = improvement(base, now)
+            made = {"id": i, "plan": "", "baseline_ppl": base.perplexity, "ppl": now.perplexity}
             found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
     return found
 
@@ -124,14 +169,7 @@ def summary(found: Sequence[Mapping[str, Any]], rows: Mapping[str, Mapping[str, 
     about["percentiles"] = {str(q): float(np.percentile(values, q)) for q in (5, 25, 50, 75, 95)}
     about["helps"] = float((values > 0).mean())
     about["plan_words"] = float(sizes.mean())
-    varied = len(good) > 2 and sizes.std() > 0 and values.std() > 0
-    about["length_correlation"] = float(np.corrcoef(sizes, values)[0, 1]) if varied else None
+    about["length_correlation"] = correlation(sizes.tolist(), values.tolist())
     copied = [c for r in good if (c := copied_share(r["plan"], rows[r["id"]]["information"])) is not None]
     about["copied"] = float(np.mean(copied)) if copied else None
     return about
-
-
-def copied_share(plan: str, information: str) -> float | None:
-    """The share of the plan's different trigrams that stand in what the model was shown; None if it has none."""
-    mine = set(trigrams(words_of(plan)))
-    return len(mine & set(trigrams(words_of(information)))) / len(mine) if mine else None

@@ -144,4 +144,5 @@ def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", d
     if tokenizer is not None:
         must_share_tokenizer(lm, tokenizer, str(name))
     told = locate(folder).section("read")
-    return HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"))
+    more = {key: told[key] for key in ("split", "skip") if told.get(key)}
+    return HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"), **more)

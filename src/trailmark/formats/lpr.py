@@ -46,6 +46,26 @@ def read_solutions(path: str | Path, tokenizer: Any, seat: str) -> list[Episode]
     return [replace(e, turns=tuple(replace(t, steps=()) for t in e.turns), info=bare(e)) for e in made]
 
 
+def all_solutions(files: Sequence[str], tokenizer: Any, seat: str) -> list[Episode]:
+    """The solutions of one file, or of all shards. Each question must be in one of them."""
+    all_shards(files)
+    episodes = [e for file in files for e in read_solutions(file, tokenizer, seat)]
+    if twice := [name for name, n in Counter(e.id for e in episodes).items() if n > 1]:
+        raise DataError(
+            f"has solution '{twice[0]}', as another file has: each question must be in one file.", files[-1]
+        )
+    return episodes
+
+
+def all_states(
+    files: Sequence[str], episodes: Sequence[Episode], tokenizer: Any
+) -> tuple[list[list[dict[str, Any]]], Counter[str]]:
+    """The states of each file, and how many were left out and why."""
+    all_shards(files)
+    found = [read_states(file, episodes, tokenizer) for file in files]
+    return [shard for shard, _ in found], sum((out for _, out in found), Counter[str]())
+
+
 def read_states(
     path: str | Path, episodes: Sequence[Episode], tokenizer: Any
 ) -> tuple[list[dict[str, Any]], Counter[str]]:

@@ -212,6 +212,16 @@ def dump(path: str | Path, rows: Iterable[Mapping[str, Any]], layout: Literal["l
     atomic_write(path, raw, "convert")
 
 
+def write_lines(path: Path, values: Iterable[Any]) -> None:
+    """Write values as lines, all or none. There may be no value at all."""
+    atomic_write(path, "".join(json.dumps(v, ensure_ascii=False) + "\n" for v in values).encode(), "lines")
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The values that `write_lines` wrote."""
+    return each(path, lambda row: row.value)[0] if path.stat().st_size else []
+
+
 def put_number(row: dict[str, Any], key: str, value: float | None, text: bool = False) -> None:
     """Set a number. If the row already has the same number in another spelling ("0.50", true, 1), that stays."""
     if value is None:

@@ -62,9 +62,10 @@ OTHERS = {  # other names of methods that Trailmark has
 
 def get_config(name: str) -> type[RunConfig]:
     """The config class of a method. Importing it does not import torch."""
-    from trailmark.methods.configs import RECIPES
+    from trailmark.methods import configs, staged_configs
 
-    return RECIPES[name] if name in RECIPES else get_method(name).Config
+    known = {**configs.RECIPES, **staged_configs.RECIPES}
+    return known[name] if name in known else get_method(name).Config
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
@@ -134,7 +135,7 @@ def _first_start(config: RunConfig, task: Any) -> str:
     method.check_asked(config, source)
     if config.eval.every:
         method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
-    return f"first start '{source.tasks('train', 1)[0].id}'"
+    return f"first start '{source.tasks(method.learns_from(config), 1)[0].id}'"
 
 
 def check(config: RunConfig) -> list[str]:

@@ -134,6 +134,11 @@ class Method(Training):
         return cls.protocol(config, source)
 
     @classmethod
+    def learns_from(cls, config: Any) -> str:
+        """The split of the task that is learnt from."""
+        return "train"
+
+    @classmethod
     def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
         """The starts that an evaluation plays."""
         return draw_tasks(source, split, n, seed)
@@ -159,14 +164,25 @@ class Method(Training):
         source = getattr(self, "source", None)
         return contextlib.nullcontext([]) if source is None else noting(source)
 
-    def keep_plays(self, step: int, play: Callable[[], list[Episode]]) -> list[Episode]:
+    def keep_plays(
+        self,
+        step: int,
+        play: Callable[[], list[Episode]],
+        measure: Callable[[list[Episode]], Sequence[Annotation]] | None = None,
+    ) -> list[Episode]:
         """Play an evaluation during training, and store it in RUN/evaluation/000012.jsonl, with the judge's notes next
-        to it."""
+        to it, and those of `measure`. `self.noted` holds these notes."""
         with self.noting() as notes:
             episodes = play()
+        self.noted = [*notes, *(() if measure is None else measure(episodes))]
         path = write_segment(self.run.path / "evaluation", step, episodes)
-        write_beside(path, notes)
+        write_beside(path, self.noted)
         return episodes
+
+    def judged(self, notes: Sequence[Annotation]) -> dict[str, float]:
+        """What the world's judge says about plays besides their rewards, as metrics."""
+        judge = getattr(getattr(self, "source", None), "judge", None)
+        return {} if judge is None else judge.metrics(notes)
 
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:

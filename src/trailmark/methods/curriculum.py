@@ -10,7 +10,7 @@ from typing import Any
 
 from trailmark.errors import TaskError
 from trailmark.methods.batches import batch_rows
-from trailmark.methods.configs import CurriculumConfig
+from trailmark.methods.staged_configs import CurriculumConfig
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Task
 

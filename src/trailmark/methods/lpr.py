@@ -21,9 +21,6 @@ stage.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,27 +31,31 @@ from typing import Any, ClassVar
 
 from trailmark import formats
 from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.errors import DataError, RecipeError, RunError
+from trailmark.data.gold import worked
+from trailmark.errors import DataError, RecipeError
 from trailmark.formats import lpr as records
-from trailmark.formats.turns import Reader, Starts, plain
+from trailmark.formats.rows import each, read_lines, write_lines
 from trailmark.functions import load_function
 from trailmark.memory import need_rows
 from trailmark.methods import lpr_pairs, lpr_states
 from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.collect import collect_starts
-from trailmark.methods.configs import LprRecipe, PreferenceRecipe, RewardModelRecipe, StepRlRecipe
+from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.offline import won
-from trailmark.methods.preference import PreferenceMethod, by_group
+from trailmark.methods.preference import PreferenceMethod
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
+from trailmark.methods.staged_configs import LprRecipe
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
-from trailmark.rollout.branch import Point, branch_starts
-from trailmark.rollout.play import Desk, Protocol, Start, start_all
+from trailmark.recipe import merged
+from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
+from trailmark.rollout.play import start_all
+from trailmark.runs.annotations import write_notes
 from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, Summary, run_stages
-from trailmark.runs.store import Run, atomic_write, read_metrics, read_segment, to_json, truncate_metrics
-from trailmark.score.classes import check_classes, must_share_tokenizer, step_outputs
+from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
+from trailmark.score.classes import check_classes, must_share_tokenizer, output_notes, outputs_of, step_outputs
 from trailmark.score.tokens import source_of
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
 from trailmark.seats.locate import load_tokenizer, locate, locate_value, stored_model
@@ -99,6 +100,10 @@ class LprMethod(Method):
         given = {SEAT: LocalSeat(trained=True), **config.seats}
         check_seats({n: s for n, s in given.items() if n != SEAT} | {SEAT: LocalSeat(trained=True)})
         return filled(given, config.sampling, config.engine)
+
+    @classmethod
+    def learns_from(cls, config: LprRecipe) -> str:
+        return config.sample.split
 
     @classmethod
     def check(cls, config: LprRecipe) -> list[str]:
@@ -287,7 +292,7 @@ class Road:
             source = self.source()
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
             if c.teacher.gold:
-                made = [worked(source, task, self.tokenizer) for task in tasks]
+                made = [worked(source, task, self.tokenizer, SEAT) for task in tasks]
             else:
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
                 table.bind(source)
@@ -331,7 +336,7 @@ class Road:
             for j, model in enumerate(models):
                 path = folder / f"{j:03d}.jsonl"
                 starts = [
-                    dataclasses.replace(s, group=f"{k}:{s.task.id}")
+                    replace(s, group=f"{k}:{s.task.id}")
                     for s in start_all(tasks, c.sample.n, c.seed, f"{k}:" if j == 0 else f"{k}:{j}:")
                 ]
                 if not path.exists():  # a model whose file is whole is not loaded again
@@ -355,25 +360,17 @@ class Road:
         )
 
     def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
-        records.all_shards(files)
-        episodes = [e for file in files for e in records.read_solutions(file, self.tokenizer, SEAT)]
-        if twice := [name for name, n in Counter(e.id for e in episodes).items() if n > 1]:
-            raise DataError(
-                f"has solution '{twice[0]}', as another file has: each question must be in one file.", files[-1]
-            )
-        self._join(episodes, files[0])
+        episodes = self._join(records.all_solutions(files, self.tokenizer, SEAT))
         formats.write("episodes", folder / "000.jsonl", episodes, None)
         return {"solutions": len(episodes), "questions": len({e.group for e in episodes})}, {}
 
-    def _join(self, episodes: list[Episode], file: str) -> None:
+    def _join(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Give questions of a file the task's own start of the same id, if any: its world judges completions."""
-        source = get_task(self.config.task.name, **self.config.task.options)
         known: dict[str, Task] = {}
-        for task in self.questions(source):
+        for task in self.questions(get_task(self.config.task.name, **self.config.task.options)):
             known |= {task.id: task, str(task.meta.get("id", task.id)): task}
-        for i, e in enumerate(episodes):
-            if (task := known.get(e.task.id)) is not None:
-                episodes[i] = dataclasses.replace(e, task=dataclasses.replace(task, meta={**e.task.meta, **task.meta}))
+        ours = lambda e: (t := known.get(e.task.id)) and replace(t, meta={**e.task.meta, **t.meta})
+        return [replace(e, task=ours(e) or e.task) for e in episodes]
 
     def questions(self, source: Any) -> list[Task]:
         """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
@@ -429,28 +426,24 @@ class Road:
         def make(folder: Path) -> Any:
             shards = lpr_states.sample_states(self.solved(k), c.states, self.tokenizer, SEAT, c.seed)
             for i, shard in enumerate(shards):
-                _write_lines(folder / shard_name(i, len(shards)), shard)
+                write_lines(folder / shard_name(i, len(shards)), shard)
             types = Counter(s["type"] or "step" for shard in shards for s in shard)
             return {"states": sum(map(len, shards)), **{f"of type {t}": n for t, n in sorted(types.items())}}, {}
 
         return self.stage(f"states-{k}", make, {"states": c.states, "seed": c.seed}, {"cleaned": self.at("cleaned", k)})
 
     def _import_states(self, files: Sequence[str], folder: Path) -> Any:
-        records.all_shards(files)
-        found = [records.read_states(file, self.solved(1), self.tokenizer) for file in files]
-        for i, (shard, _) in enumerate(found):
-            _write_lines(folder / shard_name(i, len(found)), shard)
-        lost = Counter[str]()
-        for _, out in found:
-            lost.update(out)
-        return {"states": sum(len(shard) for shard, _ in found)}, lost
+        shards, lost = records.all_states(files, self.solved(1), self.tokenizer)
+        for i, shard in enumerate(shards):
+            write_lines(folder / shard_name(i, len(shards)), shard)
+        return {"states": sum(map(len, shards))}, lost
 
     def shard(self, k: int, wanted: Sequence[int] | None) -> list[dict[str, Any]]:
         """The states of some shards; None: of all."""
         files = sorted(self.at("states", k).glob("states*.jsonl"), key=_shard_number)
         if not files:
             raise DataError("holds no states.", self.at("states", k))
-        return [s for i, file in enumerate(files) if wanted is None or i in wanted for s in _read_lines(file)]
+        return [s for i, file in enumerate(files) if wanted is None or i in wanted for s in read_lines(file)]
 
     def annotated(self) -> list[int] | None:
         """The shards whose states are completed."""
@@ -509,7 +502,7 @@ class Road:
             if not found:
                 raise DataError(f"stage 'values-{k}': no state of {len(states)} has a value: {_said(out)}.")
             notes = lpr_states.value_notes(found, episodes, SEAT)
-            _write_notes(folder / "values.jsonl", notes)
+            write_notes(folder / "values.jsonl", notes)
             spread = Counter(found.values())
             return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.complete.k + 1)}}, out
 
@@ -536,15 +529,10 @@ class Road:
             dev = {s["episode"] for s in self.shard(k, c.labels.dev_shards)} if c.labels.dev_shards else set()
             held = {e.group for e in episodes if e.id in dev}
             out, told = Counter[str](), dict[str, Any]()
-            for name, mine in (
-                ("train", [e for e in episodes if e.group not in held]),
-                ("dev", [e for e in episodes if e.group in held]),
-            ):
-                annotated = {a.episode for a in notes}
-                groups = {e.group for e in mine if e.id in annotated}  # questions without a value are not learnt from
-                mine = [e for e in mine if e.group in groups]
-                if name == "dev" and not c.labels.dev_shards:
-                    continue
+            annotated = {a.episode for a in notes}
+            valued = {e.group for e in episodes if e.id in annotated}  # questions without a value are not learnt from
+            for name in ("train", "dev") if c.labels.dev_shards else ("train",):
+                mine = [e for e in episodes if e.group in valued and (e.group in held) == (name == "dev")]
                 found, lost = lpr_states.examples(mine, notes, c.complete.k, c.labels, self.tokenizer, SEAT, c.seed)
                 used, labels = lpr_states.label_notes(found, mine)
                 out.update(lost)
@@ -571,7 +559,9 @@ class Road:
     def prm(self, k: int) -> Stage:
         c, kind = self.config, self.kind()
         examples = self.at("examples", k)
-        given: dict[str, Any] = {"read": self.read().model_dump(include={"classes", "over"}), **c.prm}
+        told = self.read().model_dump(include={"classes", "over"})
+        told |= {k: v for k, v in (("skip", c.read.skip), ("split", c.clean.split)) if v and v != "newline"}
+        given: dict[str, Any] = {"read": told, **c.prm}
         if kind in ("classes", "scalar"):
             given |= {"data": str(examples / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.k + 1}
             given |= {"eval_data": str(examples / "dev.jsonl")} if c.labels.dev_shards else {}
@@ -604,8 +594,8 @@ class Road:
             every = self.solved(k)
             if c.pairs.steps is not None and c.pairs.steps.by == "score":
                 every = [*every, *self.steps_of_completions(k)]
-            notes = lpr_states.output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm))
-            _write_notes(folder / "scores.jsonl", notes)
+            notes = output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm))
+            write_notes(folder / "scores.jsonl", notes)
             return {"solutions": len(every), "steps": sum(len(t.steps) for e in every for t in e.turns)}, {}
 
         inputs = {"prm": self.at("prm", k), "cleaned": self.at("cleaned", k)}
@@ -615,7 +605,7 @@ class Road:
         notes, lost = records.read_scores(file, self.solved(1))
         if not notes:
             raise DataError(f"scores no solution that is here: {_said(lost)}.", file)
-        _write_notes(folder / "scores.jsonl", notes)
+        write_notes(folder / "scores.jsonl", notes)
         return {"solutions": len({a.episode for a in notes})}, lost
 
     def steps_of_completions(self, k: int) -> list[Episode]:
@@ -629,8 +619,8 @@ class Road:
         """The reward of each solution, and what the head said at each step."""
         if not self.needs_prm():
             return {}, {}
-        outputs = lpr_states.outputs_of(read_segment(self.at("scores", k) / "scores.jsonl", Annotation))
-        return lpr_states.solution_rewards(episodes, outputs, self.read(), self.tokenizer), outputs
+        outputs = outputs_of(read_segment(self.at("scores", k) / "scores.jsonl", Annotation))
+        return lpr_pairs.solution_rewards(episodes, outputs, self.read(), self.tokenizer), outputs
 
     def pairs(self, k: int) -> Stage:
         c = self.config
@@ -638,89 +628,25 @@ class Road:
         def make(folder: Path) -> Any:
             episodes = self.solved(k)
             rewards, outputs = self.rewards(k, episodes)
-            barred = _ids(c.pairs.exclude) if c.pairs.exclude else set()
-            questions = {
-                name: [
-                    lpr_pairs.Answer(e.id, won(e), rewards.get(e.id), sum(len(t.steps) for t in e.turns)) for e in group
-                ]
-                for name, group in by_group(episodes).items()
-            }
-            ids = {e.group: str(e.task.meta.get("id", e.task.id)) for e in episodes}
-            made: list[lpr_pairs.Chosen] = []
-            if c.pairs.steps is not None:
-                made = self.step_pairs(k, outputs)
-            else:
-                for name, answers in questions.items():
-                    made += lpr_pairs.question_pairs(
-                        name, answers, c.pairs, {name} if ids[name] in barred or name in barred else ()
-                    )
-            if c.pairs.states is not None:
-                partial_ones = self.state_pairs(episodes, outputs)
-                ratio = c.pairs.states.ratio
-                most = None if ratio is None else math.floor(ratio * len(made))
-                made += lpr_pairs.some_of(partial_ones, most, random.Random(f"states {c.pairs.seed}"))
+            barred = set(map(str, each(c.pairs.exclude, lambda row: row.value)[0])) if c.pairs.exclude else set()
+            ways = None if c.pairs.steps is None else self.steps_of_completions(k)
+            made, best, told = lpr_pairs.all_pairs(
+                episodes, ways, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
+            )
             if not made:
                 raise DataError(
                     f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
                     f"{sum(map(won, episodes))} are right."
                 )
-            _write_lines(folder / "pairs.jsonl", [p.line() for p in made])
-            known = {e.id: e for e in episodes}
-            right = [[a for a in answers if a.right] for answers in questions.values()]
-            best = [
-                a
-                for mine in right
-                for a in (
-                    mine
-                    if not c.pairs.process or not rewards
-                    else lpr_pairs.chosen_right([a for a in mine if a.reward is not None], c.pairs)
-                )
-            ]
-            formats.write("episodes", folder / "chosen.jsonl", [known[a.id] for a in best], None)
-            return {**lpr_pairs.counts(made, questions), "chosen answers": len(best)}, {}
+            write_lines(folder / "pairs.jsonl", [p.line() for p in made])
+            formats.write("episodes", folder / "chosen.jsonl", best, None)
+            return told, {}
 
         inputs: dict[str, str | Path] = {"cleaned": self.at("cleaned", k)}
         inputs |= {"scores": self.at("scores", k)} if self.needs_prm() else {}
         inputs |= {"completions": self.at("completions", k)} if c.pairs.steps is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
-
-    def state_pairs(self, episodes: Sequence[Episode], outputs: Mapping[Any, Any]) -> list[lpr_pairs.Chosen]:
-        """Pairs of beginnings: what one is worth is the product of its steps up to there."""
-        s, made = self.config.pairs.states, list[lpr_pairs.Chosen]()
-        assert s is not None
-        for group in by_group(episodes).values():
-            states = []
-            for e in group:
-                if (e.id, 0) not in outputs:
-                    continue
-                numbers, product = lpr_states.step_numbers(outputs[e.id, 0], self.read()), 1.0
-                taking = set(lpr_states.taking_part(e, 0, self.read(), self.tokenizer))
-                for n, (_, end) in enumerate(e.turns[0].steps[:-1]):
-                    product *= numbers[n] if n in taking else 1.0
-                    states.append(lpr_pairs.Answer(e.id, won(e), product, n + 1, end))
-            made += lpr_pairs.state_pairs(states, s.best_of, s.margin)
-        return made
-
-    def step_pairs(self, k: int, outputs: Mapping[Any, Any]) -> list[lpr_pairs.Chosen]:
-        """Pairs of what was written behind one state."""
-        s, made = self.config.pairs.steps, list[lpr_pairs.Chosen]()
-        assert s is not None
-        for group in by_group(self.steps_of_completions(k)).values():
-            ways, seen = [], set[tuple[int, ...]]()
-            for e in group:
-                turn = e.turns[-1]
-                if not turn.steps or not turn.prompt:
-                    continue
-                end = None if s.whole else turn.steps[0][1]
-                if (said := turn.tokens[:end]) in seen:  # the same step twice: it is not better than itself
-                    continue
-                seen.add(said)
-                at = (e.id, len(e.turns) - 1)
-                reward = lpr_states.step_numbers(outputs[at], self.read())[0] if at in outputs else None
-                ways.append(lpr_pairs.Answer(e.id, won(e), reward, len(turn.steps), end))
-            made += lpr_pairs.step_pairs(ways, s.margin if s.by == "score" else None)
-        return made
 
     def given_pairs(self) -> Stage:
         c = self.config
@@ -768,35 +694,9 @@ class Road:
         recipe = self.trained(StepRlRecipe, "step_rl", f"rl-{k}", self.policy(k, after_preference=True), given)
         return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
 
-    # -- for others -----------------------------------------------------------------------------------------------
-
-    def records(self, name: str) -> list[dict[str, Any]]:
-        """What a stage made, as records of the reference implementation (`formats/lpr.py`)."""
-        what, _, number = name.partition("-")
-        k, folder, words = int(number or 1), self.root / name, self.tokenizer
-        if not (self.root / LAYOUT.record.format(name=name)).exists():
-            raise RunError(f"{self.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
-        if what in ("solutions", "lessons", "cleaned"):
-            files = sorted(
-                p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl"
-            )
-            return records.solution_records([e for p in files for e in read_segment(p)], words)
-        if what == "states":
-            return records.state_records(self.solved(k), self.shard(k, None), words)
-        if what == "completions":
-            return records.completion_records(self.completed(k), self.shard(k, None), words)
-        if what == "scores":
-            rewards, outputs = self.rewards(k, self.solved(k))
-            return records.score_records(self.solved(k), outputs, rewards, words)
-        if what == "pairs" and (folder / "pairs.jsonl").exists():
-            every = [*self.solved(k), *(self.completed(k) if self.config.pairs.steps is not None else [])]
-            return records.pair_records(_read_lines(folder / "pairs.jsonl"), every, words)
-        raise RunError(
-            f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
-        )
-
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
-        """The recipe of a training: what its section says, with what the road sets."""
+        """The recipe of a training: the recipe's own learner, checkpoint and evaluation, and over them, key by key,
+        what its section says."""
         c = self.config
         base: dict[str, Any] = {
             "method": method,
@@ -819,57 +719,7 @@ class Road:
                 "task": c.task.model_dump(),
                 "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
             }
-        return recipe.model_validate({**base, **given})
-
-
-# --- lessons and completions ---------------------------------------------------------------------------------------
-
-
-def worked(source: Any, task: Task, tokenizer: Any) -> Episode:
-    """A task's own worked solution as an episode of the policy."""
-    if not isinstance(gold := task.meta.get("gold"), str):
-        raise DataError(f"teacher.gold: task '{task.id}' has no worked solution: name a seat teacher instead.")
-    world = source.make()
-    shown = world.reset(task).text
-    step = world.step(gold)
-    turn = replace(plain(Reader(tokenizer, SEAT, Starts()), shown, gold), action=gold, reward=step.paid()[0])
-    return Episode(f"0:{task.id}/0", task, f"0:{task.id}", (turn,), {"self": step.outcome}, step.terminated)
-
-
-def must_be_shown(points: Sequence[Point], source: Any, tokenizer: Any) -> None:
-    """A state can be completed if its world shows what it showed then."""
-    from trailmark.rollout.bos import prompt_ids
-
-    if points and source.markov and (turn := points[0].episode.turns[0]).prompt:
-        now = source.make().reset(points[0].episode.task).text
-        if tuple(prompt_ids(tokenizer, now)) != turn.prompt:
-            raise DataError(
-                f"episode '{points[0].episode.id}' was shown another prompt than task '{source.name}' shows: states of "
-                "solutions from elsewhere can be completed only if their prompts are those of the task."
-            )
-
-
-def told_starts(
-    points: Sequence[Point], n: int, seed: int, source: Any, seat: str, tokenizer: Any
-) -> tuple[list[Start], Protocol]:
-    """Completions by a chat server: it is shown the question, and its answer begins with the words of the state."""
-    starts = [dataclasses.replace(s, turns=(), forced=(), entered=None) for s in branch_starts(points, n, seed)]
-    begun = {
-        s.id: tokenizer.decode(p.episode.turns[p.turn].tokens[: p.token])
-        for i, p in enumerate(points)
-        for s in starts[i * n : (i + 1) * n]
-    }
-
-    async def goes_on(desk: Desk) -> None:
-        seen = desk.observation
-        asked = [*source.first_messages, *(seen.messages or ({"role": "user", "content": seen.text},))]
-        turn = await desk.ask(seat, messages=asked, prefix=begun[desk.start.id], fresh=True)
-        await desk.act(turn.text)
-
-    return starts, goes_on
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
+        return recipe.model_validate(merged(base, given))
 
 
 def shard_name(i: int, n: int) -> str:
@@ -879,27 +729,6 @@ def shard_name(i: int, n: int) -> str:
 def _shard_number(path: Path) -> int:
     parts = path.name.split(".")
     return int(parts[1].split("-")[0]) if len(parts) > 2 else 0
-
-
-def _write_lines(path: Path, rows: Sequence[Any]) -> None:
-    atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(), "lines")
-
-
-def _read_lines(path: Path) -> list[Any]:
-    from trailmark.formats.rows import each
-
-    return each(path, lambda row: row.value)[0] if path.stat().st_size else []
-
-
-def _write_notes(path: Path, notes: Sequence[Annotation]) -> None:
-    atomic_write(path, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
-
-
-def _ids(path: str) -> set[str]:
-    """Ids of questions: a JSON list, or one in a line."""
-    from trailmark.formats.rows import each
-
-    return {str(v) for v in each(path, lambda row: row.value)[0]}
 
 
 def _listed(files: str | list[str] | None) -> list[str]:

@@ -9,18 +9,25 @@ the whole (a product over steps, say), None where nobody scored them.
     state     beginnings of answers, ranked by the product up to there
     step      two continuations of one state: what stands before is given and not trained
 
-What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table).
+What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table). Rewards of
+solutions are read off what the reward model said of their steps at the end of this file.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trailmark.methods.configs import LprPairs
+from trailmark.errors import DataError
+from trailmark.methods.offline import won
+from trailmark.methods.preference import by_group
+from trailmark.methods.staged_configs import LprPairs, LprRead
+from trailmark.score.classes import Outputs, class_numbers, over_steps
+from trailmark.steps import step_types
+from trailmark.types import Episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,83 @@ def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Ch
     return [Chosen(c, r, "step") for c in right for r in wrong]
 
 
+def all_pairs(
+    episodes: Sequence[Episode],
+    ways: Sequence[Episode] | None,
+    rewards: Mapping[str, float],
+    outputs: Outputs,
+    s: LprPairs,
+    read: LprRead,
+    tokenizer: Any,
+    barred: Collection[str],
+) -> tuple[list[Chosen], list[Episode], dict[str, int]]:
+    """The pairs of all questions, the right answers that are worth imitating, and what the pairs are made of. `ways`
+    are completions of states: if they are given, the pairs are of steps alone."""
+    questions = {
+        name: [Answer(e.id, won(e), rewards.get(e.id), sum(len(t.steps) for t in e.turns)) for e in group]
+        for name, group in by_group(episodes).items()
+    }
+    ids = {e.group: str(e.task.meta.get("id", e.task.id)) for e in episodes}
+    made: list[Chosen] = []
+    if ways is not None:
+        made = pairs_of_steps(ways, outputs, s, read)
+    else:
+        for name, answers in questions.items():
+            made += question_pairs(name, answers, s, {name} if ids[name] in barred or name in barred else ())
+    if s.states is not None:
+        partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
+        most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
+        made += some_of(partial_ones, most, random.Random(f"states {s.seed}"))
+    known = {e.id: e for e in episodes}
+    chosen: list[Episode] = []
+    for answers in questions.values():
+        right = [a for a in answers if a.right]
+        ranked = chosen_right(_scored(right), s) if s.process and rewards else right
+        chosen += [known[a.id] for a in ranked]
+    return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def pairs_of_states(
+    episodes: Sequence[Episode], outputs: Outputs, s: LprPairs, read: LprRead, tokenizer: Any
+) -> list[Chosen]:
+    """Pairs of beginnings: what one is worth is the product of its steps up to there."""
+    made = list[Chosen]()
+    assert s.states is not None
+    for group in by_group(episodes).values():
+        states = []
+        for e in group:
+            if (e.id, 0) not in outputs:
+                continue
+            numbers, product = step_numbers(outputs[e.id, 0], read), 1.0
+            taking = set(taking_part(e, 0, read, tokenizer))
+            for n, (_, end) in enumerate(e.turns[0].steps[:-1]):
+                product *= numbers[n] if n in taking else 1.0
+                states.append(Answer(e.id, won(e), product, n + 1, end))
+        made += state_pairs(states, s.states.best_of, s.states.margin)
+    return made
+
+
+def pairs_of_steps(ways: Sequence[Episode], outputs: Outputs, s: LprPairs, read: LprRead) -> list[Chosen]:
+    """Pairs of what was written behind one state."""
+    made = list[Chosen]()
+    assert s.steps is not None
+    for group in by_group(ways).values():
+        answers, seen = [], set[tuple[int, ...]]()
+        for e in group:
+            turn = e.turns[-1]
+            if not turn.steps or not turn.prompt:
+                continue
+            end = None if s.steps.whole else turn.steps[0][1]
+            if (said := turn.tokens[:end]) in seen:  # the same step twice: it is not better than itself
+                continue
+            seen.add(said)
+            at = (e.id, len(e.turns) - 1)
+            reward = step_numbers(outputs[at], read)[0] if at in outputs else None
+            answers.append(Answer(e.id, won(e), reward, len(turn.steps), end))
+        made += step_pairs(answers, s.steps.margin if s.steps.by == "score" else None)
+    return made
+
+
 def distinct(pairs: Sequence[Chosen]) -> int:
     """How many different pairs there are."""
     return len({tuple(sorted(p.line().items(), key=str)) for p in pairs})
@@ -178,3 +262,36 @@ def counts(pairs: Sequence[Chosen], questions: Mapping[str, Sequence[Answer]]) -
         "pairs": len(pairs), "distinct pairs": distinct(pairs), **{k: n for k, n in kinds.items() if n},
         "questions": len(questions), "unscored answers": unscored,
     }  # fmt: skip
+
+
+# --- rewards -------------------------------------------------------------------------------------------------------
+
+
+def step_numbers(out: Any, read: LprRead) -> list[float]:
+    """The score of each step."""
+    if out.ndim == 2 and read.classes is not None and max(read.classes) >= out.shape[1]:
+        raise DataError(f"read.classes has {max(read.classes)}, and the scores are of classes 0 to {out.shape[1] - 1}.")
+    if read.raw and out.ndim == 2:
+        return out[:, max(read.classes) if read.classes else -1].tolist()
+    return class_numbers(out, read.classes).tolist()
+
+
+def taking_part(e: Episode, turn: int, read: LprRead, tokenizer: Any) -> list[int]:
+    """The steps of a turn that take part in its reward."""
+    types = step_types(e, turn, tokenizer)
+    last = len(types) - read.offset
+    return [n for n, kind in enumerate(types) if kind not in read.skip and n < last]
+
+
+def solution_rewards(episodes: Sequence[Episode], outputs: Outputs, read: LprRead, tokenizer: Any) -> dict[str, float]:
+    """One number for each solution. A solution none of whose steps takes part has none."""
+    out = {}
+    for e in episodes:
+        numbers: list[float] = []
+        for i in range(len(e.turns)):
+            if (e.id, i) in outputs:
+                scores = step_numbers(outputs[e.id, i], read)
+                numbers += [scores[n] for n in taking_part(e, i, read, tokenizer)]
+        if numbers:
+            out[e.id] = over_steps(numbers, read.over)
+    return out

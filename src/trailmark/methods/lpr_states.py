@@ -15,14 +15,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods.configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
 from trailmark.methods.offline import won
+from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprStates
 from trailmark.rollout.branch import Point
-from trailmark.score.classes import class_numbers, over_steps
 from trailmark.steps import mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
 
@@ -296,63 +293,3 @@ def replayed(
     names = {a.episode for a in kept}
     again = [replace(e, id=prefix + e.id) for e in episodes if prefix + e.id in names]
     return again, kept, len(taken)
-
-
-# --- rewards -------------------------------------------------------------------------------------------------------
-
-Outputs = Mapping[tuple[str, int], np.ndarray]  # (episode, turn) -> [steps, classes]
-
-
-def output_notes(outputs: Outputs, source: str) -> list[Annotation]:
-    """What a head said at the end of each step as annotations: `class_0`, `class_1`, …"""
-    notes = []
-    for (e, i), out in outputs.items():
-        table = out[:, None] if out.ndim == 1 else out
-        notes += [
-            Annotation(e, f"class_{c}", "step", tuple(map(float, table[:, c])), i, source)
-            for c in range(table.shape[1])
-        ]
-    return notes
-
-
-def outputs_of(notes: Sequence[Annotation]) -> dict[tuple[str, int], np.ndarray]:
-    """The way back from `output_notes`."""
-    columns: dict[tuple[str, int], dict[int, tuple[float, ...]]] = {}
-    for a in notes:
-        if a.name.startswith("class_"):
-            columns.setdefault((a.episode, a.turn or 0), {})[int(a.name.removeprefix("class_"))] = a.values
-    out = {}
-    for key, found in columns.items():
-        table = np.array([found[c] for c in sorted(found)]).T
-        out[key] = table[:, 0] if table.shape[1] == 1 else table
-    return out
-
-
-def step_numbers(out: np.ndarray, read: LprRead) -> list[float]:
-    """The score of each step."""
-    if out.ndim == 2 and read.classes is not None and max(read.classes) >= out.shape[1]:
-        raise DataError(f"read.classes has {max(read.classes)}, and the scores are of classes 0 to {out.shape[1] - 1}.")
-    if read.raw and out.ndim == 2:
-        return out[:, max(read.classes) if read.classes else -1].tolist()
-    return class_numbers(out, read.classes).tolist()
-
-
-def taking_part(e: Episode, turn: int, read: LprRead, tokenizer: Any) -> list[int]:
-    """The steps of a turn that take part in its reward."""
-    types = step_types(e, turn, tokenizer)
-    last = len(types) - read.offset
-    return [n for n, kind in enumerate(types) if kind not in read.skip and n < last]
-
-
-def solution_rewards(episodes: Sequence[Episode], outputs: Outputs, read: LprRead, tokenizer: Any) -> dict[str, float]:
-    """One number for each solution. A solution none of whose steps takes part has none."""
-    out = {}
-    for e in episodes:
-        numbers: list[float] = []
-        for i in range(len(e.turns)):
-            if (e.id, i) in outputs:
-                scores = step_numbers(outputs[e.id, i], read)
-                numbers += [scores[n] for n in taking_part(e, i, read, tokenizer)]
-        if numbers:
-            out[e.id] = over_steps(numbers, read.over)
-    return out

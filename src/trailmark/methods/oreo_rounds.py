@@ -27,10 +27,11 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
 from trailmark.methods.base import Method, name_in_run, trained_seat
-from trailmark.methods.configs import OfflineFinal, OfflineRecipe, OreoRecipe, PreferenceRecipe, RoundsRecipe
+from trailmark.methods.configs import OfflineFinal, OfflineRecipe, OreoRecipe, PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
+from trailmark.methods.staged_configs import RoundsRecipe
 from trailmark.models.load import load_model
 from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
@@ -52,6 +53,10 @@ class OreoRoundsMethod(Method):
 
     Config = RoundsRecipe
     staged = tuple(RoundsRecipe.model_fields)
+
+    @classmethod
+    def learns_from(cls, config: RoundsRecipe) -> str:
+        return config.collect.split
 
     @classmethod
     def check(cls, config: RoundsRecipe) -> list[str]:

@@ -16,6 +16,7 @@ from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, reference_held
 from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.eval_function import EvalFunction
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
@@ -62,6 +63,8 @@ class PolicyGradientMethod(Method):
         if config.eval.every:  # an empty split fails now, not at the first evaluation
             draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
+        given = getattr(config, "eval_fn", None)  # recipes of derived methods may not have this key
+        self.eval_function = EvalFunction(given, config.model, self.run.path) if given else None
         policy = load_model(config.model)
         seats = self.seats_of(config)
         (self.seat,) = trained_seats(seats)
@@ -120,7 +123,7 @@ class PolicyGradientMethod(Method):
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
-        self._metrics = {**summary(good), **spread(good), **dropped}
+        self._metrics = {**summary(good), **spread(good), **dropped, **self.judged(notes)}
         if not good and not dropped["invalid"]:  # invalid ones are counted, and the step has nothing to learn from
             why = next((e.outcome for e in episodes if not isinstance(e.outcome, Scored)), None)
             raise TaskError(
@@ -205,9 +208,12 @@ class PolicyGradientMethod(Method):
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
-        episodes = self.keep_plays(step, lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step))
+        play = lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step)
+        own = self.eval_function
+        episodes = self.keep_plays(step, play, None if own is None else lambda found: own.notes(self.source, found))
         good, dropped = scored(episodes)
-        return {**summary(good), **dropped}
+        means = {} if own is None else own.metrics(self.noted)
+        return {**summary(good), **dropped, **self.judged(self.noted), **means}
 
 
 def truncated(

@@ -48,7 +48,6 @@ from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
-from trailmark.methods.configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.methods.curriculum import level_starts
 from trailmark.methods.reflect_imitation import (
     ImitationMethod,
@@ -60,6 +59,7 @@ from trailmark.methods.reflect_imitation import (
     talk_of,
 )
 from trailmark.methods.reflect_play import oracle_player, random_player, two_players
+from trailmark.methods.staged_configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp

@@ -29,7 +29,6 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, name_in_run
 from trailmark.methods.batches import batch_rows
-from trailmark.methods.configs import ImitationRecipe, PlayersRecipe
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
 from trailmark.methods.reflect_play import (
     ACTION,
@@ -43,6 +42,7 @@ from trailmark.methods.reflect_play import (
     shuffled_menu,
     two_players,
 )
+from trailmark.methods.staged_configs import ImitationRecipe, PlayersRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.objectives import Sft

@@ -25,7 +25,7 @@ from typing import Any
 
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
-from trailmark.methods.configs import Head, Shuffle
+from trailmark.methods.staged_configs import Head, Shuffle
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
 from trailmark.run_async import wait

@@ -27,7 +27,7 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TrailmarkError
 from trailmark.run_async import wait
 from trailmark.score.values import Line, Scorer
-from trailmark.steps import LINES
+from trailmark.steps import LINES, cut_tokens
 from trailmark.types import Tokens
 
 Kind = Literal["beam", "best_of", "actions"]
@@ -101,7 +101,8 @@ class Text:
     def line(self, prompt: Tokens, stops: Tokens) -> Line:
         ended = self.stop == "stop" and self.tokens and self.tokens[-1] in stops
         kept = len(self.tokens) - bool(ended)
-        return Line(prompt, self.tokens[:kept], self.logp[:kept], tuple(e for e in self.ends if e <= kept))
+        ends = sorted({min(e, kept) for e in self.ends})  # the last step ends where its text ends
+        return Line(prompt, self.tokens[:kept], self.logp[:kept], tuple(ends))
 
     def completion(self) -> Completion:
         return Completion(self.tokens, self.logp, self.logq, self.text, self.stop or "length")
@@ -174,6 +175,9 @@ class _Search:
             return Found(None, [], 0, 0, "budget")
         drawn = await self.engine.sample(dataclasses.replace(request, n=plan.width, max_tokens=most))
         texts = [self._grown(Text(), c) for c in drawn]
+        for t in texts if hasattr(self.scorer, "over") else ():
+            args = self.request.prompt, t.tokens, t.text, plan.step_ends
+            t.ends = answer_ends(self.scorer, self.engine.tokenizer, *args)
         # A candidate that the budget cuts off is no answer.
         pool = [t for t in texts if t.stop != "length" or most == request.max_tokens]
         await self._score(pool if plan.width > 1 else [])
@@ -290,6 +294,20 @@ class _Search:
     def _found(self, pool: list[Text], rounds: int, why: Literal["finished", "rounds", "budget"]) -> Found:
         best = max(pool, key=lambda t: t.score or 0.0) if pool else None
         return Found(best, pool, self.spent, rounds, why, self.tree)
+
+
+def answer_ends(
+    scorer: Scorer, tokenizer: Any, prompt: Tokens, tokens: Tokens, text: str, delimiters: Sequence[str]
+) -> tuple[int, ...]:
+    """Where the steps of a whole answer end that a scorer reads: cut as its model has learnt it (`split`), without the
+    kinds that take no part (`skip`). A scorer that reads the end alone needs none of this."""
+    if getattr(scorer, "over", None) == "last":
+        return (len(tokens),)
+    split: Any = getattr(scorer, "split", "newline")
+    skip = getattr(scorer, "skip", ())
+    shown = tokenizer.decode(prompt) if split in ("react", "auto") else ""
+    spans, kinds = cut_tokens(tokenizer, tokens, text, split, shown, delimiters)
+    return tuple(end for (_, end), kind in zip(spans, kinds) if kind not in skip) or (len(tokens),)
 
 
 def search(engine: Engine, requests: Sequence[Request], scorer: Scorer, plan: Plan) -> list[Found]:

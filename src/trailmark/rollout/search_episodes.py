@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.rollout.play import Seat, play, stop_ids
-from trailmark.rollout.search import Plan, Searcher, Text
+from trailmark.rollout.search import Plan, Searcher, Text, answer_ends
 from trailmark.run_async import wait
-from trailmark.score.values import Scorer
-from trailmark.steps import LINES, token_steps
+from trailmark.score.values import LogProb, Scorer
+from trailmark.steps import LINES
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Episode, Failed, Invalid, Scored, Task
 
@@ -49,7 +49,7 @@ def best_by_value(
         groups.setdefault(e.group, []).append(e)
     can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
     rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
-    lines = [last_state(e, seat, step_ends) for _, e in rows]
+    lines = [last_state(e, seat, step_ends, scorer) for _, e in rows]
     values = wait(scorer.score(lines)) if lines else []
     best: dict[str, tuple[float, Episode]] = {}
     for (g, e), v in zip(rows, values):
@@ -63,14 +63,15 @@ def best_by_value(
     return out
 
 
-def last_state(e: Episode, seat: Seat, step_ends: Sequence[str] = LINES) -> Any:
-    """The last text that the seat wrote, with everything before it, and where its steps end."""
+def last_state(e: Episode, seat: Seat, step_ends: Sequence[str] = LINES, scorer: Scorer | None = None) -> Any:
+    """The last text that the seat wrote, with everything before it, and where its steps end for a scorer."""
     turn = max(i for i, t in enumerate(e.turns) if t.seat == seat.name)
     t = e.turns[turn]
     stops = stop_ids(seat.engine.tokenizer, chat=True)
-    steps = t.steps or token_steps(seat.engine.tokenizer, t.tokens, t.text, step_ends)
-    ends = tuple(end for _, end in steps)
-    return Text(t.tokens, t.logp, t.logq, ends, t.stop).line(e.context(turn) + t.forced, stops)
+    prompt, ends = e.context(turn) + t.forced, tuple(end for _, end in t.steps)
+    if not ends:
+        ends = answer_ends(scorer or LogProb(), seat.engine.tokenizer, prompt, t.tokens, t.text, step_ends)
+    return Text(t.tokens, t.logp, t.logq, ends, t.stop).line(prompt, stops)
 
 
 def noted(e: Episode, searcher: Searcher) -> Episode:

@@ -23,6 +23,11 @@ def annotation_files(file: Path) -> list[Path]:
     return [p for p in (*(folder / file.name for folder in folders), beside(file)) if p.is_file()]
 
 
+def write_notes(path: Path, notes: Iterable[Annotation]) -> None:
+    """Write annotations into a file, all or none."""
+    atomic_write(path, "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
+
+
 def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
     """Write the notes on the episodes of a file next to it. Older notes are deleted: they are about other episodes."""
     if data := "".join(to_json(a) + "\n" for a in notes).encode():

@@ -60,6 +60,14 @@ class Judge(ABC):
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         """One verdict for each play, in order."""
 
+    def bind(self, source: Any) -> None:
+        """Learn whose plays will be judged, before the first one."""
+        return None
+
+    def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
+        """Numbers about a step or an evaluation, from this judge's notes on its plays."""
+        return {}
+
     def keep(self, folder: str | Path) -> None:
         """Use `folder`, of a run or a stage, for files that this judge stores, until another folder is set. A run has
         one judge from its first to its last step: a judge that has changed is refused."""
@@ -145,6 +153,6 @@ def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:
         from trailmark.score.judge import ModelJudge
 
         return ModelJudge(settings)
-    from trailmark.score.likelihood import LikelihoodJudge
+    from trailmark.score.likelihood_judge import LikelihoodJudge
 
     return LikelihoodJudge(settings)

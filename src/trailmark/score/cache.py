@@ -17,11 +17,11 @@ from trailmark.errors import DataError, RunError
 
 
 class Cache:
-    """With `path=None`, answers are kept in memory only."""
+    """With `path=None`, answers are kept in memory only. `field` is the name of the key in a line."""
 
-    def __init__(self, path: str | Path | None = None):
-        self.path = None if path is None else Path(path)
-        self._known: dict[str, dict[str, Any]] = {}
+    def __init__(self, path: str | Path | None = None, field: str = "key"):
+        self.path, self.field = None if path is None else Path(path), field
+        self._known: dict[str | None, dict[str, Any]] = {}
         if self.path is not None and self.path.exists():
             try:
                 lines = self.path.read_bytes().split(b"\n")
@@ -31,7 +31,7 @@ class Cache:
             for i, line in enumerate(lines, 1):
                 try:
                     row = json.loads(line)
-                    self._known[row["key"]] = {k: v for k, v in row.items() if k != "key"}
+                    self._known[row[field]] = {k: v for k, v in row.items() if k != field}
                 except (ValueError, TypeError, KeyError):
                     raise DataError(
                         "is no line of this file of answers; move it away to ask again.", self.path, i
@@ -39,18 +39,18 @@ class Cache:
             if torn:
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: str | None) -> bool:
         return key in self._known
 
-    def __getitem__(self, key: str) -> dict[str, Any]:
+    def __getitem__(self, key: str | None) -> dict[str, Any]:
         return self._known[key]
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
+    def add(self, key: str | None, row: Mapping[str, Any]) -> None:
         if self.path is not None:
-            data = (json.dumps({"key": key, **row}, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+            data = (json.dumps({self.field: key, **row}, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 CLASSES = "classes"  # the head of `objectives.classify.Classify`
 Over = Literal["last", "min", "mean", "product", "geomean", "sum"]
+Outputs = Mapping[tuple[str, int], Any]  # (episode, turn) -> an array [steps, classes], or [steps] of one number
 
 
 def over_steps(values: Sequence[float], over: Over) -> float:
@@ -158,3 +159,34 @@ def episode_scores(
         left_out = (skip or {}).get((note.episode, note.turn if note.turn is not None else -1), ())
         found.setdefault(note.episode, []).extend(v for k, v in enumerate(note.values) if k not in left_out)
     return {e: over_steps(values, over) for e, values in found.items() if values}
+
+
+# --- kept --------------------------------------------------------------------------------------------------------
+
+
+
+def output_notes(outputs: Outputs, source: str) -> list[Annotation]:
+    """What a head said at the end of each step as annotations: `class_0`, `class_1`, …"""
+    notes = []
+    for (e, i), out in outputs.items():
+        table = out[:, None] if out.ndim == 1 else out
+        notes += [
+            Annotation(e, f"class_{c}", "step", tuple(map(float, table[:, c])), i, source)
+            for c in range(table.shape[1])
+        ]
+    return notes
+
+
+def outputs_of(notes: Sequence[Annotation]) -> dict[tuple[str, int], np.ndarray]:
+    """The way back from `output_notes`."""
+    import numpy as np
+
+    columns: dict[tuple[str, int], dict[int, tuple[float, ...]]] = {}
+    for a in notes:
+        if a.name.startswith("class_"):
+            columns.setdefault((a.episode, a.turn or 0), {})[int(a.name.removeprefix("class_"))] = a.values
+    out = {}
+    for key, found in columns.items():
+        table = np.array([found[c] for c in sorted(found)]).T
+        out[key] = table[:, 0] if table.shape[1] == 1 else table
+    return out

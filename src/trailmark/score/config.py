@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from trailmark.config import ModelConfig, ServerConfig
+from trailmark.config import ModelConfig, Seed, ServerConfig
 from trailmark.recipe import Config, resolve
 
 # Recipes hold lists, not tuples. After the validator of `Reward`, pydantic no longer knows that a list came from JSON.
@@ -27,6 +27,9 @@ class FunctionJudgeConfig(_JudgeConfig):
     path: str = Field(min_length=1, description="my_file.py:score, or package.module:score")
     model: ModelConfig | None = Field(
         None, description="the model behind `scorer`; none: the model that training starts from"
+    )
+    server: ServerConfig | None = Field(
+        None, description="a server that has the model behind `scorer`; then `model` gives its tokenizer"
     )
     at_once: PositiveInt = Field(32, description="calls at the same time, if the function is async")
 
@@ -65,6 +68,9 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     model: ModelConfig | None = Field(
         None, description="the model that scores it; none: the model that training starts from"
     )
+    server: ServerConfig | None = Field(
+        None, description="a server that scores it (`trailmark serve`, vLLM); then `model` gives its tokenizer"
+    )
     gold: str = Field("gold", description="the row's key that holds the gold text")
     context: str = Field(
         "{prompt}", description="template of the context without the answer; {KEY} of the row may be used"
@@ -72,6 +78,10 @@ class LikelihoodJudgeConfig(_JudgeConfig):
     plan: str = Field("{prompt}{answer}", description="template of the context with the answer")
     empty: str | None = Field(None, description="template used in place of `plan` if nothing is left of the answer")
     markers: list[str] = Field([], description="markers; only the part of the answer after the last of each is used")
+    no_marker: Literal["whole", "invalid"] = Field(
+        "whole",
+        description="an answer without any marker: all of it is used, or it is invalid and earns the smallest reward",
+    )
     tokens: Literal["text", "turn", "template"] = Field(
         "turn",
         description="text: score the gold text; turn: also its end token; template: all that the template writes",
@@ -81,15 +91,33 @@ class LikelihoodJudgeConfig(_JudgeConfig):
         description="format the context as a user's message and the gold text as the assistant's answer; "
         "rows of messages always are",
     )
-    reward: Literal["stepped", "clipped", "binary", "linear", "nll"] = Field(
+    reward: Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"] = Field(
         "stepped", description="how an improvement in percent becomes a reward"
     )
     steps: list[Pair] = Field(
         [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: pairs of a smallest improvement and its reward"
     )
+    weight: float = Field(
+        0.5, ge=0, description="contrastive: the part of the improvement of another story that is subtracted"
+    )
+    seed: Seed = Field(0, description="contrastive: which other story that is")
     cache: str | None = Field(
         None, description="a file of likelihoods to share between runs; none: in the run's folder"
     )
+    baselines: str | None = Field(
+        None,
+        description="a file of baselines by row id, of one model and one set of rows; another model, template or row "
+        "is refused",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> LikelihoodJudgeConfig:
+        if self.no_marker == "invalid" and not self.markers:
+            raise ValueError("no_marker: invalid needs markers: which ones must an answer have?")
+        if any(a[0] >= b[0] for a, b in zip(self.steps, self.steps[1:])):
+            bounds = ", ".join(f"{least:g}" for least, _ in self.steps)
+            raise ValueError(f"the bounds of steps must rise, and they are {bounds}")
+        return self
 
 
 JudgeConfig = FunctionJudgeConfig | ModelJudgeConfig | LikelihoodJudgeConfig

@@ -26,26 +26,29 @@ from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
 
 if TYPE_CHECKING:
-    from trailmark.config import ModelConfig
+    from trailmark.config import ModelConfig, ServerConfig
 
 ONE, ALL = ("prompt", "answer", "row"), ("prompts", "answers", "rows")
 
 
-def open_function(config: FunctionJudgeConfig) -> Judge:
-    """A judge from `config.path`: a function, or a user's class that derives from `Judge`."""
-    found, file = load_function(config.path)
+def open_function(config: FunctionJudgeConfig, key: str = "reward") -> Judge:
+    """A judge from `config.path`: a function, or a user's class that derives from `Judge`. Errors name the recipe key
+    `key`."""
+    found, file = load_function(config.path, key)
     if isinstance(found, type):
         if not issubclass(found, Judge):
-            raise JudgeError(f"reward '{config.path}': a class must derive from trailmark.score.base.Judge.")
+            raise JudgeError(f"{key} '{config.path}': a class must derive from trailmark.score.base.Judge.")
         try:
             judge = found()
         except Exception as problem:
             said = where_it_failed(problem, file)
-            raise JudgeError(f"reward: class {config.path} cannot be made: {said}.") from problem
+            raise JudgeError(f"{key}: class {config.path} cannot be made: {said}.") from problem
         if not judge.fingerprint:  # the class sets none: use its file's content
             judge.fingerprint = digest(source_text(file)) if file.is_file() else ""
         return judge
-    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once)
+    return FunctionJudge(
+        found, file, config.path, config.success, config.model, config.at_once, server=config.server
+    )
 
 
 class FunctionJudge(Judge):
@@ -58,21 +61,25 @@ class FunctionJudge(Judge):
         model: ModelConfig | None = None,
         at_once: int = 32,
         scorer: Any = None,
+        server: ServerConfig | None = None,
     ):
         """From Python: `FunctionJudge(score)`. `scorer` is passed to a function that asks for one. If it is not given,
-        it is made from `model` when it is first needed."""
+        it is made from `model` when it is first needed, or from a `server`."""
         found = file or inspect.getsourcefile(function)
         self.function, self.file = function, Path(found) if found else Path("<function>")
         self.name = name or f"{self.file.name}:{getattr(function, '__name__', 'score')}"
         self.source = f"function {self.name}"
         self.success, self.model, self.at_once, self._scorer = success, model, at_once, scorer
+        self.server = server
         self._folder: Path | None = None
         self._given = scorer is not None
         text = source_text(self.file) if self.file.is_file() else inspect.getsource(function).encode()
         self.fingerprint = digest(text)
         self.wanted, self.together = _wanted(function, self.name)
         # the weights of a scorer's model are part of the reward
-        if "scorer" in self.wanted and model is not None and Path(model.name).is_dir():
+        if "scorer" in self.wanted and server is not None:
+            self.fingerprint = digest(text + f"served {server.model}".encode())
+        elif "scorer" in self.wanted and model is not None and Path(model.name).is_dir():
             from trailmark.models.adapters import weights_print
 
             self.earlier = (self.fingerprint,)
@@ -80,6 +87,8 @@ class FunctionJudge(Judge):
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
 
     def keep(self, folder: str | Path) -> None:
+        if "scorer" in self.wanted and self.server is not None and not self._given:
+            self._the_scorer().check()
         super().keep(folder)
         self._folder = Path(folder)
         if self._scorer is not None and not self._given:
@@ -137,7 +146,7 @@ class FunctionJudge(Judge):
 
             if self.model is None:
                 raise JudgeError(f"{self.name} wants a scorer, and no model is named: set reward.model.")
-            self._scorer = TextScorer(self.model, self._folder and self._folder / "likelihoods.jsonl")
+            self._scorer = TextScorer(self.model, self._folder and self._folder / "likelihoods.jsonl", self.server)
         return self._scorer
 
 

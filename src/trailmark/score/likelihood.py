@@ -12,27 +12,26 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import render
 from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
-from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
-from trailmark.score.config import LikelihoodJudgeConfig
-from trailmark.types import Annotation, Invalid, Tokens
+from trailmark.types import Tokens
 
 if TYPE_CHECKING:
-    from trailmark.config import ModelConfig
+    from trailmark.config import ModelConfig, ServerConfig
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
+    from trailmark.score.served import ServedModel
 
 Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
-Gain = Literal["stepped", "clipped", "binary", "linear", "nll"]
+Gain = Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"]
 STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: smallest improvement in percent, and its reward
 
 
@@ -83,16 +82,22 @@ def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -
     return Gold(made.tokens, span.start, end)
 
 
-def likelihoods(lm: LM, rows: Sequence[Gold], shape: Shape = "auto", amp: bool = False) -> list[Likelihood]:
-    """The likelihood of each row's gold text under the model. Shared prefixes are computed once."""
+def likelihoods(
+    lm: LM | ServedModel, rows: Sequence[Gold], shape: Shape = "auto", amp: bool = False
+) -> list[Likelihood]:
+    """The likelihood of each row's gold text under the model. Shared prefixes are computed once. Baselines and rewards
+    both come from here."""
     import numpy as np
 
     from trailmark.models.forward import fill, pack
+    from trailmark.models.lm import LM
     from trailmark.models.readout import Readout
     from trailmark.types import Sample
 
     if not rows:
         return []
+    if not isinstance(lm, LM):
+        return lm.likelihoods(rows)
     samples = []
     for row in rows:
         if not 1 <= row.start < row.end <= len(row.tokens):
@@ -118,8 +123,16 @@ def improvement(baseline: Likelihood, now: Likelihood) -> float:
     return -100.0 * math.expm1(gap) if gap < 700 else -math.inf if gap == gap else math.nan
 
 
-def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[float, float]] = STEPS) -> float:
-    """The reward of an improvement. `nll` is the difference of the two losses, which follows from the percentage."""
+def gain_reward(
+    percent: float,
+    kind: Gain = "stepped",
+    steps: Sequence[tuple[float, float]] = STEPS,
+    other: float = 0.0,
+    weight: float = 0.5,
+) -> float:
+    """The reward of an improvement. `nll` is the difference of the two losses, which follows from the percentage.
+    `contrastive` subtracts a part of `other`, by how much the same answer improves the gold text of another story: a
+    plan that would help any text is worth less."""
     if kind == "stepped":
         return max((reward for least, reward in steps if percent >= least), default=0.0)
     if kind == "clipped":
@@ -130,52 +143,123 @@ def gain_reward(percent: float, kind: Gain = "stepped", steps: Sequence[tuple[fl
         return -math.log1p(-percent / 100.0) if percent < 100 else math.inf
     if kind == "linear":
         return percent / 100.0
-    raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear or nll.")
+    if kind == "contrastive":
+        return percent - weight * other
+    raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear, nll or contrastive.")
+
+
+def smallest_reward(
+    kind: Gain, steps: Sequence[tuple[float, float]] = STEPS, others: Sequence[float] = ()
+) -> float:
+    """The reward of an answer without a plan. No valid answer earns less: neither by the definition of its kind, nor
+    (the last three kinds have no bound below) among `others`, the rewards of the valid answers to the same row."""
+    if kind == "stepped":
+        return min((0.0, *(reward for _, reward in steps)))
+    return 0.0 if kind in ("clipped", "binary") else min((0.0, *others))
 
 
 class Baselines:
     """Likelihoods of gold texts, stored in a file by the model, the tokens and the scored part. A second run over the
     same rows computes nothing. Another model or template has other keys."""
 
-    def __init__(self, lm: LM, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
+    def __init__(
+        self, lm: LM | ServedModel, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False
+    ):
         self.lm, self.shape, self.amp = lm, shape, amp
         self.cache = Cache(path)
-        self.fingerprint = lm.fingerprint()[:16] + f" {str(lm.dtype).removeprefix('torch.')}" + " amp" * amp
+        dtype = str(getattr(lm, "dtype", "")).removeprefix("torch.")
+        self.fingerprint = f"{lm.fingerprint()[:16]} {dtype}" + " amp" * amp if dtype else lm.fingerprint()
         self.computed = 0
 
     def get(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        self._must_be_the_same_server()
         keys = [self._key(row) for row in rows]
         new = {key: row for key, row in zip(keys, rows) if key not in self.cache}
-        for key, found in zip(new, likelihoods(self.lm, list(new.values()), self.shape, self.amp)):
-            self.cache.add(key, {"logp": found.logp, "tokens": found.tokens, "ppl": found.perplexity})
-            self.computed += 1
+        for some in self._portions(list(new)):
+            for key, found in zip(some, self.read([new[key] for key in some])):
+                self.cache.add(key, {"logp": found.logp, "tokens": found.tokens, "ppl": found.perplexity})
+                self.computed += 1
         return [Likelihood(float(self.cache[k]["logp"]), int(self.cache[k]["tokens"])) for k in keys]
+
+    def read(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        """The likelihoods of rows; nothing is stored."""
+        return likelihoods(self.lm, rows, self.shape, self.amp)
 
     def _key(self, row: Gold) -> str:
         what = json.dumps([self.fingerprint, row.start, row.end, list(row.tokens)])
         return hashlib.sha256(what.encode()).hexdigest()[:32]
 
+    def _portions(self, keys: list[str]) -> Iterator[list[str]]:
+        """All at once: shared prefixes are computed once. From a server in portions: if it dies, the last is lost."""
+        size = len(keys) if (server := getattr(self.lm, "config", None)) is None else server.concurrency
+        return (keys[k : k + size] for k in range(0, len(keys), max(1, size)))
+
+    def _must_be_the_same_server(self) -> None:
+        """A server may have another model under the same name than the one that filled this file."""
+        if (probe := getattr(self.lm, "probe", None)) is None:
+            return
+        from trailmark.score.served import same_model
+
+        key = f"probe of {self.fingerprint}"
+        if key not in self.cache:
+            self.cache.add(key, {"logps": list(probe)})
+        elif not same_model(self.cache[key]["logps"], probe):
+            raise JudgeError(
+                f"{self.cache.path} holds likelihoods of another model that was served as '{self.lm.name}': start that "
+                "one again, or move the file away."
+            )
+
 
 class TextScorer:
     """The `scorer` of a reward function: likelihoods of texts under a model that is loaded on first use. Results are
-    stored, so the baseline of a row is computed once."""
+    stored, so the baseline of a row is computed once. With a `server` the model is behind it, and only the tokenizer of
+    `model` is loaded here. `key` is the recipe key of the server."""
 
-    def __init__(self, model: ModelConfig | LM, cache: str | Path | None = None):
-        self.model, self.path = model, cache
+    def __init__(
+        self,
+        model: ModelConfig | LM,
+        cache: str | Path | None = None,
+        server: ServerConfig | None = None,
+        key: str = "reward.server",
+    ):
+        self.model, self.path, self.server, self.key = model, cache, server, key
 
     @cached_property
     def baselines(self) -> Baselines:
+        return Baselines(self.lm, self.path)
+
+    @cached_property
+    def lm(self) -> LM | ServedModel:
+        """The model that reads the texts."""
         from trailmark.config import ModelConfig
 
-        lm: Any = self.model
-        if isinstance(lm, ModelConfig):
-            from trailmark.models.load import load_model
+        given: Any = self.model
+        try:
+            if self.server is not None:
+                from trailmark.models.load import load_tokenizer, tokenizer_by_name
+                from trailmark.score.served import ServedModel
 
-            try:
-                lm = load_model(lm).freeze()
-            except ModelError as problem:
-                raise ModelError(f"reward.model: {problem}") from problem
-        return Baselines(lm, self.path)
+                if not isinstance(given, ModelConfig):
+                    return ServedModel(self.server, given.tokenizer, self.key)
+                name, known = given.tokenizer or given.name, ("tiny", "smollm2")
+                tokenizer = tokenizer_by_name(name) if name in known else load_tokenizer(name, given.revision)
+                return ServedModel(self.server, tokenizer, self.key)
+            if isinstance(given, ModelConfig):
+                from trailmark.models.load import load_model
+
+                given = load_model(given).freeze()
+        except ModelError as problem:
+            raise ModelError(f"reward.model: {problem}") from problem
+        return given
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.lm.tokenizer
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens that the model reads. None: the server knows."""
+        return self.lm.context
 
     def keep(self, path: Path) -> None:
         """Store results in this file from now on."""
@@ -183,13 +267,21 @@ class TextScorer:
         if "baselines" in self.__dict__:
             self.baselines.cache = Cache(path)
 
-    @property
-    def lm(self) -> LM:
-        return self.baselines.lm
+    def check(self) -> None:
+        """Refuse a server that cannot be used, before anything is played."""
+        if self.server is not None:
+            self.lm.check()  # type: ignore[union-attr]
 
     def likelihoods(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
         """The likelihood of each gold text given its context: plain text, or messages."""
-        return self.baselines.get([gold_row(self.lm.tokenizer, context, gold, rule) for context, gold in rows])
+        return self.baselines.get(self.rows(rows, rule))
+
+    def fresh(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
+        """The same, but nothing is looked up or stored: for texts that come once."""
+        return self.baselines.read(self.rows(rows, rule))
+
+    def rows(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Gold]:
+        return [gold_row(self.tokenizer, context, gold, rule) for context, gold in rows]
 
     def likelihood(self, context: Context, gold: str, rule: Rule = "turn") -> Likelihood:
         return self.likelihoods([(context, gold)], rule)[0]
@@ -198,81 +290,6 @@ class TextScorer:
         """By how many percent the perplexity of a text falls from one context to another."""
         base, now = self.likelihoods([(before, gold), (after, gold)], rule)
         return improvement(base, now)
-
-
-class LikelihoodJudge(Judge):
-    """VR-CLI's reward: by how much the answer improves the perplexity of a gold text, in steps. The baseline of each
-    row is stored in a file. `model` is a loaded model, or one to load when the first play is judged."""
-
-    def __init__(
-        self,
-        config: LikelihoodJudgeConfig | None = None,
-        model: ModelConfig | LM | None = None,
-        cache: str | Path | None = None,
-    ):
-        self.config = c = config or LikelihoodJudgeConfig()
-        reader = c.model or model
-        if reader is None:
-            raise RecipeError("reward of kind likelihood: no model reads the gold text; set reward.model.")
-        self.name = f"likelihood of {c.gold} under {reader.name}"
-        self.source = f"likelihood {reader.name}"
-        self._shared = cache or c.cache
-        self.scorer = TextScorer(reader, self._shared)
-        settings = c.model_dump(mode="json", exclude={"success", "model", "cache"})
-        if c.empty is None:
-            del settings["empty"]  # judges of runs from before this key keep their fingerprint
-        self.earlier = (digest(json.dumps([reader.name, settings])),)
-        self.fingerprint = digest(json.dumps([_weights_of(reader), settings]))  # the path of the weights does not count
-
-    def keep(self, folder: str | Path) -> None:
-        super().keep(folder)
-        if self._shared is None:
-            self.scorer.keep(Path(folder) / "likelihoods.jsonl")
-
-    async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
-        c = self.config
-        before, after = [], []
-        for play in plays:
-            gold = play.row.get(c.gold)
-            if not isinstance(gold, str) or not gold:
-                raise JudgeError(
-                    f"{play.where} has no text '{c.gold}' (reward.gold) whose likelihood could be computed."
-                )
-            plan = replace(play, answer=after_markers(play.answer, c.markers))
-            before.append((self._context(c.context, play), gold))
-            template = c.plan if c.empty is None or plan.answer.strip() else c.empty
-            after.append((self._context(template, plan), gold))
-        base = self.scorer.likelihoods(before, c.tokens)
-        rows = [gold_row(self.scorer.lm.tokenizer, context, gold, c.tokens) for context, gold in after]
-        now = likelihoods(self.scorer.lm, rows)
-        return [self._verdict(play, a, b) for play, a, b in zip(plays, base, now)]
-
-    def _context(self, template: str, play: Play) -> Context:
-        """The template replaces the user's last message. Earlier messages stay as they are."""
-        text = filled(template, play)
-        if not (self.config.chat or play.messages):
-            return text
-        return [*play.messages[:-1], {"role": "user", "content": text}]
-
-    def _verdict(self, play: Play, base: Likelihood, now: Likelihood) -> Verdict:
-        percent = improvement(base, now)
-        if not math.isfinite(percent):
-            return Verdict(
-                Invalid(f"the likelihood of '{self.config.gold}' is no number: {base.logp:g} before, {now.logp:g} now")
-            )
-        steps = [(least, reward) for least, reward in self.config.steps]
-        found = {"improvement": percent, "baseline_nll": base.nll, "nll": now.nll}
-        notes = tuple(Annotation(play.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
-        exact = base.nll - now.nll  # not taken back out of the percentage, which rounds to 100
-        reward = exact if self.config.reward == "nll" else gain_reward(percent, self.config.reward, steps)
-        return Verdict(scored(reward, self.config.success), notes)
-
-
-def _weights_of(reader: ModelConfig | LM) -> str:
-    from trailmark.config import ModelConfig
-    from trailmark.models.adapters import weights_print
-
-    return weights_print(reader) if isinstance(reader, ModelConfig) else reader.fingerprint()
 
 
 def after_markers(answer: str, markers: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trailmark.errors import ModelError
 from trailmark.models.layout import FIXED_ROWS
 from trailmark.score.classes import Over, check_classes, class_head, class_numbers, over_steps
+from trailmark.steps import Split
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Scorer(Protocol):
 class LogProb:
     """The policy's own log-prob of the text: the sum, or the mean per token."""
 
+    over = "last"  # where steps end does not matter
+
     def __init__(self, mean: bool = False):
         self.mean = mean
 
@@ -54,7 +57,8 @@ class HeadValues:
     `over` (a model of steps). A head of several classes gives the probability of `classes`, or of its last class.
     Simultaneous requests are computed together. With `fixed`, passes have constant shapes, so that on one CPU thread or
     a GPU a result does not depend on other requests. Without it, shared prefixes are computed once. `amp`: compute in
-    bfloat16, for a value that was trained so."""
+    bfloat16, for a value that was trained so. `split` says how answers are cut into steps, and `skip` which kinds of
+    steps take no part."""
 
     def __init__(
         self,
@@ -64,7 +68,10 @@ class HeadValues:
         fixed: bool = True,
         amp: bool = False,
         classes: Sequence[int] | None = None,
+        split: Split = "newline",
+        skip: Sequence[str] = (),
     ):
+        self.split, self.skip = split, tuple(skip)
         self.lm, self.over, self.fixed, self.amp, self.classes = lm, over, fixed, amp, classes
         first = class_head(lm) if classes is not None else "value" if "value" in lm.heads else next(iter(lm.heads), "")
         self.head = head or first
@@ -77,7 +84,7 @@ class HeadValues:
         for x in lines:
             last = len(x.prompt) + len(x.tokens) - 1
             ends = {len(x.prompt) + e - 1 for e in x.ends} if self.over != "last" else set()
-            asked.append((x.prompt + x.tokens, tuple(sorted(ends | {last}))))
+            asked.append((x.prompt + x.tokens, tuple(sorted(ends or {last}))))
         return [over_steps(v, self.over) for v in await self.read(asked)]
 
     async def values(self, rows: Sequence[Tokens]) -> list[float]:

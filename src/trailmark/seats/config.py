@@ -100,7 +100,11 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
             "the others."
         )
     if seats and not learns:
-        raise RecipeError(f"seats: none of {', '.join(seats)} is trained: set seats.{next(iter(seats))}.trained: true.")
+        here = next((name for name, seat in seats.items() if isinstance(seat, LocalSeat)), None)
+        cure = f"set seats.{here}.trained: true and leave its model out" if here else (
+            "only a model in this process can be, so add a seat {kind: local, trained: true}"
+        )  # fmt: skip
+        raise RecipeError(f"seats: none of {', '.join(seats)} is trained: {cure}.")
 
 
 def filled(seats: Seats, sampling: SamplingConfig | None, engine: EngineConfig | None) -> dict[str, AnyKind]:

@@ -68,6 +68,7 @@ def with_judge(source: Any, judge: Judge) -> Any:
     if not source.judged:
         raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
     source.judge = judge
+    judge.bind(source)
     return source
 
 

@@ -2,7 +2,8 @@
 
 The header is in both by design, so it is removed from the gold text first. What is left is compared by runs of eight
 words: the share of its runs that stand in the prompt. Names and stock phrases make a share of some per mille. A gold
-text of less than eight words has no such run: it leaks if it is a line of the prompt.
+text of less than eight words has no such run: it leaks if all of it stands in the prompt. One or two words may stand
+anywhere by chance: they leak if they are a line of the prompt.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def without_header(gold: str, header: str) -> str:
 def leaked(gold: str, header: str, prompt: Messages, n: int = N) -> float:
     """The share of the gold text's runs of `n` words that stand in the prompt."""
     body = words_of(without_header(gold, header))
+    if 3 <= len(body) < n:
+        return float(any(tuple(body) in runs(words_of(m["content"]), len(body)) for m in prompt))
     if len(body) < n:
         lines = {tuple(words_of(line)) for m in prompt for line in m["content"].split("\n")}
         return float(bool(body) and tuple(body) in lines)

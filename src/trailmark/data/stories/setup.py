@@ -11,8 +11,10 @@ Filters are VR-CLI's for stories, with words counted between single spaces. Talk
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,7 +67,8 @@ NO_FILTERS = Filters(None, None, None, None, None)
 class Setup:
     """How the files are made. `shares` are those of val and test. `most` is the limit of a prompt in tokens; longer
     ones are cut, or left out (`drop_long`). `leak` is the largest share of a gold text that may stand in a prompt; rows
-    with more are an error, or left out (`drop_leaks`)."""
+    with more are an error, or left out (`drop_leaks`). `gold_words`: only so many first words of a gold text are kept,
+    after the filters."""
 
     show: Show = Show()
     filters: Filters = Filters()
@@ -76,6 +79,7 @@ class Setup:
     drop_long: bool = False
     leak: float = MOST
     drop_leaks: bool = False
+    gold_words: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,13 @@ class Made:
 def spaced_words(text: str) -> int:
     """Words as VR-CLI counts them: pieces between single spaces."""
     return len(text.split(" "))
+
+
+def first_words(text: str, n: int) -> str:
+    """The text up to the end of its n-th word, with its line breaks."""
+    words = re.finditer(r"\S+", text)
+    ends = [m.end() for m in itertools.islice(words, n)]
+    return text[: ends[-1]] if len(ends) == n and next(words, None) else text
 
 
 def make(path: Path, out: Path, plan: Setup, tokenizer: Any = None) -> Counts:
@@ -131,6 +142,9 @@ def _kept(
         if why := plan.filters.refuses(row, prompt):
             counts.left_out[why] += 1
             continue
+        if plan.gold_words is not None and (short := first_words(row.gold, plan.gold_words)) != row.gold:
+            row = row.with_gold(short)
+            counts.kept["gold texts cut"] += 1
         if plan.most is not None and tokens(prompt) > plan.most:
             if plan.drop_long:
                 counts.left_out[f"with a prompt of more than {plan.most} tokens"] += 1

@@ -66,6 +66,9 @@ class StoryRow:
     def with_previous(self, text: str) -> StoryRow:
         return replace(self, story_text=text)
 
+    def with_gold(self, text: str) -> StoryRow:
+        return replace(self, next_chapter=text)
+
 
 @dataclass(frozen=True, slots=True)
 class TalkRow:
@@ -82,6 +85,9 @@ class TalkRow:
 
     def sections(self) -> dict[str, str]:
         return {"context": "\n\n".join(m["content"] for m in self.context)}
+
+    def with_gold(self, text: str) -> TalkRow:
+        return replace(self, gold=text)
 
 
 AnyRow = StoryRow | TalkRow

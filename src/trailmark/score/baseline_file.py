@@ -1,0 +1,109 @@
+"""A file of baselines: how likely each row's gold text is without an answer, by the row's id.
+
+    {"id": null, "about": {"model": …, "dtype": …, "tokenizer": …, "chat template": …, "rule of scored tokens": …}}
+    {"id": "b7", "baseline_nll": 2.31, "baseline_ppl": 10.1, "n_scored_tokens": 212, "logp": …, "gold": …, …}
+
+It is of one model and one set of rows. Another model, dtype, tokenizer, chat template or scored-token rule is refused,
+and so is a row that has changed since: its gold text, its system message or its prompt. Their order does not matter.
+New rows are computed and added at the end, so a command that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trailmark.errors import DataError
+from trailmark.score.base import digest
+from trailmark.score.cache import Cache
+from trailmark.score.likelihood import Context, Likelihood, Rule, TextScorer
+from trailmark.score.served import same_model
+
+HINT = "use the one that it was made with, or name another file of baselines."
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineRow:
+    """A row's id, the context without an answer, and the gold text."""
+
+    id: str
+    context: Context
+    gold: str
+
+    @property
+    def system(self) -> bool:
+        """Whether the context begins with a system message."""
+        return not isinstance(self.context, str) and self.context[0].get("role") == "system"
+
+    def marks(self) -> dict[str, Any]:
+        """What the row's baseline depends on."""
+        said = self.context if isinstance(self.context, str) else [dict(m) for m in self.context]
+        return {"gold": digest(self.gold), "system": self.system, "prompt": digest(json.dumps(said))}
+
+
+class BaselineFile:
+    def __init__(self, path: str | Path, scorer: TextScorer, rule: Rule = "turn"):
+        self.path, self.scorer, self.rule, self.computed = Path(path), scorer, rule, 0
+        self.cache = Cache(path, "id")
+        now = about(scorer, rule)
+        if None not in self.cache:
+            if len(self.cache):
+                raise DataError("is no file of baselines: it does not begin with what they are of.", path)
+            self.cache.add(None, {"about": now})
+        then = self.cache[None].get("about")
+        then = then if isinstance(then, Mapping) else {}
+        for what in now:
+            before, after = then.get(what), now[what]
+            if what == "probe" and isinstance(before, list) and same_model(before, after):
+                continue
+            if before != after:
+                shown = "" if what == "probe" else f" ({before}, now {after})"
+                said = f"model served as '{scorer.lm.name}'" if what == "probe" else what
+                raise DataError(f"these baselines are of another {said}{shown}: {HINT}", path)
+
+    def check(self, rows: Sequence[BaselineRow]) -> None:
+        """Refuse rows that are not what they were when their baselines were computed."""
+        for row in rows:
+            if row.id not in self.cache:
+                continue
+            then, now = self.cache[row.id], row.marks()
+            if then.get("gold") != now["gold"]:
+                why = "has another gold text than the row of this id had: the data set is another one"
+            elif then.get("system") != now["system"]:
+                had = ("without", "with") if then.get("system") else ("with", "without")
+                why = f"is {had[0]} a system message, and its baseline was computed {had[1]} one"
+            elif then.get("prompt") != now["prompt"]:
+                why = "has another prompt than when its baseline was computed (other data, or reward.context)"
+            else:
+                continue
+            raise DataError(f"row '{row.id}' {why}: {HINT}", self.path)
+
+    def get(self, rows: Sequence[BaselineRow]) -> list[Likelihood]:
+        """The baseline of each row. Those that are missing are computed and stored."""
+        self.check(rows)
+        new = list({row.id: row for row in rows if row.id not in self.cache}.values())
+        server = self.scorer.server
+        size = len(new) if server is None else server.concurrency
+        for k in range(0, len(new), max(1, size)):
+            some = new[k : k + size]
+            for row, found in zip(some, self.scorer.fresh([(r.context, r.gold) for r in some], self.rule)):
+                numbers = {"baseline_nll": found.nll, "baseline_ppl": found.perplexity, "n_scored_tokens": found.tokens}
+                self.cache.add(row.id, {**numbers, "logp": found.logp, **row.marks()})
+                self.computed += 1
+        stored = [self.cache[row.id] for row in rows]
+        return [Likelihood(float(r["logp"]), int(r["n_scored_tokens"])) for r in stored]
+
+
+def about(scorer: TextScorer, rule: Rule) -> dict[str, Any]:
+    """What all baselines of a file depend on, in words that an error can use."""
+    lm, tokenizer = scorer.lm, scorer.tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    dtype = str(getattr(lm, "dtype", "the server's")).removeprefix("torch.")
+    made = {"model": lm.fingerprint()[:48], "dtype": dtype, "tokenizer": digest(vocabulary)}
+    made |= {"chat template": digest(str(tokenizer.chat_template)), "rule of scored tokens": rule}
+    probe = getattr(lm, "probe", None)
+    return made if probe is None else {**made, "probe": list(probe)}

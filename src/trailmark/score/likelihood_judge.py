@@ -1,0 +1,249 @@
+"""VR-CLI's reward as a judge: by how much an answer improves the perplexity of its row's gold text.
+
+Beside the reward it notes what could explain an improvement without reasoning, for every play: how much of the plan was
+copied from the prompt, how long it is, what no plan at all would have earned, and whether the answer has a marker.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trailmark.errors import JudgeError, RecipeError
+from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
+from trailmark.score.baseline_file import BaselineFile, BaselineRow
+from trailmark.score.config import LikelihoodJudgeConfig
+from trailmark.score.likelihood import (
+    Context,
+    Likelihood,
+    TextScorer,
+    after_markers,
+    gain_reward,
+    improvement,
+    smallest_reward,
+)
+from trailmark.score.words import copied_share, correlation
+from trailmark.types import Annotation, Invalid, Task
+
+if TYPE_CHECKING:
+    from trailmark.config import ModelConfig
+    from trailmark.models.lm import LM
+
+LATER = {"server", "baselines", "no_marker", "weight", "seed"}  # keys that judges of older runs did not have
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The improvements of one play: by its plan, by no plan, and by its plan for another story (contrastive)."""
+
+    base: Likelihood
+    now: Likelihood
+    empty: float
+    other: float = 0.0
+
+    @property
+    def percent(self) -> float:
+        return improvement(self.base, self.now)
+
+
+class LikelihoodJudge(Judge):
+    """The baseline of each row is stored in a file. `model` is a loaded model, or one to load when the first play is
+    judged. With `config.server` a server scores, and only the tokenizer of the model is loaded."""
+
+    def __init__(
+        self,
+        config: LikelihoodJudgeConfig | None = None,
+        model: ModelConfig | LM | None = None,
+        cache: str | Path | None = None,
+    ):
+        self.config = c = config or LikelihoodJudgeConfig()
+        reader = c.model or model
+        if reader is None:
+            raise RecipeError("reward of kind likelihood: no model reads the gold text; set reward.model.")
+        named = reader.name if c.server is None else c.server.model
+        self.name = f"likelihood of {c.gold} under {named}"
+        self.source = f"likelihood {named}"
+        self._shared = cache or c.cache
+        self.scorer = TextScorer(reader, self._shared, c.server)
+        self._world: Any = None
+        self._others: dict[str, Task] = {}
+        settings = c.model_dump(mode="json", exclude={"success", "model", "cache", *LATER})
+        if c.empty is None:
+            del settings["empty"]  # judges of runs from before this key keep their fingerprint
+        if c.no_marker != "whole":
+            settings["no_marker"] = c.no_marker
+        if c.reward == "contrastive":
+            settings |= {"weight": c.weight, "seed": c.seed}
+        self.earlier = (digest(json.dumps([named, settings])),) if c.server is None else ()
+        weights = _weights_of(reader) if c.server is None else f"served {named}"  # the path of weights does not count
+        self.fingerprint = digest(json.dumps([weights, settings]))
+
+    # -- before the first play -------------------------------------------------------------------------------------
+
+    def bind(self, source: Any) -> None:
+        self._world = source
+
+    def keep(self, folder: str | Path) -> None:
+        self.scorer.check()
+        super().keep(folder)
+        if self._shared is None:
+            self.scorer.keep(Path(folder) / "likelihoods.jsonl")
+        if self.config.baselines is not None:
+            known = [self._as_play(None, task) for task in getattr(self._world, "rows", ())]
+            self._file.check([self._row(play) for play in known])
+
+    @cached_property
+    def _file(self) -> BaselineFile:
+        assert self.config.baselines is not None
+        return BaselineFile(self.config.baselines, self.scorer, self.config.tokens)
+
+    # -- judging ---------------------------------------------------------------------------------------------------
+
+    async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
+        plans = [replace(p, answer=after_markers(p.answer, self.config.markers)) for p in plays]
+        base = self._baselines(plays)
+        now = self.scorer.fresh([self._with_plan(plan) for plan in plans], self.config.tokens)
+        nothing = [replace(p, answer="") for p in plays]
+        empty = self.scorer.likelihoods([self._with_plan(p) for p in nothing], self.config.tokens)
+        others = self._for_another_story(plans) if self.config.reward == "contrastive" else [0.0] * len(plays)
+        found = [Scores(b, n, improvement(b, e), o) for b, n, e, o in zip(base, now, empty, others)]
+        return self._verdicts(plays, plans, found)
+
+    def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
+        values: dict[str, dict[str, float]] = {}
+        for a in notes:
+            values.setdefault(a.name, {})[a.episode] = a.values[0]
+        means = ("improvement", "empty_improvement", "other_improvement", "copied", "marker", "plan_words")
+        out = {name: sum(values[name].values()) / len(values[name]) for name in means if name in values}
+        if "marker" in out:
+            out["marker_rate"] = out.pop("marker")
+        words, gains = values.get("plan_words", {}), values.get("improvement", {})
+        both = [e for e in words if e in gains]
+        if (found := correlation([words[e] for e in both], [gains[e] for e in both])) is not None:
+            out["length_correlation"] = found
+        return out
+
+    # -- texts -----------------------------------------------------------------------------------------------------
+
+    def _gold(self, play: Play) -> str:
+        gold = play.row.get(self.config.gold)
+        if not isinstance(gold, str) or not gold:
+            raise JudgeError(
+                f"{play.where} has no text '{self.config.gold}' (reward.gold) whose likelihood could be computed."
+            )
+        return gold
+
+    def _row(self, play: Play) -> BaselineRow:
+        return BaselineRow(play.episode.task.id, self._context(self.config.context, play), self._gold(play))
+
+    def _with_plan(self, plan: Play) -> tuple[Context, str]:
+        c = self.config
+        template = c.plan if c.empty is None or plan.answer.strip() else c.empty
+        return self._context(template, plan), self._gold(plan)
+
+    def _context(self, template: str, play: Play) -> Context:
+        """The template replaces the user's last message. Earlier messages stay as they are."""
+        text = filled(template, play)
+        if not (self.config.chat or play.messages):
+            return text
+        return [*play.messages[:-1], {"role": "user", "content": text}]
+
+    def _baselines(self, plays: Sequence[Play]) -> list[Likelihood]:
+        rows = [self._row(play) for play in plays]
+        if self.config.baselines is not None:
+            return self._file.get(rows)
+        return self.scorer.likelihoods([(row.context, row.gold) for row in rows], self.config.tokens)
+
+    # -- contrastive -----------------------------------------------------------------------------------------------
+
+    def _for_another_story(self, plans: Sequence[Play]) -> list[float]:
+        """By how much each plan improves the gold text of another story."""
+        away = [self._as_play(plan, self._other(plan.episode.task)) for plan in plans]
+        base = self._baselines(away)
+        now = self.scorer.fresh([self._with_plan(play) for play in away], self.config.tokens)
+        return [improvement(b, n) for b, n in zip(base, now)]
+
+    def _other(self, task: Task) -> Task:
+        """A training row of another story, the same one for all plays of a row: its seed is the row's id. So the reward
+        of a play does not depend on the batch."""
+        if task.id not in self._others:
+            if self._world is None:
+                raise JudgeError("reward contrastive: the judge does not know other rows: call bind(source) first.")
+            mine = (task.data.get("story_id"), task.data.get(self.config.gold))
+            rows = sorted(self._world.tasks("train"), key=lambda t: t.id)
+            away = [t for t in rows if t.id != task.id and t.data.get(self.config.gold) != mine[1]]
+            away = [t for t in away if mine[0] is None or t.data.get("story_id") != mine[0]]
+            if not away:
+                raise JudgeError(f"reward contrastive: row '{task.id}' has no row of another story in split train.")
+            self._others[task.id] = random.Random(f"contrast {self.config.seed} {task.id}").choice(away)
+        return self._others[task.id]
+
+    def _as_play(self, plan: Play | None, task: Task) -> Play:
+        """A row as it would be shown, with the answer of another play."""
+        first = self._world.make().reset(task)
+        episode = _nobody(task) if plan is None else replace(plan.episode, task=task)
+        answer = "" if plan is None else plan.answer
+        return Play(episode, first.text, answer, {**task.data, **task.meta}, first.messages)
+
+    # -- verdicts --------------------------------------------------------------------------------------------------
+
+    def _verdicts(self, plays: Sequence[Play], plans: Sequence[Play], found: Sequence[Scores]) -> list[Verdict]:
+        c = self.config
+        marked = [any(m in p.answer for m in c.markers) for p in plays]
+        valid = [ok or c.no_marker == "whole" for ok in marked]
+        rewards = [self._reward(s) for s in found]
+        steps = [(least, reward) for least, reward in c.steps]
+        out = []
+        for k, (play, scores) in enumerate(zip(plays, found)):
+            if not math.isfinite(scores.percent) or not math.isfinite(scores.other):
+                out.append(Verdict(Invalid(self._no_number(scores))))
+                continue
+            same = [r for p, ok, r in zip(plays, valid, rewards) if ok and p.episode.task.id == play.episode.task.id]
+            finite = [r for r in same if math.isfinite(r)]
+            reward = rewards[k] if valid[k] else smallest_reward(c.reward, steps, finite)
+            out.append(Verdict(scored(reward, c.success), self._notes(plans[k], scores, marked[k])))
+        return out
+
+    def _reward(self, s: Scores) -> float:
+        c = self.config
+        if c.reward == "nll":
+            return s.base.nll - s.now.nll  # not taken back out of the percentage, which rounds to 100
+        steps = [(least, reward) for least, reward in c.steps]
+        return gain_reward(s.percent, c.reward, steps, s.other, c.weight)
+
+    def _no_number(self, s: Scores) -> str:
+        return f"the likelihood of '{self.config.gold}' is no number: {s.base.logp:g} before, {s.now.logp:g} now"
+
+    def _notes(self, plan: Play, s: Scores, marked: bool) -> tuple[Annotation, ...]:
+        found = {"improvement": s.percent, "baseline_nll": s.base.nll, "nll": s.now.nll}
+        found |= {"plan_words": float(len(plan.answer.split()))}
+        if math.isfinite(s.empty):
+            found["empty_improvement"] = s.empty + 0.0  # no minus before a zero
+        shown = plan.row.get("information")
+        copied = copied_share(plan.answer, shown if isinstance(shown, str) else plan.prompt)
+        if copied is not None:
+            found["copied"] = copied
+        if self.config.markers:
+            found["marker"] = float(marked)
+        if self.config.reward == "contrastive":
+            found["other_improvement"] = s.other
+        return tuple(Annotation(plan.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
+
+
+def _nobody(task: Task) -> Any:
+    from trailmark.types import Episode
+
+    return Episode("", task, "", (), {"self": Invalid("not played")})
+
+
+def _weights_of(reader: ModelConfig | LM) -> str:
+    from trailmark.config import ModelConfig
+    from trailmark.models.adapters import weights_print
+
+    return weights_print(reader) if isinstance(reader, ModelConfig) else reader.fingerprint()

@@ -1,0 +1,87 @@
+"""A model behind a server that reads gold texts: our own (`trailmark serve`), or vLLM.
+
+Texts are encoded here and sent as token ids, so the scored tokens are those of a model in this process, control tokens
+included. The server only says how likely each of them is. It must serve the model that the recipe names, and encode a
+text as we do: with another tokenizer the numbers would be of another text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from trailmark.config import ServerConfig
+from trailmark.engines.base import EngineError
+from trailmark.engines.http import HttpEngine, http_engine
+from trailmark.errors import JudgeError
+from trailmark.run_async import wait
+from trailmark.score.likelihood import Gold, Likelihood
+from trailmark.texts import encode
+
+T = TypeVar("T")
+PROBE = "It rained all night. In the morning the road was gone, and 3 of the 4 hens knew why."
+SAME = 0.02  # nats per token: two readings of PROBE that differ by more on average are of two models
+
+
+class ServedModel:
+    """`tokenizer` is the one of the served model. `key` is the recipe key or the option that names the server; errors
+    begin with it."""
+
+    context = None  # the server refuses what is too long for it
+
+    def __init__(self, config: ServerConfig, tokenizer: Any, key: str = "reward.server"):
+        self.config, self.tokenizer, self.key, self.name = config, tokenizer, key, config.model
+
+    def fingerprint(self) -> str:
+        """The model's name on the server. `probe` tells two models of one name apart."""
+        return f"served {self.name}"
+
+    def check(self) -> None:
+        """Refuse a server that cannot be reached, serves another model, or has another tokenizer."""
+        self._ask(self._check())
+
+    def likelihoods(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        """The likelihood of each row's gold text. The server gets all rows at once, up to `server.concurrency`."""
+        self.probe  # noqa: B018  (checks the server before its first numbers are used)
+        return self._ask(self._read(rows))
+
+    @cached_property
+    def probe(self) -> tuple[float, ...]:
+        """The log-probs of a fixed text: by these the model is known, whatever its name."""
+        self.check()
+        return tuple(self._ask(self.engine.score(encode(self.tokenizer, PROBE))))
+
+    @cached_property
+    def engine(self) -> HttpEngine:
+        try:
+            return http_engine(self.config, self.tokenizer, key=self.key)
+        except EngineError as problem:
+            raise JudgeError(str(problem)) from None
+
+    async def _check(self) -> None:
+        await self.engine.must_serve()
+        mine, theirs = encode(self.tokenizer, PROBE), await self.engine.token_ids(PROBE)
+        if theirs is not None and theirs != mine:
+            raise EngineError(
+                f"'{self.name}' at {self.engine.wire.base_url} encodes a text as {theirs[:6]}…, and the tokenizer here "
+                f"as {mine[:6]}…: name the model that it serves as `model`"
+            )
+
+    async def _read(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        found = await asyncio.gather(*(self.engine.score(row.tokens[: row.end], row.start) for row in rows))
+        return [Likelihood(float(sum(logps)), len(logps)) for logps in found]
+
+    def _ask(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return wait(work)
+        except EngineError as problem:
+            said = str(problem)
+            raise JudgeError(f"{self.key}: {said[:-1] if said.endswith('.') else said}.") from None
+
+
+def same_model(then: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether two readings of the probe may be of one model: servers round differently from run to run."""
+    gaps = [abs(a - b) for a, b in zip(then, now)]
+    return len(then) == len(now) and sum(gaps) <= SAME * max(1, len(gaps))

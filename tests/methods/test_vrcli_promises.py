@@ -1,0 +1,146 @@
+"""What a VR-CLI run promises: the scorer never changes, no KL is needed, no prompt holds the gold text, test rows are
+not touched, copying and length are metrics, and a user's own number stands beside them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
+from trailmark.config import ModelConfig, resolve
+from trailmark.methods.configs import PolicyGradientRecipe
+from trailmark.methods.policy_gradient import PolicyGradientMethod
+from trailmark.models.load import load_model
+from trailmark.runs.annotations import read_beside
+from trailmark.runs.launch import launch
+from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
+from trailmark.tasks.stories import prompts as p
+
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 1024}
+WHY = ["rain", "wind", "snow", "fog", "hail", "sun", "ice"]
+FUNCTION = '''
+def brevity(prompt, answer, row):
+    return 1 / (1 + len(answer))
+
+def reward(answer):
+    return 0
+
+class Judge: pass
+'''
+
+
+class Watched(PolicyGradientMethod):
+    """Keeps the last method that was trained, to look into it."""
+
+    last: "Watched"
+
+    def __init__(self, config, run):
+        super().__init__(config, run)
+        Watched.last = self
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    talks = [{"id": w, "messages": [{"role": "user", "content": f"Why the {w}?"},
+                                    {"role": "assistant", "content": f"The {w} came over the hill."}]}
+             for w in WHY]  # fmt: skip
+    Path("talks.jsonl").write_text("".join(json.dumps(t) + "\n" for t in talks))
+    done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "stories", "--val", "0.3"])
+    assert done.exit_code == 0, done.output
+    lines = lambda split: Path(f"stories/{split}.jsonl").read_text().splitlines()
+    rows = {split: [json.loads(x) for x in lines(split)] for split in ("train", "val", "test")}
+    lm = load_model(ModelConfig.model_validate({"name": "tiny", "shape": SHAPE}))
+    lm.base.save_pretrained("start")
+    lm.tokenizer.save_pretrained("start")
+    Path("mine.py").write_text(FUNCTION)
+    return rows
+
+
+def recipe(**more):
+    return resolve(
+        {
+            "method": "policy_gradient", "data": "stories/train.jsonl", "out": "run", "steps": 2, "starts": 2, "n": 3,
+            "task": {"options": {"val": "stories/val.jsonl"}}, "model": {"name": "start"},
+            "sampling": {"max_tokens": 12}, "engine": {"slots": 6, "max_len": 1024}, "credit": "group",
+            "objective": {"kind": "clipped", "beta": 0.0}, "learner": {"optim": {"lr": 1e-2}},
+            "eval": {"every": 1, "split": "val", "n": 64}, "checkpoint": {"every": 1},
+            "reward": {"kind": "likelihood", "context": p.CONTEXT, "plan": p.PLAN, "empty": p.EMPTY,
+                       "markers": ["In summary:", "e"], "reward": "linear"},
+            **more,
+        },
+        PolicyGradientRecipe,
+    )  # fmt: skip
+
+
+def test_a_run_keeps_its_promises(data):
+    files = lambda: {f.name: f.read_bytes() for f in Path("start").iterdir()}
+    before, start = files(), load_model(ModelConfig(name="start")).fingerprint()
+    Path("stories/test.jsonl").unlink()  # training does not need it
+    launch(Watched, recipe(eval_fn="mine.py:brevity"))
+    # the scorer is the model that training started from, and stays it; the policy does not
+    judge, policy = Watched.last.source.judge, Watched.last.learner.models["policy"]
+    assert judge.scorer.lm.fingerprint() == start == load_model(ModelConfig(name="start")).fingerprint()
+    assert policy.fingerprint() != start and files() == before
+    assert judge.scorer.lm is not policy
+    # no KL: no reference is loaded, and the reward works
+    assert set(Watched.last.learner.models) == {"policy"} and "kl" not in read_metrics("run")[0]
+    episodes = list(read_episodes("run/episodes"))
+    assert len({e.outcome.reward for e in episodes}) > 6
+    # every row of val is evaluated at each step, and no other
+    val, train = ({r["id"] for r in data[s]} for s in ("val", "train"))
+    assert len(val) == 2 and {e.task.id for e in episodes} <= train
+    for step in (1, 2):
+        assert sorted(e.task.id for e in read_segment(f"run/evaluation/{step:06d}.jsonl")) == sorted(val)
+    # the gold text is in no prompt that the policy saw
+    tokenizer, gold = policy.tokenizer, {r["id"]: r["gold"] for s in ("val", "train") for r in data[s]}
+    for e in [*episodes, *read_segment("run/evaluation/000002.jsonl")]:
+        shown = tokenizer.decode(e.turns[0].prompt)
+        assert gold[e.task.id] not in shown and f"Why the {e.task.id}?" in shown
+    # what could explain an improvement is a metric of each step, and of each evaluation
+    noted = {}
+    names = ("improvement", "plan_words", "empty_improvement", "marker", "copied")
+    for name in names:
+        for a in read_annotations(f"run/annotations/{name}"):
+            noted.setdefault(a.episode.split(":")[0], {}).setdefault(name, []).append(a.values[0])
+    for row in read_metrics("run"):
+        mine = noted[str(row["step"])]
+        for name in ("improvement", "plan_words", "empty_improvement"):
+            assert row[name] == pytest.approx(np.mean(mine[name]), abs=1e-9)
+        assert row["marker_rate"] == np.mean(mine["marker"]) and row["empty_improvement"] == 0.0  # equal instruction
+        assert row["length_correlation"] == pytest.approx(np.corrcoef(mine["plan_words"], mine["improvement"])[0, 1])
+        assert {"eval/improvement", "eval/marker_rate", "eval/empty_improvement", "eval/plan_words"} <= set(row)
+        # the user's own number: a mean over the evaluation, stored with it
+        played = read_segment(f"run/evaluation/{row['step']:06d}.jsonl")
+        want = [1 / (1 + len(e.turns[0].text)) for e in played]
+        assert row["eval/brevity"] == pytest.approx(np.mean(want), abs=1e-12) and "brevity" not in row
+        notes = [a for a in read_beside(Path(f"run/evaluation/{row['step']:06d}.jsonl")) if a.name == "brevity"]
+        assert [a.values[0] for a in notes] == want
+
+
+def test_mistakes_in_the_function_of_an_evaluation(data):
+    def train(*words, code=2):
+        Path("recipe.yaml").write_text(json.dumps(recipe().model_dump(mode="json")))
+        done = CliRunner().invoke(app, ["train", "recipe.yaml", *words])
+        assert done.exit_code == code and "Traceback" not in done.output, done.output
+        return " ".join(done.output.split())
+
+    assert "eval_fn: mine.py has no function 'brevty'. Did you mean 'brevity'?" in train("eval_fn=mine.py:brevty")
+    assert "eval_fn: there is a metric eval/reward already" in train("eval_fn=mine.py:reward")
+    assert "eval_fn 'mine.py:Judge': a class must derive" in train("eval_fn=mine.py:Judge")
+    assert not Path("run/recipe.yaml").exists()
+    train("eval_fn=mine.py:brevity", "steps=1", code=0)
+    Path("mine.py").write_text(FUNCTION.replace("1 + len", "2 + len"))
+    assert "has changed" in train("eval_fn=mine.py:brevity", "--resume")
+
+
+def test_a_gold_text_in_its_prompt_stops_the_build(data):
+    said = [{"role": "user", "content": "It is known: the rain came over the hill. Why?"},
+            {"role": "assistant", "content": "The rain came over the hill."}]  # fmt: skip
+    with Path("talks.jsonl").open("a") as file:
+        file.write(json.dumps({"id": "leak", "messages": said}) + "\n")
+    done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "more"])
+    assert done.exit_code == 2 and "talks.jsonl: line 8 (id 'leak'): 100.0 % of the gold text" in done.output
+    assert not Path("more/train.jsonl").exists()

@@ -1,0 +1,161 @@
+"""A file of baselines: by id, resumable, and refused where it does not belong."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
+from trailmark.config import ModelConfig
+from trailmark.errors import DataError
+from trailmark.models.load import load_model
+from trailmark.score.baseline_file import BaselineFile, BaselineRow
+from trailmark.score.config import LikelihoodJudgeConfig
+from trailmark.score.likelihood import TextScorer
+from trailmark.score.likelihood_judge import LikelihoodJudge
+from trailmark.tasks import with_judge
+from trailmark.tasks.prompts import Prompts
+
+SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 1024}
+SYSTEM = {"role": "system", "content": "Be brief."}
+RECIPE = str(Path(__file__).parents[2] / "recipes/vrcli-laptop.yaml")
+
+
+def model(**more):
+    return load_model(ModelConfig.model_validate({"name": "tiny", "shape": SHAPE, **more})).freeze()
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return model()
+
+
+def rows(system=True, gold="They went home."):
+    said = [SYSTEM] if system else []
+    return [BaselineRow(f"r{k}", [*said, {"role": "user", "content": f"Story {k}."}], gold) for k in range(4)]
+
+
+def test_it_is_keyed_by_id_and_goes_on(tmp_path, lm):
+    path, scorer = tmp_path / "b.jsonl", TextScorer(lm)
+    first = BaselineFile(path, scorer)
+    first.get(rows()[:2])
+    assert first.computed == 2
+    with path.open("a") as file:
+        file.write('{"id": "r2", "baseline_n')  # the process was killed here
+    second = BaselineFile(path, TextScorer(lm))
+    found = second.get(list(reversed(rows())))
+    assert second.computed == 2 and BaselineFile(path, TextScorer(lm)).get(rows()) == found[::-1]
+    want = scorer.likelihoods([(r.context, r.gold) for r in rows()])
+    assert [f.logp for f in found[::-1]] == pytest.approx([w.logp for w in want], abs=1e-5)
+    head, *lines = map(json.loads, path.read_text().splitlines())
+    assert head["id"] is None and [x["id"] for x in lines] == ["r0", "r1", "r3", "r2"]
+    for line in lines:
+        k = int(line["id"][1:])
+        assert line["baseline_nll"] == pytest.approx(want[k].nll, abs=1e-6)
+        assert line["baseline_ppl"] == pytest.approx(want[k].perplexity, rel=1e-6)
+        assert line["n_scored_tokens"] == want[k].tokens
+
+
+def test_another_model_or_rule_is_named(tmp_path, lm):
+    path = tmp_path / "b.jsonl"
+    BaselineFile(path, TextScorer(lm)).get(rows())
+    before = path.read_bytes()
+    template = model()
+    template.tokenizer.chat_template = template.tokenizer.chat_template.replace("\n", "\n\n")
+    longer = model()
+    longer.tokenizer.add_tokens(["home"])
+    for scorer, rule, said in (
+        (model(seed=1), "turn", r"another model \(\w+, now \w+\)"),
+        (model(dtype="float64"), "turn", "another model|another dtype"),
+        (longer, "turn", "another tokenizer"),
+        (template, "turn", "another chat template"),
+        (lm, "text", r"another rule of scored tokens \(turn, now text\)"),
+    ):
+        with pytest.raises(DataError, match=rf"b.jsonl: these baselines are of {said}.*name another file of baselines"):
+            BaselineFile(path, TextScorer(scorer), rule)
+    assert path.read_bytes() == before
+
+
+def test_another_row_is_named(tmp_path, lm):
+    path = tmp_path / "b.jsonl"
+    file = BaselineFile(path, TextScorer(lm))
+    file.get(rows())
+    before = path.read_bytes()
+    moved = [BaselineRow("r0", rows()[1].context, rows()[1].gold)]
+    for now, said in (
+        (rows(gold="Nobody went."), r"row 'r0' has another gold text .*: the data set is another one"),
+        (rows(system=False), r"row 'r0' is without a system message, and its baseline was computed with one"),
+        (moved, r"row 'r0' has another prompt than when its baseline was computed"),
+    ):
+        with pytest.raises(DataError, match=f"b.jsonl: {said}"):
+            file.get(now)
+    assert path.read_bytes() == before
+    BaselineFile(tmp_path / "c.jsonl", TextScorer(lm)).get(rows(system=False))
+    with pytest.raises(DataError, match="row 'r0' is with a system message, and its baseline was computed without one"):
+        BaselineFile(tmp_path / "c.jsonl", TextScorer(lm)).get(rows())
+
+
+def test_a_file_of_something_else(tmp_path, lm):
+    (tmp_path / "b.jsonl").write_text('{"id": "r0", "text": "an answer"}\n')
+    with pytest.raises(DataError, match="b.jsonl: is no file of baselines"):
+        BaselineFile(tmp_path / "b.jsonl", TextScorer(lm))
+    (tmp_path / "c.jsonl").write_text('{"key": 1}\n')
+    with pytest.raises(DataError, match="c.jsonl:1: is no line of this file"):
+        BaselineFile(tmp_path / "c.jsonl", TextScorer(lm))
+
+
+def test_the_judge_reads_it_before_anything_is_played(tmp_path, lm):
+    data = [{"id": r.id, "prompt": list(r.context), "gold": r.gold} for r in rows()]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in data))
+    settings = LikelihoodJudgeConfig(baselines=str(tmp_path / "b.jsonl"), reward="linear")
+    BaselineFile(tmp_path / "b.jsonl", TextScorer(lm)).get(rows())
+    judge = LikelihoodJudge(settings, lm)
+    source = with_judge(Prompts(str(tmp_path / "rows.jsonl")), judge)
+    judge.keep(tmp_path / "judge")
+    plays = [judge._as_play(None, t) for t in source.tasks("all")]
+    asyncio.run(judge.judge(plays))
+    assert judge._file.computed == 0
+    edited = [{**r, "gold": "Another end."} for r in data]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in edited))
+    changed = LikelihoodJudge(settings, lm)
+    with_judge(Prompts(str(tmp_path / "rows.jsonl")), changed)
+    with pytest.raises(DataError, match="row 'r0' has another gold text"):
+        changed.keep(tmp_path / "other")
+
+
+def test_one_file_for_the_command_and_for_training(tmp_path, monkeypatch):
+    """`trailmark improvement --baselines` makes it, a run uses it, and the wrong rows or switches are refused."""
+    monkeypatch.chdir(tmp_path)
+
+    def shell(*words, code=0):
+        done = CliRunner().invoke(app, list(words))
+        assert done.exit_code == code and "Traceback" not in done.output, done.output
+        return " ".join(done.output.split())
+
+    talks = [{"id": f"t{k}", "messages": [SYSTEM, {"role": "user", "content": f"Why {k}?"},
+              {"role": "assistant", "content": f"Because of the rain, {k}."}]} for k in range(5)]  # fmt: skip
+    Path("talks.jsonl").write_text("".join(json.dumps(t) + "\n" for t in talks))
+    shell("data", "stories", "talks.jsonl", "--out", "stories")
+    lm = model(name="tiny")
+    lm.base.save_pretrained("scorer")
+    lm.tokenizer.save_pretrained("scorer")
+    make = ["improvement", "stories/train.jsonl", "--model", "scorer", "--baselines", "b.jsonl"]
+    assert "b.jsonl: baselines of 3 rows, 3 of them computed now" in shell(*make)
+    assert json.loads(shell(*make, "--json"))["baselines"] == {"file": "b.jsonl", "rows": 3, "computed": 0}
+    stored = Path("b.jsonl").read_bytes()
+    train = lambda out, *more, code=0: shell(
+        "train", RECIPE, f"out={out}", "steps=1", "starts=2", "n=2", "sampling.max_tokens=4", "eval.every=0",
+        "checkpoint.every=0", "reward.model={name: scorer}", "reward.baselines=b.jsonl", *more, code=code,
+    )  # fmt: skip
+    train("run")
+    assert Path("b.jsonl").read_bytes() == stored  # nothing was computed again
+    shell("data", "stories", "talks.jsonl", "--out", "bare", "--no-system-role")
+    said = train("none", "data=bare/train.jsonl", "task.options.val=bare/val.jsonl", code=2)
+    assert "b.jsonl: row 't" in said and "is without a system message, and its baseline was computed with one" in said
+    said = train("none", "reward.tokens=text", code=2)
+    assert "b.jsonl: these baselines are of another rule of scored tokens (turn, now text)" in said
+    said = train("none", "reward.model={name: tiny, seed: 4}", code=2)
+    assert "b.jsonl: these baselines are of another model" in said
+    assert not Path("none/recipe.yaml").exists() and Path("b.jsonl").read_bytes() == stored
