@@ -28,7 +28,7 @@ from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
 from trailmark.score.words import copied_share, correlation
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
-from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN
+from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN, wish
 
 CONTROLS = ("empty", "gold", "synopsis", "other")
 NEEDED = ("gold", "information", "plan_heading", "write", "write_from_plan")
@@ -51,6 +51,13 @@ def context(row: Mapping[str, Any], plan: str | None) -> list[dict[str, str]]:
     template = CONTEXT if plan is None else PLAN if plan else EMPTY
     pieces = {k: row[k] for k in NEEDED}
     return [*row["prompt"][:-1], {"role": "user", "content": template.format(answer=plan, **pieces)}]
+
+
+def writing(row: Mapping[str, Any], plan: str | None, words: int | None) -> list[dict[str, str]]:
+    """The messages that ask for the text itself: those of scoring and, for a story, how long it should be and how it
+    ends. (They are `baseline_generation` and `plan_generation` of `tasks/stories/prompts.py`.)"""
+    *before, last = context(row, plan)
+    return [*before, {**last, "content": last["content"] + (wish(words) if "header" in row else "")}]
 
 
 def store_baselines(
