@@ -339,7 +339,8 @@ class Road:
                     table.bind(source)
                     collect_starts(path, source, starts, seats)
                 made += len(starts)
-            return {"solutions": made, "questions": len(tasks)}, {}
+            odd = getattr(source, "left_out", {}).get(c.sample.split, {})  # what the task says of its files
+            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {}
 
         settings = {
             "task": c.task,
@@ -401,7 +402,8 @@ class Road:
                 raise DataError(f"stage 'cleaned-{k}': none of {len(made)} solutions can be used: {_said(out)}.")
             formats.write("episodes", folder / "all.jsonl", good, None)
             steps = sum(len(t.steps) for e in good for t in e.turns)
-            return {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}, out
+            told = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
+            return {**told, **lpr_states.unread_answers(good)}, out
 
         return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
 

@@ -21,6 +21,7 @@ from trailmark.methods.offline import won
 from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprStates
 from trailmark.rollout.branch import Point
 from trailmark.steps import NAMED, mark_steps, step_types, token_border, without_end
+from trailmark.tasks.logic.answer import LETTERS, read_answer
 from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
 
 Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
@@ -84,6 +85,14 @@ def _cleaned(
     if not made.turns[-1].steps:
         return "no steps", None
     return ("too short", None) if len(made.turns[-1].steps) < c.min_steps else ("", made)
+
+
+def unread_answers(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many answers to questions with options name several of them, or none. They count as wrong."""
+    said = {"multiple": "name several options", "missing": "name no option", "invalid": "have no closed Finish[…]"}
+    counts = [(e, len(options)) for e in episodes if isinstance(options := e.task.data.get("options"), list)]
+    why = Counter(read_answer(e.turns[-1].text, n).why for e, n in counts if 2 <= n <= len(LETTERS))
+    return {f"answers that {what}": why[key] for key, what in said.items() if why[key]}
 
 
 def opening(prompt: str) -> str:
