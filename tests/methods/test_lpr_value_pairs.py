@@ -1,6 +1,7 @@
 """Pairs of states by their values, limits on rewards, and files that are merged and cut: worked out by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,22 @@ def test_limits_on_rewards():
     assert made() == ["ax", "bx", "ab"]
     assert made(min_chosen=0.9) == ["ax", "ab"] and made(min_chosen=0.91) == []
     assert made(max_rejected=0.4) == ["ab"] and made(min_chosen=0.4, max_rejected=0.5) == ["ax", "bx", "ab"]
+
+
+def test_margins_by_type_and_data_set():
+    """Rewards 0.9 and 0.5: a margin of 0.3 lets the pair through, one of 0.5 does not."""
+    found = [replace(solution(n, t, True), group=g, task=Task(g, data=data, meta=meta)) for n, t, g, data, meta in (
+        ("a", "1\n2", "p", {"dataset": "gsm8k"}, {}), ("b", "3\n4", "p", {"dataset": "gsm8k"}, {}),
+        ("c", "1\n2", "q", {"dataset": "gsm8k"}, {"type": "math"}), ("d", "3\n4", "q", {}, {"type": "math"}),
+    )]  # fmt: skip
+    rewards = {"a": 0.9, "b": 0.5, "c": 0.9, "d": 0.5}
+    made = lambda **s: [
+        p.chosen.id + p.rejected.id
+        for p in all_pairs(found, None, [], rewards, {}, LprPairs(**s), LprRead(), WORDS, ())[0]
+    ]
+    assert made(margin=0.3) == ["ab", "cd"] and made(margin=0.5) == []
+    assert made(margin=0.5, margins={"math": 0.3}) == ["cd"]
+    assert made(margin=0.3, margins={"math": 0.5, "other": 0.0}) == ["ab"]
 
 
 def test_the_road_of_values_has_no_reward_model(tmp_path):

@@ -713,6 +713,9 @@ class Road:
         inputs: dict[str, str | Path] = {"pairs": pairs, **self.policy_inputs(k)}
         if given.get("objective") == "rejection":
             given["data"] = str(pairs / "chosen.jsonl")
+            if c.teacher.replay:
+                given["data"] = [given["data"], str(self.at("lessons") / "all.jsonl")]
+                inputs["lessons"] = self.at("lessons")
         elif k == 1 and c.given.pairs:
             given["data"] = str(pairs / "sides.jsonl")
         else:

@@ -200,8 +200,10 @@ def all_pairs(
     elif s.values is not None:
         made = pairs_by_value(episodes, values, s.values)
     else:
+        kinds = {e.group: kind_of(e) for e in episodes}
         for name, answers in questions.items():
-            made += question_pairs(name, answers, s, {name} if ids[name] in barred or name in barred else ())
+            mine = s.model_copy(update={"margin": s.margins.get(kinds[name], s.margin)}) if s.margins else s
+            made += question_pairs(name, answers, mine, {name} if ids[name] in barred or name in barred else ())
     if s.states is not None:
         partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
         most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
@@ -214,6 +216,12 @@ def all_pairs(
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def kind_of(e: Episode) -> str:
+    """The type of a question, or the data set that it is from."""
+    told = (where.get(key) for key in ("type", "dataset") for where in (e.task.meta, e.task.data))
+    return next((str(kind) for kind in told if kind is not None), "")
 
 
 def worse_pairs(versions: Sequence[tuple[Episode, str]]) -> list[Chosen]:
