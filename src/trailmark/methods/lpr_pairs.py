@@ -30,7 +30,7 @@ from trailmark.score.classes import Outputs, class_numbers, over_steps
 from trailmark.steps import step_types
 from trailmark.types import Annotation, Episode
 
-KINDS = ("outcome", "process", "state", "step", "value")
+KINDS = ("outcome", "process", "state", "step", "value", "worse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,11 @@ def all_pairs(
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def worse_pairs(versions: Sequence[tuple[Episode, str]]) -> list[Chosen]:
+    """Solutions above what somebody made worse of them."""
+    return [Chosen(Answer(e.id, True), Answer(name, False), "worse") for e, name in versions]
 
 
 def _within(p: Chosen, s: LprPairs) -> bool:

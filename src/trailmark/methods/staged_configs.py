@@ -374,6 +374,21 @@ class LprPairs(Config):
     seed: Seed = Field(0, description="of what is accepted by chance")
 
 
+class LprWorsen(Config):
+    """Right solutions that the seat `worsener` makes worse: each is the rejected side of a pair with what it was."""
+
+    n: PositiveInt = Field(1, description="worse versions of each right solution")
+    most: PositiveInt | None = Field(None, description="right solutions of a question that are made worse; none: all")
+    instruction: str = Field(
+        "Below are a question and a solution of it that is right. Write the solution again with one mistake in its "
+        "reasoning that is easy to overlook, and with what follows from the mistake. Keep the form of the solution. "
+        "Write nothing else.",
+        min_length=1,
+        description="what the worsener is told before the question and the solution",
+    )
+    sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
+
+
 class LprRecipe(RunConfig):
     """The road: solutions, states, completions, values, reward model, scores, pairs, and what is trained on them."""
 
@@ -393,6 +408,7 @@ class LprRecipe(RunConfig):
     prm: dict[str, Any] = Field({}, description="the reward model's training: keys of method reward_model")
     read: LprRead = Field(LprRead(), description="rewards of solutions")
     pairs: LprPairs = Field(LprPairs(), description="pairs")
+    worsen: LprWorsen | None = Field(None, description="also pairs with worse versions, by the seat `worsener`")
     preference: dict[str, Any] | None = Field({}, description="keys of method preference; none: no such training")
     rl: dict[str, Any] | None = Field(None, description="keys of method step_rl; none: no such training")
 
@@ -426,8 +442,12 @@ class LprRecipe(RunConfig):
                 raise ValueError(f"{key}: there is no shard {wrong[0]}: states.shards is {self.states.shards}")
         if self.teacher.gold and "teacher" in self.seats:
             raise ValueError("teacher.gold takes the place of the seat teacher: leave one of them out")
-        if unknown := sorted(set(self.seats) - {"policy", "teacher"}):
-            raise ValueError(f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy and teacher")
+        if unknown := sorted(set(self.seats) - {"policy", "teacher", "worsener"}):
+            raise ValueError(
+                f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy, teacher and worsener"
+            )
+        if (self.worsen is None) != ("worsener" not in self.seats):
+            raise ValueError("worsen and the seat worsener belong together: set both, or none of them")
         return self
 
 
