@@ -192,7 +192,8 @@ class Road:
 
     def needs_prm(self) -> bool:
         p, rl = self.config.pairs, self.config.rl
-        ranks = p.states is not None or (p.process if p.steps is None else p.steps.by == "score")
+        whole = p.process and p.values is None
+        ranks = p.states is not None or (whole if p.steps is None else p.steps.by == "score")
         in_pairs = self.config.preference is not None and ranks
         pays = rl is not None and "model" not in rl.get("rewards", {}) and rl.get("rewards", {}).get("alpha", 1.0) > 0
         return in_pairs or pays
@@ -226,10 +227,13 @@ class Road:
                 continue
             out += [self.solutions(k), self.cleaned(k)]
             learns = self.needs_prm() and not (given.scores and c.rl is None)  # scores from elsewhere need no model
-            if (learns and self.needs_values()) or c.pairs.steps is not None:
+            completed = learns and self.needs_values()
+            if completed or c.pairs.steps is not None or c.pairs.values is not None:
                 out += [self.states(k), self.completions(k)]
+            if completed or c.pairs.values is not None:
+                out.append(self.values(k))
             if learns:
-                out += [*([self.values(k), self.examples(k)] if self.needs_values() else []), self.prm(k)]
+                out += [*([self.examples(k)] if completed else []), self.prm(k)]
             if self.needs_prm():
                 out.append(self.scores(k))
             if c.preference is not None:
@@ -266,8 +270,8 @@ class Road:
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
-    def source(self) -> Any:
-        source = get_task(self.config.task.name, **self.config.task.options)
+    def source(self, more: Mapping[str, Any] | None = None) -> Any:
+        source = get_task(self.config.task.name, **{**self.config.task.options, **(more or {})})
         keep_judge(source, self.root)
         return source
 
@@ -292,15 +296,20 @@ class Road:
             source = self.source()
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
             if c.teacher.gold:
-                made = [worked(source, task, self.tokenizer, SEAT) for task in tasks]
+                shown = [task for task in tasks if isinstance(task.meta.get("gold"), str)] or tasks[:1]
+                made = [worked(source, task, self.tokenizer, SEAT) for task in shown]
             else:
+                taught = self.source(c.teacher.options)
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
-                table.bind(source)
+                table.bind(taught)
                 starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-                made = collect_starts(folder / "written.jsonl", source, starts, seats)
+                made = collect_starts(folder / "written.jsonl", taught, starts, seats)
+                if c.teacher.options:  # its prompts are not the policy's: the answers are encoded behind those
+                    made = [replace(e, turns=tuple(replace(t, prompt=()) for t in e.turns)) for e in made]
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
             out["wrong"] += len(good) - len(right)
+            out["without a worked solution"] += len(tasks) - len(made) if c.teacher.gold else 0
             if not right:
                 raise DataError(f"stage 'lessons': none of {len(made)} solutions is right and clean: {_said(out)}.")
             formats.write("episodes", folder / "all.jsonl", right, None)
@@ -630,8 +639,10 @@ class Road:
             rewards, outputs = self.rewards(k, episodes)
             barred = set(map(str, each(c.pairs.exclude, lambda row: row.value)[0])) if c.pairs.exclude else set()
             ways = None if c.pairs.steps is None else self.steps_of_completions(k)
+            notes = self.at("values", k) / "values.jsonl"
+            values = [] if c.pairs.values is None else read_segment(notes, Annotation)
             made, best, told = lpr_pairs.all_pairs(
-                episodes, ways, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
+                episodes, ways, values, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
             )
             if not made:
                 raise DataError(
@@ -645,6 +656,7 @@ class Road:
         inputs: dict[str, str | Path] = {"cleaned": self.at("cleaned", k)}
         inputs |= {"scores": self.at("scores", k)} if self.needs_prm() else {}
         inputs |= {"completions": self.at("completions", k)} if c.pairs.steps is not None else {}
+        inputs |= {"values": self.at("values", k)} if c.pairs.values is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
 

@@ -226,6 +226,9 @@ class LprTeacher(Config):
     gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
     starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
+    options: Annotated[dict[str, Any], NamesFile()] = Field(
+        {}, description="options of the task for the teacher alone, such as shots: 1; the policy is not shown these"
+    )
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
 
 
@@ -325,6 +328,19 @@ class LprStepPairs(Config):
     whole: bool = Field(False, description="train the whole completion, in place of its first step alone")
 
 
+class LprValuePairs(Config):
+    """Pairs of states by how many of their completions are right, without a reward model."""
+
+    diff: float = Field(1.0, gt=0, description="the chosen state has at least so many more right completions")
+    decay: float = Field(1.0, gt=0, le=1, description="the difference counts decay^steps where states end steps apart")
+    max_gap: float = Field(1.0, ge=0, le=1, description="most difference of the shares of a solution that they are")
+    floor: NonNegativeInt | None = Field(
+        None, description="a state behind one with so few right completions is worth no more than it; none: as it is"
+    )
+    clip: PositiveInt | None = Field(None, description="steps from this number on count as this one; none: no limit")
+    most: PositiveInt | None = Field(None, description="rejected states of a chosen one, the best first; none: all")
+
+
 class LprPairs(Config):
     """Which pairs are made."""
 
@@ -349,6 +365,9 @@ class LprPairs(Config):
     )
     states: LprStatePairs | None = Field(None, description="also pairs of states")
     steps: LprStepPairs | None = Field(None, description="pairs of steps behind one state, in the place of all others")
+    values: LprValuePairs | None = Field(None, description="pairs of states by value, in the place of all others")
+    min_chosen: float | None = Field(None, description="chosen answers with a lower reward make no pair; none: any")
+    max_rejected: float | None = Field(None, description="rejected ones with a higher reward make no pair; none: any")
     aliased: bool = Field(
         False, description="all pairs of a question become its last one, as in the reference implementation"
     )
@@ -387,14 +406,18 @@ class LprRecipe(RunConfig):
         filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
         if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
             raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
+            filled["rewards"] = {"model": "prm", **v["rewards"]}
         try:
-            resolve({**filled, **v}, configs.RECIPES[kind])
+            resolve({**v, **filled}, configs.RECIPES[kind])
         except RecipeError as e:
             raise ValueError(str(e).replace("recipe: ", "").replace("\n", "; ")) from e
         return v
 
     @model_validator(mode="after")
     def _fits(self) -> LprRecipe:
+        if self.pairs.steps is not None and self.pairs.values is not None:
+            raise ValueError("pairs.steps and pairs.values both take the place of all other pairs: leave one out")
         if self.preference is None and self.rl is None:
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
         known = range(self.states.shards)
