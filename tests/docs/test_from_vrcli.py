@@ -32,6 +32,7 @@ from trailmark.config import ModelConfig, load_recipe
 from trailmark.evaluate.pairwise import read_comparisons, score
 from trailmark.methods import resolve_recipe
 from trailmark.models.load import load_model
+from trailmark.runs.store import read_metrics
 
 sys.path.insert(0, str(ROOT / "tests/models"))
 
@@ -71,6 +72,9 @@ def train(words):
     if words[1] == "recipes/vrcli-laptop.yaml":
         own = [] if "model.shape=null" in words else [f"model.shape={json.dumps(SMALL)}"]
         shell(*words, *own, "steps=2", "n=2", "starts=2", "eval.every=2", "sampling.max_tokens=8")
+        out = next((w.removeprefix("out=") for w in words if w.startswith("out=")), "runs/vrcli-laptop")
+        metrics = list(read_metrics(Path(out)))
+        assert [m["step"] for m in metrics if "reward" in m] == [1, 2] and "eval/improvement" in metrics[-1]
     else:
         assert "# model: " in shell(*words, "--dry-run")
 

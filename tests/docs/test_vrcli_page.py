@@ -80,6 +80,16 @@ def test_the_commands_of_the_page(tmp_path):
     _the_reward_of_the_page(tmp_path)
 
 
+def test_the_equation_by_hand(tmp_path):
+    (text,) = re.findall(r"```python\n(# by_hand\.py.*?)```", (ROOT / "docs/vrcli.md").read_text(), re.S)
+    (tmp_path / "by_hand.py").write_text(text)
+    run = [sys.executable, "by_hand.py"]
+    said = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    scorer = TextScorer(load_model(ModelConfig(name="tiny")).freeze())
+    ours = scorer.improvement("Why?", "Why? In summary: a hen.", "So.", "text")
+    assert abs(float(said) - ours) < 1e-4 and ours != 0
+
+
 def _the_reward_of_the_page(folder):
     """The page's own reward, run unchanged: each stored reward is the improvement less a tenth for each word."""
     rows = {r["id"]: r for r in map(json.loads, (folder / "stories/train.jsonl").read_text().splitlines())}
