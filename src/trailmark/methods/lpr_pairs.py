@@ -258,6 +258,51 @@ def pairs_by_value(episodes: Sequence[Episode], notes: Sequence[Annotation], s: 
     return made
 
 
+def shared_values(
+    episodes: Sequence[Episode], notes: Sequence[Annotation], groups: Mapping[tuple[str, int], Sequence[int]], k: int
+) -> list[Annotation]:
+    """The values of states with equal steps taken together. `groups` has a number for each step of (episode, turn):
+    steps of one question with one number are one step. Its value is the mean of those of its states; without any, the
+    mean of the steps behind it, of which an end is worth k if the answer is right and else 0."""
+    told = {(a.episode, a.turn or 0): a.values for a in notes if a.level == "step"}
+    out = []
+    for group in by_group(episodes).values():
+        own: dict[int, list[float]] = {}
+        behind: dict[int, list[int | float]] = {}  # the steps that follow, and what ends are worth
+        for e in group:
+            for i in range(len(e.turns)):
+                numbers = groups.get((e.id, i), ())
+                values = told.get((e.id, i), (-1.0,) * len(numbers))
+                for n, number in enumerate(numbers):
+                    own.setdefault(number, []).extend([values[n]] if values[n] >= 0 else [])
+                    last = n + 1 == len(numbers)
+                    behind.setdefault(number, []).append(float(k * won(e)) if last else numbers[n + 1])
+
+        shared = _values_up(own, behind)
+        for e in group:
+            for i in range(len(e.turns)):
+                if numbers := groups.get((e.id, i), ()):
+                    each = (*(shared.get(n, -1.0) for n in numbers[:-1]), -1.0)
+                    out.append(Annotation(e.id, "value", "step", each, i, "completions"))
+    return out
+
+
+def _values_up(own: Mapping[int, Sequence[float]], behind: Mapping[int, Sequence[int | float]]) -> dict[int, float]:
+    """The value of each step: the mean of its own, else of all that stands behind it. Where steps lead back to each
+    other, the mean of what is known behind them."""
+    known = {number: sum(values) / len(values) for number, values in own.items() if values}
+    while True:
+        whole, part = dict[int, float](), dict[int, float]()
+        for number in behind.keys() - known.keys():
+            below = [b if isinstance(b, float) else known.get(b) for b in behind[number]]
+            values = [v for v in below if v is not None]
+            if values:
+                (whole if len(values) == len(below) else part)[number] = sum(values) / len(values)
+        if not whole and not part:
+            return known
+        known |= whole or part
+
+
 def value_pairs(states: Sequence[tuple[Answer, float]], s: LprValuePairs) -> list[Chosen]:
     """Each state above those that are worth less by at least `diff`, of which far ones count less."""
     made = []

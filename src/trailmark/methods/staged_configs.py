@@ -342,6 +342,16 @@ class LprValuePairs(Config):
     )
     clip: PositiveInt | None = Field(None, description="steps from this number on count as this one; none: no limit")
     most: PositiveInt | None = Field(None, description="rejected states of a chosen one, the best first; none: all")
+    same: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="steps of a question with this cosine or more are one: they share the mean of their values, and "
+        "without any they have the mean of what is behind them; none: every state for itself",
+    )
+    encoder: Annotated[str | None, NamesModel()] = Field(
+        None, description="the model whose hidden states are the vectors of steps (same); none: the policy"
+    )
 
 
 class LprPairs(Config):
