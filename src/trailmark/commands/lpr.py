@@ -7,6 +7,7 @@
     trailmark lpr curve RECIPE                    what the reward model says at the first step, the second, …
     trailmark lpr merge OUT FILE FILE …           records of several files as one
     trailmark lpr split FILE PART REST            some of the questions of a file, and the others
+    trailmark lpr calibration RECIPE              Monte-Carlo values against the exact ones, as a table and a picture
 
 `trailmark train RECIPE` makes them all.
 """
@@ -253,3 +254,104 @@ def records_of(road: Any, name: str) -> list[dict[str, Any]]:
     raise RunError(
         f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
     )
+
+
+@lpr.command()
+def calibration(
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+    states: Annotated[int, typer.Option(min=2, help="So many states, drawn at random.")] = 100,
+    floor: Annotated[float, typer.Option(min=0, max=0.5, help="Texts less likely than this are not followed.")] = 0.003,
+    out: Annotated[Path | None, typer.Option(help="The picture, without an ending.")] = None,
+) -> None:
+    """Compare Monte-Carlo values of states with the exact ones, summed over all that the policy may write."""
+    import json
+
+    from trailmark.errors import RunError
+    from trailmark.evaluate.exact import calibration as grouped
+    from trailmark.evaluate.exact import draw_calibration
+    from trailmark.methods.lpr import Road
+    from trailmark.runs.store import Run, atomic_write
+
+    config = _config(recipe, words)
+    run = Run.open(config.out)
+    road = Road(config, run)
+    place = out or run.path / f"calibration-{number}"
+    rows = exact_values(road, number, states, floor)
+    if len(rows) < 2:
+        raise RunError(f"{run.path}: round {number} has {len(rows)} states with values: make stage 'values' first.")
+    exact, counted = [r["exact"] for r in rows], [r["counted"] for r in rows]
+    groups = grouped(exact, counted)
+    unseen = max(r["unseen"] for r in rows)
+    error = sum(abs(a - b) for a, b in zip(exact, counted)) / len(rows)
+    bias = sum(b - a for a, b in zip(exact, counted)) / len(rows)
+    draw_calibration(exact, counted, groups, place, f"{len(rows)} states, {config.complete.k} completions each")
+    found = {"states": rows, "groups": groups, "bias": bias, "error": error, "unseen": unseen}
+    atomic_write(place.with_name(f"{place.name}.json"), (json.dumps(found, indent=1) + "\n").encode())
+    typer.echo("exact value    states  mean exact  mean Monte-Carlo [95 % interval]")
+    for g in groups:
+        ends = f" [{g['low']:.3f}, {g['high']:.3f}]" if g["low"] is not None else ""
+        typer.echo(f"{g['from']:.1f} to {g['to']:.1f}{g['states']:>12}{g['exact']:>12.3f}{g['counted']:>18.3f}{ends}")
+    typer.echo(f"mean difference {bias:+.3f}, mean distance {error:.3f}, at most {unseen:.3f} not followed")
+    typer.echo(f"{place}.png")
+
+
+def exact_values(road: Any, k: int, most: int, floor: float) -> list[dict[str, Any]]:
+    """Some states of a round with their exact and their Monte-Carlo values."""
+    import random
+
+    from trailmark.methods.offline import won
+    from trailmark.runs.store import read_segment
+    from trailmark.types import Annotation
+
+    c = road.config
+    exact = _exact(road, k, floor)
+    episodes = {e.id: e for e in road.solved(k)}
+    notes = read_segment(road.at("values", k) / "values.jsonl", Annotation)
+    found = [(a, n) for a in notes for n, v in enumerate(a.values) if v >= 0]
+    drawn, out = random.Random(f"calibration {c.seed}").sample(found, min(most, len(found))), []
+    for a, n in sorted(drawn, key=lambda x: (x[0].episode, x[1])):
+        e = episodes[a.episode]
+        value = exact(e, e.turns[a.turn or 0].steps[n][1])
+        told = {"exact": value.value, "low": value.low, "unseen": value.unseen, "counted": a.values[n] / c.complete.k}
+        out.append({"episode": e.id, "step": n, "right": won(e), **told})
+    return out
+
+
+def _exact(road: Any, k: int, floor: float) -> Any:
+    """A function of an episode and a token: the exact value of the state there. For a scripted player of puzzles its
+    probabilities are summed; for a model here, all that it may write is followed."""
+    from trailmark.errors import RecipeError
+    from trailmark.evaluate.exact import Exact, exact_value
+    from trailmark.functions import load_function
+    from trailmark.models.load import load_model
+    from trailmark.rollout.play import stop_ids
+    from trailmark.seats.names import fix_names
+    from trailmark.tasks.puzzle import Puzzles
+
+    c, source = road.config, road.source()
+    if (seat := c.seats.get("policy")) is not None:
+        policy = getattr(load_function(getattr(seat, "function", ""), "seats.policy.function")[0], "policy", None)
+        if policy is None or not isinstance(source, Puzzles):
+            raise RecipeError("exact values need a model here, or a puzzle player (trailmark.tasks.puzzle:careless)")
+        said = lambda e, end: road.tokenizer.decode(e.turns[0].tokens[:end])
+        return lambda e, end: Exact(source.true_value(e.task, said(e, end), policy), 0.0)
+    law = c.complete.sampling or c.sampling
+    if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
+        raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")
+    lm = load_model(fix_names(road.policy(k)))
+    stops = stop_ids(lm.tokenizer, chat=True)
+
+    def followed(e: Any, end: int) -> Exact:
+        turn = e.turns[0]
+
+        def right(more: Any) -> float:
+            world = source.make()
+            world.reset(e.task)
+            return float(world.step(lm.tokenizer.decode(turn.tokens[:end] + tuple(more))).outcome.success or 0)
+
+        begun = turn.prompt + turn.tokens[:end]
+        return exact_value(lm, begun, stops, law.max_tokens - end, right, floor, law.temperature)
+
+    return followed

@@ -165,7 +165,7 @@ def test_forms_say_the_same(form):
     assert check_task(source).ok, check_task(source)
 
 
-def test_draws_and_splits():
+def test_draws_and_splits(monkeypatch):
     source = get_task("puzzle", level=1)
     parts = {s: {t.data["puzzle"] for t in source.tasks(s, 60, 5)} for s in ("train", "val", "test")}
     assert all(len(p) == 60 for p in parts.values()) and len(set().union(*parts.values())) == 180
@@ -175,6 +175,9 @@ def test_draws_and_splits():
             get_task("puzzle", **options)
     with pytest.raises(TaskError, match="no split"):
         source.tasks("dev", 1)
+    monkeypatch.setattr("trailmark.tasks.puzzle.source.make_puzzle", lambda rng, level: HAND)
+    with pytest.raises(TaskError, match="hardly more than [01] different puzzles"):
+        source.tasks("train", 2)
 
 
 def test_completions_from_states_come_to_the_exact_values():

@@ -88,7 +88,7 @@ def test_a_value_is_the_mean_of_the_values_behind_the_next_line():
 def test_names_of_items_do_not_matter(turn):
     """Other letters and other options: the same values and the same true steps."""
     puzzle = make_puzzle(random.Random(turn), 2)
-    letters = "abcdefghijkl"
+    letters = "abcdefghijklmn"
     other = dict(zip(letters, letters[turn:] + letters[:turn])) | dict(zip("ABCD", "BCDA"))
     say = lambda line: f"Finish[{other[line[7]]}]" if line.startswith("Finish") else "".join(other[x] for x in line)
     other["."] = "."

@@ -38,7 +38,7 @@ from trailmark.steps import react_steps, split_steps
 from trailmark.tasks.logic.answer import LETTERS, read_answer
 
 Form = Literal["short", "react"]
-ITEMS = "abcdefghijkl"
+ITEMS = "abcdefghijklmn"  # a puzzle leaves out two of its letters
 LEVELS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6}  # relations of the chain; there are as many downs
 OPTIONS = "ABCD"
 SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
@@ -125,7 +125,7 @@ class Truth(NamedTuple):
 def make_puzzle(rng: random.Random, level: int) -> Puzzle:
     length = LEVELS[level]
     goal, *others = rng.sample(OPTIONS, len(OPTIONS))
-    items = rng.sample(ITEMS[: 2 * length], 2 * length)
+    items = rng.sample(ITEMS[: 2 * length + 2], 2 * length)
     chain, downs = [*items[:length], goal], items[length:]
     entries = []
     for item, after, down in zip(chain, chain[1:], downs):

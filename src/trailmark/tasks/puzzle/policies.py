@@ -135,6 +135,7 @@ def player(form: Form = "short", **rates: Any) -> Callable[[str, random.Random],
         said = written(walker.draw(puzzle, draw, lines), form, len(lines))
         return f"\n{said}" if lines and not begun.endswith("\n") else said
 
+    play.policy = walker  # type: ignore[attr-defined]  # its probabilities, for exact values
     return play
 
 

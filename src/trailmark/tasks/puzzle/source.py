@@ -26,6 +26,8 @@ from trailmark.tasks.puzzle.orders import (
 from trailmark.tasks.puzzle.policies import Policy, Walker, exact_value
 from trailmark.types import Episode, Scored, Task
 
+TRIES = 20_000  # draws until a puzzle must be new
+
 
 class PuzzleWorld(World):
     """A world of one turn: the action is the whole solution. The step's `info` has the answer, the reason, and the mean
@@ -92,10 +94,12 @@ class Puzzles(TaskSource):
 
     def _task(self, rng: random.Random, split: str, seed: int, i: int, seen: set[str]) -> Task:
         level = self.levels[i % len(self.levels)]
-        while True:
+        for _ in range(TRIES):
             puzzle = make_puzzle(rng, level)
             if split_of(puzzle.text) == split and puzzle.text not in seen:
                 break
+        else:
+            raise TaskError(f"level {level} has hardly more than {i} different puzzles in '{split}': ask for fewer.")
         seen.add(puzzle.text)
         lines = self.teacher.draw(puzzle, random.Random(f"teacher {seed} {puzzle.text}"))
         data: dict[str, Any] = {"puzzle": puzzle.text, "options": list(puzzle.options), "label": puzzle.label,
