@@ -256,3 +256,17 @@ def test_an_upload_that_is_refused_leaves_the_folder(tmp_path, model, hub):
     assert "--push me/closed:" in said and "403" in said and f"`hf upload me/closed {tmp_path / 'out'}`" in said
     assert (tmp_path / "out/model.safetensors").is_file()
     assert "--public belongs to --push" in refused(model[1], tmp_path / "p", "--public")
+
+
+def test_a_run_and_an_adapter(tmp_path, model):
+    """A run means the policy of its newest checkpoint. An adapter has no weights of a model."""
+    _, folder = model
+    policy = tmp_path / "run/checkpoints/000003/policy"
+    shutil.copytree(folder, policy)
+    (tmp_path / "run/recipe.yaml").write_text("method: sft\ndata: x.jsonl\n")
+    (policy.parent / "state.json").write_text("{}")
+    done = convert(tmp_path / "run", tmp_path / "out")
+    assert done.exit_code == 0 and str(policy) in done.output.replace("\n", ""), done.output
+    assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    (policy / "adapter_config.json").write_text("{}")
+    assert "holds an adapter and no model" in refused(policy, tmp_path / "again")
