@@ -75,7 +75,8 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
         return Located(name, "server", name, seat)
     folder = Path(name)
     if not folder.is_dir():
-        if run := next((above for above in folder.parents if is_run(above)), None):
+        # not the working directory: it may hold the user's own recipe.yaml, and `tiny` is no part of a run
+        if run := next((above for above in folder.parents if above.name and is_run(above)), None):
             held = ", ".join(p.name for p in listed(run / "checkpoints")) or "none yet"
             raise ModelError(f"{says}there is no {folder}. Checkpoints of {run}: {held}.")
         return Located(name, "made" if name in MADE else "hub", name, seat)
