@@ -29,6 +29,10 @@ PAPERS = {
     "oreo-minicpm-alfworld-data",
     "vrcli-paper-3b",
     "vrcli-paper-7b",
+    "lpr-logiqa2",
+    "lpr-logiqa2-round2",
+    "lpr-logiqa2-ppo",
+    "lpr-reclor",
 }  # large published models
 LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
@@ -50,6 +54,13 @@ LAPTOP = {  # recipe -> overrides with which two steps run
         "labels.dev_shards=[]",
         "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
     ],
+    "lpr-prontoqa": [
+        "model.tokenizer=null", "task.options.path=questions", "teacher.starts=4", "sft.steps=1", "sft.batch=2",
+        "sample.starts=8", "sample.n=4", "sampling.max_tokens=96", "clean={split: newline, react: any}",
+        "states.ratio=1", "states.shards=1", "complete.k=1", "prm.steps=1", "prm.batch=4", "labels.dev_shards=[]",
+        "model.shape={layers: 1, width: 16, heads: 2, context: 1024}", "engine={slots: 8, fixed: false}",
+        "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
+    ],
     "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
     "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2", "final.n=5"],
@@ -68,6 +79,12 @@ def shell(tmp_path, monkeypatch):
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     talk = '{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "No, %d."}]}\n'
     Path("talks.jsonl").write_text("".join(talk % (k, k) for k in range(4)))
+    Path("questions").mkdir()
+    asked = '{"context": "Max is a %spus. Each %spus is sly.", "question": "True or false? Max is sly.", '
+    asked += '"options": ["True", "False"], "answer": "A"}\n'
+    Path("questions/prontoqa_dev.jsonl").write_text("".join(asked % (a + b, a + b) for a in "bcdfgz" for b in "aeiouy"))
+    done = CliRunner().invoke(app, ["data", "tokenizer", "questions/prontoqa_dev.jsonl", "prontoqa-words"])
+    assert done.exit_code == 0 and "from 180 texts" in done.output
     done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "stories"])
     assert done.exit_code == 0, done.output
     shutil.copytree("stories", "novels")
@@ -140,6 +157,8 @@ def made_runs():
             config = resolve(load_recipe(root / name, words), get_method(load_recipe(root / name).method).Config)
         except Exception:  # placeholders such as KEY=VALUE
             continue
+        if config.method == "lpr" and (kept := (config.preference or {}).get("checkpoint", {}).get("every")):
+            made.setdefault(f"{config.out}/policy-1", set()).update(range(kept, 10 * kept, kept))
         every = config.checkpoint.every or config.steps
         made.setdefault(config.out, set()).update({config.steps, *range(every, config.steps + 1, every)})
     return made
@@ -151,7 +170,7 @@ def test_whatever_a_recipe_starts_from_is_made_by_a_recipe_or_a_command():
         loaded = load_recipe(path)
         config = resolve(loaded, get_method(loaded.method).Config)
         if config.model.name.startswith("runs/"):
-            run, step = re.fullmatch(r"(runs/[\w-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
+            run, step = re.fullmatch(r"(runs/[\w/-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
             assert int(step) in runs.get(run, ()), f"{path.name}: {config.model.name}"
         inputs = [getattr(config, "data", ""), getattr(getattr(config, "teacher", None), "path", None) or ""]
         for file in [x for x in inputs if x]:

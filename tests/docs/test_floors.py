@@ -14,9 +14,11 @@ import sys
 import pytest
 from from_pages import ROOT, shell
 
-from trailmark.runs.store import read_segment
+from trailmark.runs.store import read_metrics, read_segment
 
-README, REFLECT, OREO = ((ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md"))
+README, REFLECT, OREO, LPR = (
+    (ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md", "docs/from/lpr.md")
+)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 sys.path.insert(0, str(ROOT / "tests/data"))
@@ -83,6 +85,13 @@ def test_arith_with_oreo(here):
                   "train recipes/oreo-arith.yaml", "eval runs/arith-sft-careless")  # fmt: skip
     before, after = successes(said)
     assert after >= floor(OREO, r"the floor after OREO is (0\.\d+)") > before
+
+
+def test_arith_with_lpr(here):
+    said = follow(LPR, "train recipes/lpr-arith.yaml", "eval runs/lpr-arith/sft")
+    assert named(said)["runs/lpr-arith/policy-1"] >= floor(LPR, r"the floor after pDPO is (0\.\d+)")
+    last = read_metrics(here / "runs/lpr-arith/prm-1")[-1]
+    assert last["eval/accuracy"] >= floor(LPR, r"its floor is (0\.\d+)")
 
 
 def test_the_readme_s_first_run(here):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, parse_claim
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, holm, p_value, parse_claim
 from trailmark.evaluate.pages import page, read_study
 from trailmark.evaluate.study import _flat, _mark, load_study, resolved, run_study
 from trailmark.runs.store import Run
@@ -108,6 +108,25 @@ def test_verdicts(study):
         ("low > high on success", "reversed"), ("high > low on success", "holds"), ("low < high on success", "holds"),
         ("high > high on success", "unclear"),
     ]  # fmt: skip
+
+
+def test_claims_that_share_an_error_rate(study):
+    """Holm by hand, and p as the error rate at which an interval of t just touches 0."""
+    assert holm([0.03, 0.01, 0.04, 0.5]) == [0.09, 0.04, 0.09, 0.5] and holm([]) == [] and holm([0.6, 0.9]) == [1, 1]
+    claim, seen = Claim("a", "b", "m"), lambda *x: [RunMeasure(v) for v in x]
+    a, b = seen(1.0, 2.0, 3.0), seen(0.0, 0.0, 0.0)  # the mean is 2, t is 2 sqrt 3 with 2 degrees of freedom
+    p = p_value(claim, a, b, [0, 1, 2])
+    assert p == pytest.approx(1 - (12 / (2 + 12)) ** 0.5, rel=2e-3)  # P(|t| > x) = 1 - x / sqrt(2 + x^2)
+    assert p_value(claim, b, a, [0, 1, 2]) == p and p_value(claim, a, a, [0, 1, 2]) == 1.0
+    assert p_value(claim, a[:1], b[:1], [0]) == 1.0
+    claims = ["high > low", *["low > low"] * 3]
+    result, folder = study(claims=claims, correct="holm")
+    assert [(c["verdict"], c["alone"]) for c in result["claims"]] == [("holds", "holds"), *[("unclear", "unclear")] * 3]
+    assert result["claims"][0]["p"] == pytest.approx(4e-6) and result["claims"][1]["p"] == 1.0
+    assert "| +0.525 [+0.525, +0.525] | 4e-06 | **holds** |" in (folder / "table.md").read_text()
+    result["claims"][0] |= {"p": 0.06, "verdict": "unclear"}
+    assert "the interval alone would decide, but not after the correction" in page(result, "x.png")
+    assert "p" not in study("plain", claims=claims)[0]["claims"][0]
 
 
 def test_episodes_results_and_arms_of_one_run(study):

@@ -11,6 +11,7 @@ books         rows of stories with a gold text, from the chapters of books
 stories       files to train VR-CLI on, from conversations or stories with a gold text
 hints         conversations with a planted hint, to try VR-CLI on a laptop
 records       records of repositories between our lines and the reference's JSON
+tokenizer     a small tokenizer for a tiny model, from the texts of a file
 """
 
 from __future__ import annotations
@@ -462,6 +463,29 @@ def rollouts(
 
     won, total = plays.merge(folders, out, failures)
     typer.echo(f"{out}: {won} of {total} plays were won ({won / total:.3f})")
+
+
+@data.command()
+def tokenizer(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A file of rows; every text in them counts.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, for model.tokenizer.")],
+    size: Annotated[int, typer.Option("--size", min=300, max=200_000, help="Most tokens.")] = 1000,
+) -> None:
+    """Learn a small tokenizer from the texts of a file: bytes and their commonest pieces. For tiny models."""
+    from trailmark.data.output_paths import new_folder
+    from trailmark.formats.rows import each
+    from trailmark.models.tiny import learnt_tokenizer
+
+    def texts(value: Any) -> list[str]:
+        if isinstance(value, dict | list):
+            return [t for v in (value.values() if isinstance(value, dict) else value) for t in texts(v)]
+        return [value] if isinstance(value, str) else []
+
+    found = [t for row in each(rows, lambda row: texts(row.value))[0] for t in row]
+    new_folder(out)
+    made = learnt_tokenizer(found, size)
+    made.save_pretrained(out)
+    typer.echo(f"{out}: {len(made)} tokens, from {len(found)} texts")
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trailmark.config import ServerConfig
@@ -36,10 +36,12 @@ CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message tha
 
 @dataclass(frozen=True)
 class About:
-    """What a server says in /v1/models: whose software it is, and the names of its models. Empty if it does not say."""
+    """What a server says in /v1/models: whose software it is, the names of its models, and the most tokens that each
+    reads (`max_model_len`). Empty if it does not say."""
 
     owner: str = ""
     models: tuple[str, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
 
 class HttpEngine:
@@ -196,7 +198,8 @@ class HttpEngine:
         rows = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         owners = [str(m.get("owned_by", "")) for m in rows]
         owner = OWNER if OWNER in owners else next(iter(owners), "")
-        return About(owner, tuple(m["id"] for m in rows if isinstance(m.get("id"), str)))
+        named = {m["id"]: m.get("max_model_len") for m in rows if isinstance(m.get("id"), str)}
+        return About(owner, tuple(named), {name: n for name, n in named.items() if type(n) is int})
 
     def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
         """Only fields that differ from the default are sent, because a server may know only the required ones."""

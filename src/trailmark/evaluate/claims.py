@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trailmark.errors import DataError, RecipeError, nearest
-from trailmark.evaluate.stats import Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
+from trailmark.evaluate.stats import LEVEL, Interval, crossed, mean_of, paired, proportion, t_interval, welch, wilson
 from trailmark.evaluate.stored_episodes import Key
 from trailmark.evaluate.stored_episodes import verdict as sign_of
 
@@ -103,16 +104,43 @@ def arm_interval(seen: Sequence[RunMeasure]) -> Interval:
     return Interval(found.value, max(0.0, found.low), min(1.0, found.high), found.n, found.method)
 
 
-def difference(claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], seeds: Sequence[int]) -> Interval:
+def p_value(claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], seeds: Sequence[int]) -> float:
+    """The smallest error rate at which the interval of the difference leaves out 0; 1 if there is no interval."""
+
+    def decides(rate: float) -> bool:
+        return sign_of(difference(claim, a, b, seeds, 1 - rate)) != "unclear"
+
+    low, high = 1e-6, 1 - 1e-9
+    if decides(low) or not decides(high):
+        return low if decides(low) else 1.0
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Holm's correction: the smallest of m values times m, the next times m - 1, and so on, never falling. Claims whose
+    corrected value is at most 0.05 are decided; the chance that one or more of these is an error is at most 0.05."""
+    out, least = [0.0] * len(p), 0.0
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        least = max(least, min(1.0, (len(p) - rank) * p[i]))
+        out[i] = least
+    return out
+
+
+def difference(
+    claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], seeds: Sequence[int], level: float = LEVEL
+) -> Interval:
     """a - b, with the sign reversed for a claim of "below". So a positive value means that the claim is true."""
     if not claim.above:
         a, b = b, a
     if not claim.paired:
-        return welch([s.value for s in a], [s.value for s in b])
+        return welch([s.value for s in a], [s.value for s in b], level)
     rows: list[dict[Key, float]] = []
     for x, y, seed in zip(a, b, seeds):
         if x.starts is None or y.starts is None:
-            return t_interval([p.value - q.value for p, q in zip(a, b)])
+            return t_interval([p.value - q.value for p, q in zip(a, b)], level)
         if x.played != y.played:
             raise DataError(
                 f"claim '{claim}', seed {seed}: the two arms were not evaluated on the same starts and seeds; evaluate "
@@ -124,16 +152,16 @@ def difference(claim: Claim, a: Sequence[RunMeasure], b: Sequence[RunMeasure], s
     if len(rows) == 1:
         keys = sorted(rows[0])
         one, two = a[0].starts or {}, b[0].starts or {}
-        return paired([one[k] for k in keys], [two[k] for k in keys], [k[0] for k in keys])
+        return paired([one[k] for k in keys], [two[k] for k in keys], [k[0] for k in keys], level)
     grid = _grid(rows, [s.played for s in a])
     if claim.over == "starts":
         if grid is None:
             raise DataError(f"claim '{claim}': over starts, but each seed played its own starts.")
-        return mean_of(grid.mean(0))
+        return mean_of(grid.mean(0), level=level)
     if claim.over == "seeds" or grid is None:
-        return t_interval([float(np.mean(list(r.values()))) for r in rows])
-    found = crossed(grid)
+        return t_interval([float(np.mean(list(r.values()))) for r in rows], level)
+    found = crossed(grid, level)
     if found.low == found.high and found.value in (-1.0, 0.0, 1.0) and all(s.binary for s in (*a, *b)):
         size = grid.shape[1]  # all values are equal, so they give no interval
-        return paired([max(found.value, 0.0)] * size, [max(-found.value, 0.0)] * size)
+        return paired([max(found.value, 0.0)] * size, [max(-found.value, 0.0)] * size, level=level)
     return found

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from trailmark.config import Config
 from trailmark.errors import DataError, RunError, nearest
-from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, verdict
+from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, holm, p_value, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
 from trailmark.runs.annotations import named_episodes
@@ -157,7 +157,7 @@ def _result(run: Path, metric: str, arm: str, name: str) -> RunMeasure:
 
 def collect(
     measures: Mapping[str, Measure], budget: Budget, specs: Sequence[Spec], claims: Sequence[Claim],
-    seeds: Sequence[int], out: Path,
+    seeds: Sequence[int], out: Path, correct: str = "none",
 ) -> dict[str, Any]:  # fmt: skip
     """Every arm's numbers with intervals, every claim's verdict, and notes for the reader. An arm that reads the runs
     of another arm names it (`of`) and the file to read (`episodes`)."""
@@ -189,6 +189,10 @@ def collect(
         found = difference(c, seen[c.a, c.measure], seen[c.b, c.measure], seeds)
         judged.append({"claim": str(c), "a": c.a, "b": c.b, "measure": c.measure, **found.plain(),
                        "verdict": verdict(found, len(seeds))})  # fmt: skip
+    if correct == "holm" and len(seeds) > 1:
+        given = [(c, seen[c.a, c.measure], seen[c.b, c.measure], seeds) for c in claims]
+        for row, p in zip(judged, holm([p_value(*g) for g in given])):
+            row |= {"p": p, "alone": row["verdict"], "verdict": row["verdict"] if p <= 0.05 else "unclear"}
     if len(seeds) == 1:
         notes.append("One seed: the intervals say nothing about other seeds.")
     shown = {

@@ -89,6 +89,8 @@ def page(result: Mapping[str, Any], picture: str) -> str:
     for c in result["claims"]:
         known = c["low"] is not None or c["verdict"] == "one seed"
         verdict = said[c["verdict"]] if known else "unclear: there is no interval"
+        if c["verdict"] != c.get("alone", c["verdict"]):
+            verdict = "unclear: the interval alone would decide, but not after the correction for all claims"
         out.append(f"- *{c['claim']}* {verdict} ({format_interval(c, sign=True)}; {c['method']}).")
     out += ["", "## Arms", "", "| arm | recipe | keys set | steps |", "|---|---|---|---|"]
     out += [*map(_arm, result["arms"]), "", *(f"Note: {note}" for note in result["notes"])]

@@ -89,7 +89,7 @@ class Stage(Config):
     @model_validator(mode="after")
     def _one(self) -> Stage:
         if sum(x is not None for x in (self.recipe, self.gold, self.hints)) != 1:
-            raise ValueError("a stage has either a recipe, gold or hints")
+            raise ValueError("a stage has either a recipe or gold or hints")
         return self
 
 
@@ -119,6 +119,9 @@ class StudyConfig(Config):
     budget: Budget = Field(description="equal for all arms: steps, updates, tokens or seconds")
     measures: dict[str, Measure] = Field(min_length=1, description="the measures by name")
     claims: list[str | ClaimConfig] = Field([], description="such as 'a > b on success'")
+    correct: Literal["none", "holm"] = Field(
+        "none", description="holm: all claims together are wrong with a probability of at most 0.05; none: each one is"
+    )
 
     @field_validator("seeds")
     @classmethod
@@ -381,7 +384,7 @@ def run_study(
     result = {
         "name": study.name, "about": study.about, "file": path.name, "overrides": list(overrides),
         "trailmark": __version__, "seeds": study.seeds, "budget": study.budget.model_dump(exclude_none=True),
-        **collect(study.measures, study.budget, specs, claims, study.seeds, out),
+        **collect(study.measures, study.budget, specs, claims, study.seeds, out, study.correct),
     }  # fmt: skip
     atomic_write(out / "study.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     atomic_write(out / "table.md", study_markdown(result).encode())

@@ -138,9 +138,11 @@ def study_markdown(result: Mapping[str, Any]) -> str:
     for arm in result["arms"]:
         lines.append(f"| {safe(arm['name'])} | {' | '.join(format_interval(arm['values'].get(m)) for m in names)} |")
     if result["claims"]:
-        lines += ["", "| claim | difference | verdict | interval |", "|---|---:|---|---|"]
+        corrected = any("p" in c for c in result["claims"])
+        more = ("p, corrected (Holm) | ", "---:|") if corrected else ("", "")
+        lines += ["", f"| claim | difference | {more[0]}verdict | interval |", f"|---|---:|{more[1]}---|---|"]
         for c in result["claims"]:
-            lines.append(
-                f"| {safe(c['claim'])} | {format_interval(c, sign=True)} | **{c['verdict']}** | {safe(c['method'])} |"
-            )
+            p = f"{c['p']:.2g} | " if corrected else ""
+            found = f"{format_interval(c, sign=True)} | {p}**{c['verdict']}**"
+            lines.append(f"| {safe(c['claim'])} | {found} | {safe(c['method'])} |")
     return "\n".join(lines) + "\n"

@@ -212,6 +212,18 @@ class OfflineFinal(Config):
     """Evaluations at the end. Each writes a file evaluation/NAME.jsonl in the run."""
 
     start: bool = Field(False, description="also evaluate the policy as it was before training: evaluation/start.jsonl")
+    choose: PositiveInt | None = Field(
+        None,
+        description="also draw so many answers of each start from the policy before training: all of them "
+        "(evaluation/single.jsonl), one with the commonest answer (vote.jsonl), and the best by `value` (best.jsonl)",
+    )
+    value: Annotated[str | None, NamesModel("value")] = Field(None, description="the reward model that chooses")
+
+    @model_validator(mode="after")
+    def _chooses(self) -> OfflineFinal:
+        if (self.choose is None) != (self.value is None):
+            raise ValueError("choose and value belong together: how many answers, and the reward model that chooses")
+        return self
 
 
 class OfflineRecipe(RunConfig):
@@ -272,7 +284,7 @@ class PreferenceRecipe(OfflineRecipe):
             raise ValueError("pair_file says which episodes are pairs: leave out format pairs, and pairs")
         if self.smooth and self.objective != "dpo":
             raise ValueError("smooth (label smoothing) belongs to objective dpo alone")
-        if self.final.start and self.task is None:
+        if (self.final.start or self.final.choose) and self.task is None:
             raise ValueError("final needs a task to play")
         return self
 
@@ -427,7 +439,7 @@ class OreoRecipe(OfflineRecipe):
             raise ValueError("hinge is for level response")
         if self.target == "ema" and self.learner.ema is None:
             raise ValueError("target ema needs learner.ema, such as 0.995")
-        if (self.final.search or self.final.start) and self.task is None:
+        if (self.final.search or self.final.start or self.final.choose) and self.task is None:
             raise ValueError("final needs a task to play")
         return self
 

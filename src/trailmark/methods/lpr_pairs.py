@@ -8,6 +8,7 @@ the whole (a product over steps, say), None where nobody scored them.
               first; and a right one above each right one that is worth less by more than `margin`
     state     beginnings of answers, ranked by the product up to there
     step      two continuations of one state: what stands before is given and not trained
+    value     beginnings of answers, ranked by how many of their completions were right
 
 What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table). Rewards of
 solutions are read off what the reward model said of their steps at the end of this file.
@@ -24,10 +25,12 @@ from typing import Any
 from trailmark.errors import DataError
 from trailmark.methods.offline import won
 from trailmark.methods.preference import by_group
-from trailmark.methods.staged_configs import LprPairs, LprRead
+from trailmark.methods.staged_configs import LprPairs, LprRead, LprValuePairs
 from trailmark.score.classes import Outputs, class_numbers, over_steps
 from trailmark.steps import step_types
-from trailmark.types import Episode
+from trailmark.types import Annotation, Episode
+
+KINDS = ("outcome", "process", "state", "step", "value", "worse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Ch
 def all_pairs(
     episodes: Sequence[Episode],
     ways: Sequence[Episode] | None,
+    values: Sequence[Annotation],
     rewards: Mapping[str, float],
     outputs: Outputs,
     s: LprPairs,
@@ -183,7 +187,8 @@ def all_pairs(
     barred: Collection[str],
 ) -> tuple[list[Chosen], list[Episode], dict[str, int]]:
     """The pairs of all questions, the right answers that are worth imitating, and what the pairs are made of. `ways`
-    are completions of states: if they are given, the pairs are of steps alone."""
+    are completions of states: if they are given, the pairs are of steps alone. `values` are those of states, for
+    pairs of states by their values."""
     questions = {
         name: [Answer(e.id, won(e), rewards.get(e.id), sum(len(t.steps) for t in e.turns)) for e in group]
         for name, group in by_group(episodes).items()
@@ -192,6 +197,8 @@ def all_pairs(
     made: list[Chosen] = []
     if ways is not None:
         made = pairs_of_steps(ways, outputs, s, read)
+    elif s.values is not None:
+        made = pairs_by_value(episodes, values, s.values)
     else:
         for name, answers in questions.items():
             made += question_pairs(name, answers, s, {name} if ids[name] in barred or name in barred else ())
@@ -199,6 +206,7 @@ def all_pairs(
         partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
         most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
         made += some_of(partial_ones, most, random.Random(f"states {s.seed}"))
+    made = [p for p in made if _within(p, s)]
     known = {e.id: e for e in episodes}
     chosen: list[Episode] = []
     for answers in questions.values():
@@ -206,6 +214,54 @@ def all_pairs(
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def worse_pairs(versions: Sequence[tuple[Episode, str]]) -> list[Chosen]:
+    """Solutions above what somebody made worse of them."""
+    return [Chosen(Answer(e.id, True), Answer(name, False), "worse") for e, name in versions]
+
+
+def _within(p: Chosen, s: LprPairs) -> bool:
+    """Whether the rewards of a pair are on the sides of the limits where they should be."""
+    good = s.min_chosen is None or (p.chosen.reward is not None and p.chosen.reward >= s.min_chosen)
+    return good and (
+        s.max_rejected is None or (p.rejected.reward is not None and p.rejected.reward <= s.max_rejected)
+    )
+
+
+def pairs_by_value(episodes: Sequence[Episode], notes: Sequence[Annotation], s: LprValuePairs) -> list[Chosen]:
+    """Pairs of states of one question by how many of their completions were right."""
+    told = {(a.episode, a.turn or 0): a.values for a in notes if a.level == "step"}
+    made = []
+    for group in by_group(episodes).values():
+        states: list[tuple[Answer, float]] = []  # each with the share of its solution that it is
+        for e in group:
+            for i, t in enumerate(e.turns):
+                lowest = math.inf
+                for n, v in enumerate(told.get((e.id, i), ())):
+                    if v < 0:
+                        continue
+                    value = min(v, lowest)
+                    if s.floor is not None and value <= s.floor:
+                        lowest = value
+                    number = n + 1 if s.clip is None else min(n + 1, s.clip)
+                    states.append((Answer(e.id, won(e), value, number, t.steps[n][1]), (n + 1) / len(t.steps)))
+        made += value_pairs(states, s)
+    return made
+
+
+def value_pairs(states: Sequence[tuple[Answer, float]], s: LprValuePairs) -> list[Chosen]:
+    """Each state above those that are worth less by at least `diff`, of which far ones count less."""
+    made = []
+    for c, share in states:
+        below = [
+            r
+            for r, other in states
+            if (reward_of(c) - reward_of(r)) * s.decay ** abs(c.steps - r.steps) >= s.diff
+            and abs(share - other) <= s.max_gap
+        ]
+        made += [Chosen(c, r, "value") for r in best(below, s.most)]
+    return made
 
 
 def pairs_of_states(
@@ -256,7 +312,7 @@ def distinct(pairs: Sequence[Chosen]) -> int:
 
 def counts(pairs: Sequence[Chosen], questions: Mapping[str, Sequence[Answer]]) -> dict[str, int]:
     """What a pairs file is made of, for people."""
-    kinds = {f"{kind} pairs": sum(p.kind == kind for p in pairs) for kind in ("outcome", "process", "state", "step")}
+    kinds = {f"{kind} pairs": sum(p.kind == kind for p in pairs) for kind in KINDS}
     unscored = sum(a.reward is None for answers in questions.values() for a in answers)
     return {
         "pairs": len(pairs), "distinct pairs": distinct(pairs), **{k: n for k, n in kinds.items() if n},

@@ -11,6 +11,7 @@ import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,18 @@ from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.objectives import Objective
-from trailmark.rollout.play import play
+from trailmark.rollout.play import Seat, play
+from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
+from trailmark.score.classes import must_share_tokenizer
+from trailmark.score.values import HeadValues
 from trailmark.seats.config import AnyKind, LocalSeat, filled
+from trailmark.seats.locate import locate, locate_value, stored_model
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.logic.answer import most_common, read_answer
 from trailmark.types import Episode, Failed, Scored
 
 NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
@@ -115,11 +121,41 @@ class OfflineMethod(Method):
         return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
-        """At the end: an evaluation of the policy as it was before training."""
-        if not last or not self.config.final.start:
-            return ()
-        first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
-        return (Evaluation("start", first, moves=False),)
+        """At the end: evaluations of the policy as it was before training."""
+        f, out = self.config.final, list[Evaluation]()
+        if last and f.start:
+            first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
+            out.append(Evaluation("start", first, moves=False))
+        if last and f.choose:
+            out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in ("single", "vote", "best")]
+        return out
+
+    def chosen(self, how: str) -> list[Episode]:
+        """Several answers of each start by the policy before training: all, or one of each start that the votes or the
+        reward model choose."""
+        seat, every = self._answers
+        if how == "single":
+            return every
+        if how == "best":
+            value = str(self.config.final.value)
+            folder = str(locate_value(value))
+            lm = load_model(stored_model(self.config.model, folder).model_copy(update={"lora": None})).freeze()
+            must_share_tokenizer(lm, seat.engine.tokenizer, value)
+            told = locate(folder).section("read")
+            scorer = HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"))
+            return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
+        groups: dict[str, list[Episode]] = {}
+        for e in every:
+            groups.setdefault(e.group, []).append(e)
+        return [voted(group) for group in groups.values()]
+
+    @cached_property
+    def _answers(self) -> tuple[Seat, list[Episode]]:
+        c = self.config
+        assert self.source is not None
+        seat = trained_seat(local_engine(load_model(c.model), c.engine), c.seat, c.sampling)
+        tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
+        return seat, play(self.source, tasks, [seat], n=c.final.choose, seed=c.seed + 1, prefix="choose:")
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
@@ -143,6 +179,13 @@ class OfflineMethod(Method):
             return f"{len(rows)} rows"
 
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
+
+
+def voted(group: Sequence[Episode]) -> Episode:
+    """The first episode of a start that gives the commonest answer; the first of all if no answer can be read."""
+    said = [read_answer(e.turns[-1].text, len(e.task.data.get("options", ()))).letter if e.turns else "" for e in group]
+    answer = most_common(said)
+    return group[said.index(answer)]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -35,31 +35,31 @@ from trailmark.tasks.puzzle import (
 )
 from trailmark.tasks.puzzle.orders import LEVELS, written
 
-TEXT = "mq gm gC km mu qB hq hA im iD\nk?\n"
+TEXT = "ab. bfa cD. dC. ebc fBd\ne?\n"
 HAND = read_puzzle(TEXT)[0]
 
 
 def test_a_puzzle_by_hand():
-    assert HAND.start == "k" and HAND.options == tuple("ABCD") and HAND.label == 1 and HAND.text == TEXT
-    assert HAND.path == ("k", "m", "q", "B") and HAND.after["k"] == frozenset("mqBu")
+    assert HAND.start == "e" and HAND.options == tuple("ABCD") and HAND.label == 1 and HAND.text == TEXT
+    assert HAND.path == ("e", "b", "f", "B") and HAND.after["e"] == frozenset("bfB")
+    assert HAND.clues == tuple(tuple(pair) for pair in ("ab", "bf", "cD", "dC", "eb", "ce", "fB", "df"))
     truth = lambda text, **more: true_step_values(HAND, text, **more)
-    assert truth("km\nmq\nqB\nFinish[B]") == ((1, 1, 1, 1), 1.0)
-    assert truth("km\nmu\nmq\nqB\nFinish[B]") == ((1, 1, 1, 1, 1), 1.0)  # a detour
-    assert truth("km\nmg\ngm\nmq\nqB\nFinish[B]") == ((1, 0, 1, 1, 1, 1), 5 / 6)  # right, by a wrong step
-    assert truth("km\nmq\nqB\nFinish[C]") == ((1, 1, 1, 0), 0.75)  # wrong, after right steps
-    assert truth("km\nmg\ngC\nFinish[C]") == ((1, 0, 1, 0), 0.5)
+    assert truth("eb\nbf\nfB\nFinish[B]") == ((1, 1, 1, 1), 1.0)
+    assert truth("eb\nba\nab\nbf\nfB\nFinish[B]") == ((1, 0, 1, 1, 1, 1), 5 / 6)  # right, by a wrong step
+    assert truth("eb\nbf\nfB\nFinish[C]") == ((1, 1, 1, 0), 0.75)  # wrong, after right steps
+    assert truth("ec\ncD\nFinish[D]") == ((0, 1, 0), 1 / 3)
     assert truth("Finish[B]") == ((1,), 1.0) and truth("Finish[B]", direct=True) == ((0,), 0.0)  # a guess
-    assert truth("kB\nFinish[B]") == ((1, 1), 1.0) and truth("kB\nFinish[B]", direct=True) == ((0, 0), 0.0)
-    assert truth("km\nmq\nqB\nFinish[B]", direct=True).mean == 1.0
-    assert truth("mB\nkm\nkB\nFinish[B]", direct=True) == ((1, 1, 1, 1), 1.0)
-    assert truth("km\nqB\nFinish[B]", direct=True) == ((1, 1, 0), 2 / 3)  # the lines do not meet
-    assert truth("qm\nhello\nkz\nkk\nFinish[X]\nFinish[A or B]") == ((0,) * 6, 0.0)
+    assert truth("eB\nFinish[B]") == ((1, 1), 1.0) and truth("eB\nFinish[B]", direct=True) == ((0, 0), 0.0)
+    assert truth("eb\nbf\nfB\nFinish[B]", direct=True).mean == 1.0
+    assert truth("bB\neb\neB\nFinish[B]", direct=True) == ((1, 1, 1, 1), 1.0)
+    assert truth("eb\nfB\nFinish[B]", direct=True) == ((1, 1, 0), 2 / 3)  # the lines do not meet
+    assert truth("be\nhello\nez\nee\nFinish[X]\nFinish[A or B]") == ((0,) * 6, 0.0)
     assert truth("") == ((), None) and truth("\n\n") == ((), None)
 
 
 def orders(puzzle):
     """Every order of the items in which all clues hold."""
-    items = sorted({x for pair in puzzle.clues for x in pair})
+    items = sorted({x for pair in puzzle.clues for x in pair} | set(puzzle.options))
     for order in permutations(items):
         at = {x: k for k, x in enumerate(order)}
         if all(at[a] < at[b] for a, b in puzzle.clues):
@@ -79,18 +79,20 @@ def test_sound_is_what_holds_in_every_order(seed):
 
 
 def test_puzzles_of_every_level():
-    for level, (length, ups) in LEVELS.items():
+    for level, length in LEVELS.items():
         for seed in range(20):
             puzzle = make_puzzle(random.Random(seed), level)
-            assert len(puzzle.path) == length + 1 and len(puzzle.clues) == length + ups + 6
-            assert read_puzzle(puzzle.text + "km\n") == (puzzle, "km\n")
+            assert len(puzzle.path) == length + 1 and len(puzzle.entries) == 2 * length
+            assert read_puzzle(puzzle.text + "eb\n") == (puzzle, "eb\n")
             assert sum(puzzle.entails(puzzle.start, x) for x in puzzle.options) == 1
             way = Walker().draw(puzzle, random.Random(0))
             assert len(way) == length + 1 and true_step_values(puzzle, "\n".join(way), direct=True).mean == 1.0
     with pytest.raises(TaskError, match="no order puzzle"):
-        read_puzzle("km")
-    with pytest.raises(TaskError, match="2 options come after 'k'"):
-        _ = Puzzle("k", (("k", "A"), ("k", "B"), ("C", "k"))).label
+        read_puzzle("eb")
+    with pytest.raises(TaskError, match="item 'c' has no clues of its own"):
+        read_puzzle("abc bA.\na?\n")
+    with pytest.raises(TaskError, match="2 options come after 'a'"):
+        _ = Puzzle("a", ("aA.", "bBa", "cC.")).label
 
 
 def all_solutions(puzzle, policy, lines=()):
@@ -105,11 +107,11 @@ def all_solutions(puzzle, policy, lines=()):
             yield whole, p * q
 
 
-RATES = {"errors": 0.2, "detours": 0.15, "leaps": 0.05, "slips": 0.05}
+RATES = {"errors": 0.3, "leaps": 0.05, "slips": 0.05}
 
 
 @pytest.mark.parametrize(
-    "begun", [[], ["km"], ["km", "mg"], ["km", "mg", "gC"], ["kq"], ["km", "mu"], ["nonsense"]]
+    "begun", [[], ["eb"], ["eb", "ba"], ["ec"], ["ec", "cD"], ["ef"], ["nonsense"]]
 )
 def test_exact_values_are_sums_over_all_solutions(begun):
     policy = Walker(**RATES, free=4)
@@ -128,16 +130,15 @@ def test_exact_values_are_sums_over_all_solutions(begun):
 
 def test_values_by_hand():
     policy = Walker(errors=0.2, slips=0.1, free=2)
-    # From the second line on nothing goes wrong any more: only the slip is left, and at g the way is a coin.
-    assert exact_value(HAND, ["km", "mq"], policy)[0] == pytest.approx(0.9)
-    assert exact_value(HAND, ["km", "mg"], policy)[0] == pytest.approx((0.9 + 0.1 / 3) / 2)
-    assert exact_value(HAND, ["km", "mg", "gC"], policy)[0] == pytest.approx(0.1 / 3)
-    assert exact_value(HAND, ["km"], policy)[0] == pytest.approx(0.8 * 0.9 + 0.2 * (0.9 + 0.1 / 3) / 2)
-    # At k the wrong step is free too: to g, h or i, then (the second line) back to the chain or to a wrong option.
-    astray = (exact_value(HAND, ["kg"], policy)[0] + exact_value(HAND, ["kh"], policy)[0]
-              + exact_value(HAND, ["ki"], policy)[0]) / 3  # fmt: skip
-    assert exact_value(HAND, ["kh"], policy)[0] == pytest.approx((0.9 + 0.1 / 3) / 2)
-    assert exact_value(HAND, [], policy)[0] == pytest.approx(0.8 * exact_value(HAND, ["km"], policy)[0] + 0.2 * astray)
+    # From the second line on only the slip is left. From a the way leads back, from c to D.
+    assert exact_value(HAND, ["eb", "bf"], policy)[0] == pytest.approx(0.9)
+    assert exact_value(HAND, ["eb", "ba"], policy)[0] == pytest.approx(0.9)
+    assert exact_value(HAND, ["eb", "bf", "fd"], policy)[0] == pytest.approx(0.1 / 3)
+    assert exact_value(HAND, ["ec"], policy)[0] == pytest.approx(0.1 / 3)
+    assert exact_value(HAND, ["eb"], policy)[0] == pytest.approx(0.9)
+    assert exact_value(HAND, [], policy)[0] == pytest.approx(0.8 * 0.9 + 0.2 * 0.1 / 3)
+    free = Walker(errors=0.2, slips=0.1, free=3)  # one more line: at f the wrong step leads to C
+    assert exact_value(HAND, ["eb", "bf"], free)[0] == pytest.approx(0.8 * 0.9 + 0.2 * 0.1 / 3)
     assert exact_value(HAND, ["Finish[B]"], policy)[0] == 1 and exact_value(HAND, ["Finish[A]"], policy)[0] == 0
     for wrong in ({"errors": 1.2}, {"errors": 0.6, "leaps": 0.6}, {"free": -1}):
         with pytest.raises(TaskError, match="a walker needs rates"):
@@ -164,7 +165,7 @@ def test_forms_say_the_same(form):
     assert check_task(source).ok, check_task(source)
 
 
-def test_draws_and_splits():
+def test_draws_and_splits(monkeypatch):
     source = get_task("puzzle", level=1)
     parts = {s: {t.data["puzzle"] for t in source.tasks(s, 60, 5)} for s in ("train", "val", "test")}
     assert all(len(p) == 60 for p in parts.values()) and len(set().union(*parts.values())) == 180
@@ -174,6 +175,9 @@ def test_draws_and_splits():
             get_task("puzzle", **options)
     with pytest.raises(TaskError, match="no split"):
         source.tasks("dev", 1)
+    monkeypatch.setattr("trailmark.tasks.puzzle.source.make_puzzle", lambda rng, level: HAND)
+    with pytest.raises(TaskError, match="hardly more than [01] different puzzles"):
+        source.tasks("train", 2)
 
 
 def test_completions_from_states_come_to_the_exact_values():
@@ -195,10 +199,10 @@ def test_completions_from_states_come_to_the_exact_values():
 
 
 def test_a_state_in_react_goes_on_with_the_next_number():
-    said = player("react")(TEXT + "Thought 1: km\nThought 2: mq", random.Random(0))
-    assert said == "\nThought 3: qB\nAction 4: Finish[The answer is B.]"
-    assert player("react")(TEXT + "Thought 1:", random.Random(0)).startswith(" km\nThought 2: mq\n")
-    assert careless(TEXT + "km\n", random.Random(1)).split("\n")[-1].startswith("Finish[")
+    said = player("react")(TEXT + "Thought 1: eb\nThought 2: bf", random.Random(0))
+    assert said == "\nThought 3: fB\nAction 4: Finish[The answer is B.]"
+    assert player("react")(TEXT + "Thought 1:", random.Random(0)).startswith(" eb\nThought 2: bf\n")
+    assert careless(TEXT + "eb\n", random.Random(1)).split("\n")[-1].startswith("Finish[")
 
 
 def test_evaluation_has_the_mean_true_value(tmp_path):
@@ -221,5 +225,5 @@ def test_the_example_of_the_docs(capsys):
     code, printed = re.search(r"```python\n(.*?)```\n```\n(.*?)```", page, re.S).groups()
     exec(compile(code, "docs/logic.md", "exec"), {})
     assert capsys.readouterr().out == printed
-    for level, (length, ups) in LEVELS.items():
-        assert f"| {level} | {length} | {ups} | {length + ups + 7} |" in page
+    for level, length in LEVELS.items():
+        assert f"| {level} | {length} | {2 * length} |" in page

@@ -1,26 +1,26 @@
-"""Order puzzles: clues such as mq ("m comes before q"), and the question which of A, B, C and D must come after the
-start.
+"""Order puzzles: clues such as bfa ("b comes before f and after a"), and the question which of A, B, C and D must come
+after the start.
 
-    mq gm gC km mu qB hq hA im iD        the clues, in any order
-    k?                                   the start is k; exactly one of A to D, here B, comes after it
-    km                                   a solution: a line is a step, a relation that is claimed to hold
-    mq
-    qB
-    Finish[B]                            the last line is the answer
+    ab. bfa cD. dC. ebc fBd   for each item one that comes after it, and one before it (a point: none is told)
+    e?                        the start is e; exactly one of A to D, here B, is known to come after it
+    eb                        a solution: a line is a step, a relation that is claimed to hold (e comes before b)
+    bf
+    fB
+    Finish[B]                 the last line is the answer
 
 A relation is *sound* if it follows from the clues (by any number of inferences). It is *direct* if it is a clue, or one
 inference from clues and sound lines before it. An answer claims that its option comes after the start. It is sound if
 that follows from the clues, and direct if it follows from the sound lines that were written.
 
-How a puzzle is built: a chain from the start to the right option; *ups* (mu) branch off it and lead nowhere, so a step
-there is sound and of no use (a detour); *downs* (gm) come before an inner item of the chain and after nothing, so a
-step to one is never sound. Each wrong option comes after a down of its own. So behind a wrong step the way leads to a
-wrong option or back to the chain, and a solution with wrong steps may end with the right answer:
+How a puzzle is built: a chain leads from the start to the right option, and each of its items comes after a *down* of
+its own. A step to a down, which reads a clue in the wrong direction, is never sound. Half of the downs lead back to
+their item, and the others to a wrong option. So a solution with wrong steps may end with the right answer, and a slip
+after right steps gives a wrong one:
 
-    km                                   sound
-    mg                                   not sound: no clue says so
-    gm                                   sound; gC would be sound too, and would lead to the wrong answer
-    mq ...
+    eb                        sound
+    ba                        not sound: b comes after a
+    ab                        sound, and back on the chain; from the down c the way leads to D, a wrong answer
+    bf ...
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from trailmark.errors import TaskError
@@ -39,34 +38,43 @@ from trailmark.steps import react_steps, split_steps
 from trailmark.tasks.logic.answer import LETTERS, read_answer
 
 Form = Literal["short", "react"]
-ITEMS = "abcdefghijkl"
-LEVELS = {1: (2, 0), 2: (3, 1), 3: (4, 1), 4: (5, 2), 5: (6, 3)}  # relations of the chain, ups
+ITEMS = "abcdefghijklmn"  # a puzzle leaves out two of its letters
+LEVELS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6}  # relations of the chain; there are as many downs
 OPTIONS = "ABCD"
 SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 OPENING = "Thought 1:"  # the end of a prompt in the form react
 RELATION = re.compile(r"\s*([a-zA-D])([a-zA-D])\s*")
-TEXT = re.compile(r"((?:[a-zA-D]{2} )*[a-zA-D]{2})\n([a-z])\?\n")
+NONE = "."  # no item before this one is told
+TEXT = re.compile(r"((?:[a-z][a-zA-D][a-z.] )*[a-z][a-zA-D][a-z.])\n([a-z])\?\n")
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Puzzle:
     start: str
-    clues: tuple[Pair, ...]
+    entries: tuple[str, ...]  # "bfa": b, one that comes after it, and one that comes before it
     options: tuple[str, ...] = tuple(OPTIONS)
+
+    @cached_property
+    def later(self) -> dict[str, str]:
+        """Item -> the one of which its entry says that it comes after it."""
+        return {e[0]: e[1] for e in self.entries}
+
+    @cached_property
+    def earlier(self) -> dict[str, str]:
+        """Item -> the one of which its entry says that it comes before it, where there is one."""
+        return {e[0]: e[2] for e in self.entries if e[2] != NONE}
+
+    @cached_property
+    def clues(self) -> tuple[Pair, ...]:
+        """(earlier, later), in the order in which they stand; what two entries say is there once."""
+        said = [pair for x, y, z in self.entries for pair in ((x, y), (z, x))]
+        return tuple(dict.fromkeys(pair for pair in said if NONE not in pair))
 
     @cached_property
     def after(self) -> dict[str, frozenset[str]]:
         """Item -> all items that must come after it."""
-        found = {x: {b for a, b in self.clues if a == x} for pair in self.clues for x in pair}
-        grown = True
-        while grown:
-            grown = False
-            for x, later in found.items():
-                more = set().union(later, *(found[y] for y in later))
-                grown |= more != later
-                found[x] = more
-        return {x: frozenset(later) for x, later in found.items()}
+        return closure(self.clues)
 
     def entails(self, a: str, b: str) -> bool:
         return b in self.after.get(a, ())
@@ -90,8 +98,21 @@ class Puzzle:
 
     @cached_property
     def text(self) -> str:
-        clues = " ".join(f"{a}{b}" for a, b in self.clues)
-        return f"{clues}\n{self.start}?\n"
+        return f"{' '.join(self.entries)}\n{self.start}?\n"
+
+
+def closure(clues: Iterable[Pair]) -> dict[str, frozenset[str]]:
+    """Item -> all items that come after it by these clues."""
+    clues = list(clues)
+    found = {x: {b for a, b in clues if a == x} for pair in clues for x in pair}
+    grown = True
+    while grown:
+        grown = False
+        for x, later in found.items():
+            more = set().union(later, *(found[y] for y in later))
+            grown |= more != later
+            found[x] = more
+    return {x: frozenset(later) for x, later in found.items()}
 
 
 class Truth(NamedTuple):
@@ -102,16 +123,15 @@ class Truth(NamedTuple):
 
 
 def make_puzzle(rng: random.Random, level: int) -> Puzzle:
-    length, ups = LEVELS[level]
+    length = LEVELS[level]
     goal, *others = rng.sample(OPTIONS, len(OPTIONS))
-    items = rng.sample(ITEMS, length + ups + len(others))
-    chain, side, downs = [*items[:length], goal], items[length : length + ups], items[length + ups :]
-    clues = list(pairwise(chain))
-    clues += [(chain[rng.randrange(length)], u) for u in side]
-    for down, option in zip(downs, others):
-        clues += [(down, chain[rng.randrange(1, length)]), (down, option)]
-    rng.shuffle(clues)
-    return Puzzle(chain[0], tuple(clues))
+    items = rng.sample(ITEMS[: 2 * length + 2], 2 * length)
+    chain, downs = [*items[:length], goal], items[length:]
+    entries = []
+    for item, after, down in zip(chain, chain[1:], downs):
+        leads_to = item if rng.random() < 0.5 else rng.choice(others)
+        entries += [f"{item}{after}{down}", f"{down}{leads_to}{NONE}"]
+    return Puzzle(chain[0], tuple(sorted(entries)))
 
 
 def split_of(text: str) -> str:
@@ -125,8 +145,11 @@ def read_puzzle(text: str) -> tuple[Puzzle, str]:
     found = TEXT.match(text)
     if found is None:
         raise TaskError(f"this is no order puzzle: {text[:60]!r}")
-    clues = tuple((c[0], c[1]) for c in found[1].split(" "))
-    return Puzzle(found[2], clues), text[found.end() :]
+    puzzle = Puzzle(found[2], tuple(found[1].split(" ")))
+    for item in (puzzle.start, *puzzle.later.values(), *puzzle.earlier.values()):
+        if item not in puzzle.later and item not in puzzle.options:
+            raise TaskError(f"this is no order puzzle: item '{item}' has no clues of its own: {text[:60]!r}")
+    return puzzle, text[found.end() :]
 
 
 # --- solutions --------------------------------------------------------------------------------------------------------
@@ -178,6 +201,6 @@ def true_step_values(puzzle: Puzzle, text: str, form: Form = "short", direct: bo
                 shown.add((a, b))
         elif letter and LETTERS.index(letter[1]) < len(puzzle.options):
             claim = (puzzle.start, puzzle.options[LETTERS.index(letter[1])])
-            ok = puzzle.entails(*claim) and (not direct or Puzzle(puzzle.start, tuple(shown)).entails(*claim))
+            ok = puzzle.entails(*claim) and (not direct or claim[1] in closure(shown).get(claim[0], ()))
         values.append(float(ok))
     return Truth(tuple(values), sum(values) / len(values) if values else None)

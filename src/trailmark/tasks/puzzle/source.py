@@ -26,6 +26,8 @@ from trailmark.tasks.puzzle.orders import (
 from trailmark.tasks.puzzle.policies import Policy, Walker, exact_value
 from trailmark.types import Episode, Scored, Task
 
+TRIES = 20_000  # draws until a puzzle must be new
+
 
 class PuzzleWorld(World):
     """A world of one turn: the action is the whole solution. The step's `info` has the answer, the reason, and the mean
@@ -57,8 +59,8 @@ class Puzzles(TaskSource):
     """The task source.
 
     level    1 to 5, or several of them to mix evenly; a chain of 2 to 6 relations
-    form     "short": bare lines; "react": "Thought 1: km" and "Action 4: Finish[The answer is B.]"
-    errors, detours, leaps, slips   the rates of the scripted teacher that writes meta["gold"] (see `Walker`); with
+    form     "short": bare lines; "react": "Thought 1: eb" and "Action 4: Finish[The answer is B.]"
+    errors, leaps, slips   the rates of the scripted teacher that writes meta["gold"] (see `Walker`); with
              none of them it writes the shortest sound solution
 
     `tasks` can draw any number; `n=None` gives 1000. Splits are disjoint by the hash of the puzzle. The puzzle of a
@@ -73,7 +75,6 @@ class Puzzles(TaskSource):
         level: int | Sequence[int] = 1,
         form: Form = "short",
         errors: float = 0.0,
-        detours: float = 0.0,
         leaps: float = 0.0,
         slips: float = 0.0,
     ):
@@ -83,7 +84,7 @@ class Puzzles(TaskSource):
         if form not in ("short", "react"):
             raise TaskError(f"puzzle has no form '{form}'.{nearest(str(form), ('short', 'react'))}")
         self.form: Form = form
-        self.teacher = Walker(errors, detours, leaps, slips)
+        self.teacher = Walker(errors, leaps, slips)
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         if split not in SPLITS:
@@ -93,10 +94,12 @@ class Puzzles(TaskSource):
 
     def _task(self, rng: random.Random, split: str, seed: int, i: int, seen: set[str]) -> Task:
         level = self.levels[i % len(self.levels)]
-        while True:
+        for _ in range(TRIES):
             puzzle = make_puzzle(rng, level)
             if split_of(puzzle.text) == split and puzzle.text not in seen:
                 break
+        else:
+            raise TaskError(f"level {level} has hardly more than {i} different puzzles in '{split}': ask for fewer.")
         seen.add(puzzle.text)
         lines = self.teacher.draw(puzzle, random.Random(f"teacher {seed} {puzzle.text}"))
         data: dict[str, Any] = {"puzzle": puzzle.text, "options": list(puzzle.options), "label": puzzle.label,
