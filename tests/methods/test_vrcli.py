@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,3 +119,27 @@ def test_mistakes_are_one_sentence(home, monkeypatch):
     assert "method vrcli needs reward: {kind: likelihood, …}" in said
     said = call("train", "recipe.yaml", *WORDS, "final.readers.gold=sft", "out=bad2", code=2)
     assert "final.readers.gold: the comparison has a row of this name already: choose another." in said
+
+
+def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
+    """With a few rows and steps: its table, its files and its page; and again, where nothing is left to do."""
+    from trailmark.data.stories import hints
+
+    few = hints.Hints
+    monkeypatch.setattr(hints, "Hints", lambda seed: few(6, 4, 1, 30, seed=seed))
+    shorter = {"reader": ["steps=2", "batch=4"], "sft": ["steps=1", "batch=2", "eval.every=0"],
+               "vrcli": ["steps=1", "starts=2", "n=4", "eval.every=0", "engine.slots=8"]}  # fmt: skip
+    monkeypatch.setattr("trailmark.commands.quickstart._further", shorter.get)
+    words = ["quickstart", "--method", "vrcli", "--out", tmp_path / "q", "--seed", 3]
+    said = call(*words)
+    result = json.loads((tmp_path / "q/quickstart.json").read_text())
+    names = ["random words of the prompt", "VR-CLI's plan for another row", "before training", "VR-CLI", "SFT, no plan"]
+    assert [r["name"] for r in result["rows"]] == names == list(result["files"])
+    for row in result["rows"]:
+        rewards = [e.outcome.reward for e in read_segment(Path(result["files"][row["name"]]))]
+        assert row["episodes"] == 4 and row["metrics"]["reward"]["value"] == pytest.approx(np.mean(rewards))
+    assert Path(result["report"]).read_text().startswith("<!doctype html>") and "Read next: docs/vrcli.md" in said
+    weights = lambda: sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "q").rglob("*.safetensors"))
+    before = weights()
+    again = json.loads(CliRunner().invoke(app, [*map(str, words), "--resume", "--json"]).stdout)
+    assert again["rows"] == result["rows"] and weights() == before
