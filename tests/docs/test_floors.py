@@ -16,8 +16,9 @@ from from_pages import ROOT, shell
 
 from trailmark.runs.store import read_metrics, read_segment
 
-README, REFLECT, OREO, LPR = (
-    (ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md", "docs/from/lpr.md")
+README, REFLECT, OREO, LPR, VRCLI = (
+    (ROOT / n).read_text()
+    for n in ("README.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -126,3 +127,12 @@ def test_the_quickstart(here):
         >= floor(README, r"the floor of its last row \(`make test-slow`\) is (0\.\d+)")
         > rows["SFT only"]
     )
+
+
+def test_plans_from_a_planted_hint(here):
+    road = [f"train recipes/vrcli-{name}" for name in ("hint-scorer.yaml", "hint-sft.yaml", "hint.yaml")]
+    follow(VRCLI, "data hints", *road)
+    rows = json.loads((here / "runs/vrcli-hint/results.json").read_text())
+    gain = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
+    assert gain["trained"] >= floor(VRCLI, r"the floor after training is (\d+) %")
+    assert max(gain["start"], gain["other-plan"], gain["random-words"]) < 0 < gain["trained"]

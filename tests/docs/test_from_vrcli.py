@@ -18,6 +18,7 @@ from from_pages import (
     commands,
     first_cell,
     keys_of,
+    load_the_study,
     prefers_more_words,
     serve_up_to_the_port,
     shell,
@@ -97,6 +98,8 @@ def test_command(place, monkeypatch, command):
     assert program == "trailmark"
     if words[0] == "train":
         return train(words)
+    if words[0] == "study":
+        return load_the_study(words)
     if words[0] == "serve":
         return serve_up_to_the_port(words)
     if "--push" in words:
@@ -125,6 +128,7 @@ def released(said):
 # The least that a command must have done.
 FLOORS = {
     "data books": lambda said: count(r"rows: (\d+) rows", said) == 6,
+    "data hints": lambda said: lines("hints/train.jsonl")[0] >= 64,
     "data stories": lambda said: count(r"train: (\d+) rows", said) == 2,
     "improvement stories/train.jsonl": lambda said: lines("baselines.jsonl") == [3],  # two rows and a fingerprint
     "improvement stories/test.jsonl": lambda said: all(word in said for word in ("br", "rl", "gold", "empty", "mean")),
