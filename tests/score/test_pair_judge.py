@@ -48,7 +48,8 @@ def files(tmp_path):
 def words(files, url, *more, names=("base", "sft", "rl")):
     systems = [f"{n}={files / f'{n}.jsonl'}" for n in names]
     out = files / "votes.csv"
-    return ["judge", files / "all.jsonl", *systems, "--server", url, "--out", out, "--retries", 0, *more]
+    how = ["--server", url, "--out", out, "--retries", 0, "--at-once", 1]  # so that no connection is refused
+    return ["judge", files / "all.jsonl", *systems, *how, *more]
 
 
 def shown(messages):
@@ -108,7 +109,7 @@ def test_a_judge_that_dies_loses_nothing(files):
         return longer(messages)
 
     with serving_judge(answer) as (url, asked):
-        done = call(*words(files, url, "--at-once", 1, names=("base", "rl")))
+        done = call(*words(files, url, names=("base", "rl")))
         assert "1 of 3 pairs have no verdict" in done.stderr and "row 'r1', base and rl: judge 'wise'" in done.stderr
         assert "base > rl" in done.stdout and len(read_comparisons(files / "votes.csv")) == 2
         broken, before = False, sum(asked.values())
@@ -119,7 +120,7 @@ def test_a_judge_that_dies_loses_nothing(files):
 def test_a_judge_that_is_gone_ends_the_work(files, monkeypatch):
     monkeypatch.setattr("trailmark.evaluate.pair_judge.PATIENCE", 2)
     with serving_judge(lambda messages: 500) as (url, asked):
-        said = call(*words(files, url, "--at-once", 1), code=2).output
+        said = call(*words(files, url), code=2).output
         assert "2 pairs in a row have no verdict" in said and "What was answered is kept" in said
         assert sum(asked.values()) == 4 and not (files / "votes.csv").exists()
     monkeypatch.setattr("trailmark.evaluate.pair_judge.PATIENCE", 100)
