@@ -27,6 +27,8 @@ PAPERS = {
     "oreo-minicpm-alfworld",
     "oreo-minicpm-alfworld-sft",
     "oreo-minicpm-alfworld-data",
+    "vrcli-paper-3b",
+    "vrcli-paper-7b",
     "lpr-logiqa2",
     "lpr-logiqa2-round2",
     "lpr-logiqa2-ppo",
@@ -38,6 +40,10 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "arith-sft": [],
     "prompts-grpo": ["starts=2", "n=2"],
     "vrcli-laptop": ["starts=2", "n=2"],
+    "vrcli-hint": ["starts=2", "n=2", "model.name=tiny", "model.shape.context=2048", "engine.max_len=1024"],
+    "vrcli-hint-scorer": ["batch=2"],
+    "vrcli-hint-sft": ["batch=2", "model.name=tiny", "model.shape.context=2048"],
+    "vrcli-novels-laptop": ["n=2"],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -55,6 +61,12 @@ LAPTOP = {  # recipe -> overrides with which two steps run
         "model.shape={layers: 1, width: 16, heads: 2, context: 1024}", "engine={slots: 8, fixed: false}",
         "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
     ],
+    "lpr-puzzle": [
+        "teacher.starts=300", "sft.steps=150", "sample.starts=20", "prm.steps=1", "preference=null",
+        "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
+    ],
+    "preference-puzzle": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
+    "step-rl-puzzle": ["model.name=tiny", "rewards={right: 1.0, model: null, classes: null}", "starts=2"],
     "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
     "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2", "final.n=5"],
@@ -80,6 +92,10 @@ def shell(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["data", "tokenizer", "questions/prontoqa_dev.jsonl", "prontoqa-words"])
     assert done.exit_code == 0 and "from 180 texts" in done.output
     done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "stories"])
+    assert done.exit_code == 0, done.output
+    shutil.copytree("stories", "novels")
+    few = ["--train", "4", "--val", "2", "--test", "1", "--lessons", "6"]
+    done = CliRunner().invoke(app, ["data", "hints", *few])
     assert done.exit_code == 0, done.output
     return CliRunner()
 

@@ -108,6 +108,16 @@ def test_the_readme_s_own_task(here):
     assert successes(shell("eval", "runs/guess", "--n", "50", "--json")) == [1.0]  # "then it is always right"
 
 
+def test_the_quickstart_of_vrcli(here):
+    """Plans are useful after training, and neither their length nor their words explain it."""
+    result = json.loads(shell("quickstart", "--method", "vrcli", "--json").strip().splitlines()[-1])
+    gain = {row["name"]: row["metrics"]["reward"] for row in result["rows"]}
+    assert gain["VR-CLI"]["low"] > 0.05  # 0.2 to 0.3
+    others = ("before training", "VR-CLI's plan for another row", "random words of the prompt")
+    assert all(gain[name]["high"] < 0 for name in others)
+    assert gain["SFT, no plan"]["low"] > 0.2
+
+
 def test_the_quickstart(here):
     result = json.loads(shell("quickstart", "--json").strip().splitlines()[-1])
     rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}

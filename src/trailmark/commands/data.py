@@ -9,6 +9,7 @@ experts       published plays of ALFWorld as conversations
 rollouts      folders of an agent's plays, a file each, as one file
 books         rows of stories with a gold text, from the chapters of books
 stories       files to train VR-CLI on, from conversations or stories with a gold text
+hints         conversations with a planted hint, to try VR-CLI on a laptop
 records       records of repositories between our lines and the reference's JSON
 tokenizer     a small tokenizer for a tiny model, from the texts of a file
 """
@@ -426,6 +427,28 @@ def stories(
         place.make([stage], ["setup"], typer.echo)
         for line in s.report(read_json(out / "statistics.json")):
             typer.echo(line)
+
+
+@data.command()
+def hints(
+    out: Out = Path("hints"),
+    train: Annotated[int, typer.Option(min=1, max=8000, help="Rows to train on.")] = 512,
+    val: Annotated[int, typer.Option(min=1, max=1000, help="Rows of val.")] = 64,
+    test: Annotated[int, typer.Option(min=1, max=1000, help="Rows of test.")] = 64,
+    lessons: Annotated[int, typer.Option(min=1, max=MANY, help="Lessons that make the reader.")] = 9000,
+    seed: Seed = 0,
+) -> None:
+    """Make conversations with a planted hint, and lessons for a tiny model that can use it: VR-CLI on a laptop."""
+    from dataclasses import asdict
+
+    from trailmark.data.output_paths import writable
+    from trailmark.data.stages import data_folder
+    from trailmark.data.stories import hints as h
+
+    writable(out)
+    how = h.Hints(train, val, test, lessons, seed=seed)
+    with data_folder(out, {"kind": "hints", **asdict(how)}) as place:
+        place.make([place.stage("hints", lambda: h.write(out, how), h.FILES)], ["hints"], typer.echo)
 
 
 @data.command()

@@ -6,6 +6,7 @@ copied from the prompt, how long it is, what no plan at all would have earned, a
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -128,6 +129,22 @@ class LikelihoodJudge(Judge):
         if (found := correlation([words[e] for e in both], [gains[e] for e in both])) is not None:
             out["length_correlation"] = found
         return out
+
+    def by_improvement(self) -> LikelihoodJudge:
+        """The same judge, whose rewards are the improvements themselves: 0.25 for 25 percent."""
+        other = copy.copy(self)
+        other.config = self.config.model_copy(update={"reward": "linear", "no_marker": "whole", "success": None})
+        other.fingerprint = digest(f"{self.fingerprint} improvement")
+        return other
+
+    def read_by(self, reader: TextScorer, tasks: Sequence[Task]) -> list[float]:
+        """By how many percent each gold text is likelier if another model reads it, without a plan."""
+        rows = [self._row(self._as_play(None, task)) for task in tasks]
+        base = self._baselines([self._as_play(None, task) for task in tasks])
+        now = reader.likelihoods([(row.context, row.gold) for row in rows], self.config.tokens)
+        if odd := next((row.id for row, b, n in zip(rows, base, now) if b.tokens != n.tokens), None):
+            raise JudgeError(f"row '{odd}': {reader.lm.name} reads other tokens: choose one with the same tokenizer.")
+        return [improvement(b, n) for b, n in zip(base, now)]
 
     # -- texts -----------------------------------------------------------------------------------------------------
 
