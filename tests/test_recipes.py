@@ -170,16 +170,30 @@ def made_runs():
     return made
 
 
+def made_stages():
+    """The folders that stages of lpr recipes make, and the files in them that others learn from."""
+    made = set()
+    for path in RECIPES[0].parent.glob("lpr-*.yaml"):
+        loaded = load_recipe(path)
+        if loaded.method == "lpr":
+            config = resolve(loaded, get_method("lpr").Config)
+            names = get_method("lpr").check(config)[0].removeprefix("stages: ").split(", ")
+            made |= {f"{config.out}/{name}" for name in names}
+    return made | {f"{stage}/all.jsonl" for stage in made if "/cleaned-" in stage}
+
+
 def test_whatever_a_recipe_starts_from_is_made_by_a_recipe_or_a_command():
     runs, written = made_runs(), {word for words in commands() for word in words}
+    stages = made_stages()
+    assert "runs/lpr-arith/prm-1" in stages and "runs/lpr-arith/cleaned-1/all.jsonl" in stages
     for path in sorted(RECIPES[0].parent.glob("*.yaml")):
         loaded = load_recipe(path)
         config = resolve(loaded, get_method(loaded.method).Config)
-        if config.model.name.startswith("runs/"):
+        if config.model.name.startswith("runs/") and config.model.name not in stages:
             run, step = re.fullmatch(r"(runs/[\w/-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
             assert int(step) in runs.get(run, ()), f"{path.name}: {config.model.name}"
         inputs = [getattr(config, "data", ""), getattr(getattr(config, "teacher", None), "path", None) or ""]
-        for file in [x for x in inputs if x]:
+        for file in [x for x in inputs if x and x not in stages]:
             if found := re.fullmatch(r"(runs/[\w-]+)/episodes/000001.jsonl", file):
                 assert found[1] in runs, f"{path.name}: {file}"
             else:

@@ -58,7 +58,6 @@ from trailmark.runs.stages import Layout, Stage, Summary, run_stages
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.score.classes import check_classes, must_share_tokenizer, output_notes, outputs_of, step_outputs
 from trailmark.score.tokens import source_of
-from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
 from trailmark.seats.locate import load_tokenizer, locate, locate_value, stored_model
 from trailmark.seats.names import fix_names
@@ -245,15 +244,10 @@ class Road:
             kept, left_out = make(folder)
             return {**kept, **{f"left out: {why}": n for why, n in sorted(left_out.items()) if n}}
 
-        plain = {
-            k: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
-            for k, v in settings.items()
-        }
-        files = (
-            {key: path for key, path in named_files(self.config).items() if key.startswith(tuple(reads))}
-            if reads
-            else {}
-        )
+        dumped = lambda v: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
+        plain = {k: dumped(v) for k, v in settings.items()}
+        named = named_files(self.config) if reads else {}
+        files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
         return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
 
     # -- solutions ------------------------------------------------------------------------------------------------
@@ -344,13 +338,9 @@ class Road:
             return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {}
 
         settings = {
-            "task": c.task,
-            "sample": c.sample,
-            "model": self.policy(k),
-            "seat": LprMethod.seats_of(c)[SEAT],
-            "seed": c.seed,
-            "sampling": c.sampling,
-        }
+            "task": c.task, "sample": c.sample, "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT],
+            "seed": c.seed, "sampling": c.sampling,
+        }  # fmt: skip
         more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
         return self.stage(
             f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
@@ -468,18 +458,11 @@ class Road:
             made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol)
             return {"completions": len(made), "right": sum(map(won, made)), "states": len(states)}, {}
 
+        drawn = c.complete.sampling and c.complete.sampling.model_dump(mode="json")
         settings = {
-            "task": c.task,
-            "complete": {
-                "k": c.complete.k,
-                "sampling": c.complete.sampling and c.complete.sampling.model_dump(mode="json"),
-            },
-            "shards": self.annotated(),
-            "model": self.policy(k),
-            "seat": LprMethod.seats_of(c)[SEAT],
-            "sampling": c.sampling,
-            "seed": c.seed,
-        }
+            "task": c.task, "complete": {"k": c.complete.k, "sampling": drawn}, "shards": self.annotated(),
+            "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT], "sampling": c.sampling, "seed": c.seed,
+        }  # fmt: skip
         inputs = {"states": self.at("states", k), **self.policy_inputs(k)}
         return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
 
@@ -505,20 +488,14 @@ class Road:
             return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.complete.k + 1)}}, out
 
         settings = {
-            "k": c.complete.k,
-            "duplicates": c.complete.duplicates,
-            "min_chars": c.complete.min_chars,
+            "k": c.complete.k, "duplicates": c.complete.duplicates, "min_chars": c.complete.min_chars,
             "shards": self.annotated(),
-        }
-        return self.stage(
-            f"values-{k}", make, settings, {"completions": self.at("completions", k), "states": self.at("states", k)}
-        )
+        }  # fmt: skip
+        inputs = {name: self.at(name, k) for name in ("completions", "states")}
+        return self.stage(f"values-{k}", make, settings, inputs)
 
     def examples(self, k: int) -> Stage:
-        c, before = (
-            self.config,
-            [self.at("examples", j) / "train.jsonl" for j in range(1, k)] if self.config.labels.replay else [],
-        )
+        c, before = self.config, [self.at("examples", j) / "train.jsonl" for j in range(1, k)]
         again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
 
         def make(folder: Path) -> Any:
@@ -668,7 +645,10 @@ class Road:
             notes = self.at("values", k) / "values.jsonl"
             values = [] if c.pairs.values is None else read_segment(notes, Annotation)
             if c.pairs.values is not None and c.pairs.values.same is not None:
-                alike = self.alike(k, episodes, c.pairs.values.encoder, c.pairs.values.same)
+                other = {"name": c.pairs.values.encoder, "lora": None, "shape": None, "tokenizer": None}
+                model = self.policy(k) if c.pairs.values.encoder is None else c.model.model_copy(update=other)
+                lm = load_model(fix_names(model)).freeze()
+                alike = lpr_pairs.alike_steps(lm, episodes, self.tokenizer, c.pairs.values.same)
                 values = lpr_pairs.shared_values(episodes, values, alike, c.complete.k)
             made, best, told = lpr_pairs.all_pairs(
                 episodes, ways, values, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
@@ -693,21 +673,6 @@ class Road:
         inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
-
-    def alike(
-        self, k: int, episodes: Sequence[Episode], encoder: str | None, least: float
-    ) -> dict[tuple[str, int], list[int]]:
-        """A number for each step of (episode, turn): equal ones say the same."""
-        other = {"name": encoder, "lora": None, "shape": None, "tokenizer": None}
-        model = self.policy(k) if encoder is None else self.config.model.model_copy(update=other)
-        lm = load_model(fix_names(model)).freeze()
-        out: dict[tuple[str, int], list[int]] = {}
-        for group in by_group(episodes).values():
-            places = [(e, i, span) for e in group for i, t in enumerate(e.turns) for span in t.steps]
-            texts = [self.tokenizer.decode(e.turns[i].tokens[a:b]).strip() for e, i, (a, b) in places]
-            for (e, i, _), number in zip(places, same_groups(text_vectors(lm, texts), least)):
-                out.setdefault((e.id, i), []).append(number)
-        return out
 
     def given_pairs(self) -> Stage:
         c = self.config

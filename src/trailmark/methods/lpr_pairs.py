@@ -26,7 +26,9 @@ from trailmark.errors import DataError
 from trailmark.methods.offline import won
 from trailmark.methods.preference import by_group
 from trailmark.methods.staged_configs import LprPairs, LprRead, LprValuePairs
+from trailmark.models.lm import LM
 from trailmark.score.classes import Outputs, class_numbers, over_steps
+from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.steps import step_types
 from trailmark.types import Annotation, Episode
 
@@ -256,6 +258,19 @@ def pairs_by_value(episodes: Sequence[Episode], notes: Sequence[Annotation], s: 
                     states.append((Answer(e.id, won(e), value, number, t.steps[n][1]), (n + 1) / len(t.steps)))
         made += value_pairs(states, s)
     return made
+
+
+def alike_steps(
+    lm: LM, episodes: Sequence[Episode], tokenizer: Any, least: float
+) -> dict[tuple[str, int], list[int]]:
+    """A number for each step of (episode, turn): of one question, steps whose vectors are that near have the same."""
+    out: dict[tuple[str, int], list[int]] = {}
+    for group in by_group(episodes).values():
+        places = [(e, i, span) for e in group for i, t in enumerate(e.turns) for span in t.steps]
+        texts = [tokenizer.decode(e.turns[i].tokens[a:b]).strip() for e, i, (a, b) in places]
+        for (e, i, _), number in zip(places, same_groups(text_vectors(lm, texts), least)):
+            out.setdefault((e.id, i), []).append(number)
+    return out
 
 
 def shared_values(
