@@ -61,6 +61,12 @@ LAPTOP = {  # recipe -> overrides with which two steps run
         "model.shape={layers: 1, width: 16, heads: 2, context: 1024}", "engine={slots: 8, fixed: false}",
         "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
     ],
+    "lpr-puzzle": [
+        "teacher.starts=300", "sft.steps=150", "sample.starts=20", "prm.steps=1", "preference=null",
+        "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
+    ],
+    "preference-puzzle": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
+    "step-rl-puzzle": ["model.name=tiny", "rewards={right: 1.0, model: null, classes: null}", "starts=2"],
     "reflect-sft": ["data=texts.jsonl"],
     "reflect-taxi": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2"],
     "reflect-taxi-full": ["sft.reflector=1", "sft.policy=1", "teacher.starts=2", "final.n=5"],

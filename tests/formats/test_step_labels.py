@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trailmark import formats
 from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.evaluate.step_labels import labelled_steps, step_row
+from trailmark.evaluate.step_labels import labelled_steps, step_curve, step_row
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.types import Annotation
 
@@ -93,6 +93,20 @@ def test_the_row_of_a_reward_model_by_hand(tmp_path):
         "accuracy": 4 / 7, "right found": 3 / 4, "wrong found": 1 / 3, "balanced": (3 / 4 + 1 / 3) / 2,
         "order": (3 + 1 + 3 + 3) / 12, "first error": 1 / 2,
     })  # fmt: skip
+
+
+def test_the_curve_of_scores_by_hand():
+    """Two right solutions of 2 and 1 steps, a wrong one of 3."""
+    rows = step_curve([(True, [0.5, 0.8]), (True, [0.7]), (False, [0.2, 0.5, 1.0])])
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0] == pytest.approx({
+        "step": 1, "right solutions": 2, "right score": 0.6, "right product": 0.6, "right sum": 0.6,
+        "wrong solutions": 1, "wrong score": 0.2, "wrong product": 0.2, "wrong sum": 0.2,
+    })  # fmt: skip
+    second = [rows[1][f"right {k}"] for k in ("solutions", "score", "product", "sum")]
+    assert second == pytest.approx([1, 0.8, 0.4, 1.3])
+    assert rows[2]["right score"] is None and rows[2]["wrong product"] == pytest.approx(0.1)
+    assert len(step_curve([(True, [0.5, 0.8])], 1)) == 1 and step_curve([]) == []
 
 
 def test_labels_of_another_number_of_steps_are_refused(tmp_path):

@@ -1,22 +1,28 @@
 """Pairs of states by their values, limits on rewards, and files that are merged and cut: worked out by hand."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.config import resolve
+from trailmark.config import ModelConfig, resolve
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.lpr import merge_records, split_records
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr import LprMethod, Road
-from trailmark.methods.lpr_pairs import Answer, all_pairs, pairs_by_value, value_pairs
+from trailmark.methods.lpr_pairs import Answer, all_pairs, pairs_by_value, shared_values, value_pairs
 from trailmark.methods.staged_configs import LprPairs, LprRead, LprRecipe, LprValuePairs
+from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment
+from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.steps import mark_steps, without_end
 from trailmark.types import Annotation, Episode, Scored, Task
 
@@ -74,6 +80,37 @@ def test_a_state_behind_a_bad_one_is_worth_no_more(tmp_path):
     assert (line["chosen_end"], line["rejected_end"], line["chosen_reward"]) == (ends[1], ends[0], 3.0)
 
 
+def test_texts_that_say_the_same_are_one():
+    """0 and 1 are near, 1 and 2 are near, so all three are one; 3 is alone."""
+    angle = lambda degrees: [math.cos(math.radians(degrees)), math.sin(math.radians(degrees))]
+    vectors = np.array([angle(0), angle(20), angle(40), angle(90)])
+    assert same_groups(vectors, math.cos(math.radians(20.1))) == [0, 0, 0, 3]
+    assert same_groups(vectors, math.cos(math.radians(19.9))) == [0, 1, 2, 3]
+    tiny = {"name": "tiny", "dtype": "float64", "shape": {"layers": 1, "width": 16}}
+    lm = load_model(ModelConfig.model_validate(tiny))
+    found = text_vectors(lm, ["ab", "", "ab", "xyz"])
+    assert found[0] == pytest.approx(found[2]) and np.linalg.norm(found, axis=1) == pytest.approx([1, 0, 1, 1])
+    ids = torch.tensor([lm.tokenizer("xyz").input_ids])
+    plain = lm.base(ids, output_hidden_states=True).hidden_states[-1][0].mean(0).detach().numpy()
+    assert found[3] == pytest.approx(plain / np.linalg.norm(plain), abs=1e-9)
+
+
+def test_equal_steps_share_their_values():
+    """x: a b c (wrong), y: a d e (right). The state behind a was completed twice (values 1 and 3), none of b; the one
+    behind d was not, and what follows it is the right end, 3."""
+    found = [solution("x", "a\nb\nc", False), solution("y", "a\nd\ne", True)]
+    notes = [Annotation(n, "value", "step", (v, -1.0, -1.0), 0) for n, v in (("x", 1.0), ("y", 3.0))]
+    groups = {("x", 0): [0, 1, 2], ("y", 0): [0, 3, 4]}
+    made = shared_values(found, notes, groups, 3)
+    assert [(a.episode, a.values) for a in made] == [("x", (2.0, 0.0, -1.0)), ("y", (2.0, 3.0, -1.0))]
+    # b and d are one step: the mean of a wrong and a right end
+    made = shared_values(found, notes, {("x", 0): [0, 1, 2], ("y", 0): [0, 1, 4]}, 3)
+    assert [a.values for a in made] == [(2.0, 1.5, -1.0)] * 2
+    # a step that comes back to itself: what leads on counts
+    made = shared_values([solution("z", "a\nb\na\nc", True)], [], {("z", 0): [0, 1, 0, 3]}, 3)
+    assert [a.values for a in made] == [(3.0, 3.0, 3.0, -1.0)]
+
+
 def test_limits_on_rewards():
     found = [solution(n, t, r) for n, t, r in (("a", "1\n2", True), ("b", "3\n4", True), ("x", "5\n6", False))]
     rewards = {"a": 0.9, "b": 0.4, "x": 0.5}
@@ -84,6 +121,22 @@ def test_limits_on_rewards():
     assert made() == ["ax", "bx", "ab"]
     assert made(min_chosen=0.9) == ["ax", "ab"] and made(min_chosen=0.91) == []
     assert made(max_rejected=0.4) == ["ab"] and made(min_chosen=0.4, max_rejected=0.5) == ["ax", "bx", "ab"]
+
+
+def test_margins_by_type_and_data_set():
+    """Rewards 0.9 and 0.5: a margin of 0.3 lets the pair through, one of 0.5 does not."""
+    found = [replace(solution(n, t, True), group=g, task=Task(g, data=data, meta=meta)) for n, t, g, data, meta in (
+        ("a", "1\n2", "p", {"dataset": "gsm8k"}, {}), ("b", "3\n4", "p", {"dataset": "gsm8k"}, {}),
+        ("c", "1\n2", "q", {"dataset": "gsm8k"}, {"type": "math"}), ("d", "3\n4", "q", {}, {"type": "math"}),
+    )]  # fmt: skip
+    rewards = {"a": 0.9, "b": 0.5, "c": 0.9, "d": 0.5}
+    made = lambda **s: [
+        p.chosen.id + p.rejected.id
+        for p in all_pairs(found, None, [], rewards, {}, LprPairs(**s), LprRead(), WORDS, ())[0]
+    ]
+    assert made(margin=0.3) == ["ab", "cd"] and made(margin=0.5) == []
+    assert made(margin=0.5, margins={"math": 0.3}) == ["cd"]
+    assert made(margin=0.3, margins={"math": 0.5, "other": 0.0}) == ["ab"]
 
 
 def test_the_road_of_values_has_no_reward_model(tmp_path):
@@ -107,6 +160,10 @@ def test_the_road_of_values_has_no_reward_model(tmp_path):
     worth = lambda p, side: values[p[side]][ends[p[side]].index(p[f"{side}_end"])]
     assert lines and all(groups[p["chosen"]] == groups[p["rejected"]] for p in lines)
     assert all(worth(p, "chosen") - worth(p, "rejected") >= 2 and p["kind"] == "value" for p in lines)
+    again = resolve({**given, "pairs": {"values": {"diff": 0.5, "same": 0.999}}}, LprRecipe)
+    launch(LprMethod, again, resume=True)
+    more = [json.loads(x) for x in (tmp_path / "run/pairs-1/pairs.jsonl").read_text().splitlines()]
+    assert more and all(p["chosen_reward"] - p["rejected_reward"] >= 0.5 for p in more)
     with pytest.raises(RecipeError, match="pairs.steps and pairs.values both"):
         resolve({**given, "pairs": {"values": {}, "steps": {}}}, LprRecipe)
 

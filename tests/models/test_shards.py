@@ -2,8 +2,11 @@
 were written by DeepSpeed itself (write.py there says how), and truth.safetensors holds the weights in memory then."""
 
 import json
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -231,12 +234,21 @@ def hub():
 
 
 def test_the_folder_is_uploaded(tmp_path, model, hub):
+    """As a user does it: the address of the hub comes from HF_ENDPOINT."""
     made, folder = model
     in_pieces(made, folder, "safetensors")
-    done = convert(folder, tmp_path / "out", "--push", "me/stories")
-    assert done.exit_code == 0 and f"uploaded to {hub}/me/stories" in done.output, done.output
+    words = ["convert", str(folder), str(tmp_path / "out"), "--to", "transformers", "--push", "me/stories"]
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_standin"}
+    done = subprocess.run([sys.executable, "-m", "trailmark", *words], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and f"uploaded to {hub}/me/stories" in done.stdout, done.stdout + done.stderr
     assert "private" in (MADE["me/stories"].get("visibility"), *MADE["me/stories"])
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == FILES and len(FILES) == 6
+
+
+def test_an_upload_without_a_network_leaves_the_folder(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "--push me/stories:" in refused(model[1], tmp_path / "out", "--push", "me/stories")
+    assert (tmp_path / "out/model.safetensors").is_file()
 
 
 def test_an_upload_that_is_refused_leaves_the_folder(tmp_path, model, hub):
@@ -244,3 +256,17 @@ def test_an_upload_that_is_refused_leaves_the_folder(tmp_path, model, hub):
     assert "--push me/closed:" in said and "403" in said and f"`hf upload me/closed {tmp_path / 'out'}`" in said
     assert (tmp_path / "out/model.safetensors").is_file()
     assert "--public belongs to --push" in refused(model[1], tmp_path / "p", "--public")
+
+
+def test_a_run_and_an_adapter(tmp_path, model):
+    """A run means the policy of its newest checkpoint. An adapter has no weights of a model."""
+    _, folder = model
+    policy = tmp_path / "run/checkpoints/000003/policy"
+    shutil.copytree(folder, policy)
+    (tmp_path / "run/recipe.yaml").write_text("method: sft\ndata: x.jsonl\n")
+    (policy.parent / "state.json").write_text("{}")
+    done = convert(tmp_path / "run", tmp_path / "out")
+    assert done.exit_code == 0 and str(policy) in done.output.replace("\n", ""), done.output
+    assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    (policy / "adapter_config.json").write_text("{}")
+    assert "holds an adapter and no model" in refused(policy, tmp_path / "again")

@@ -4,6 +4,7 @@
     trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
     trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
     trailmark lpr accuracy PRM ROWS               whether a reward model tells right steps from wrong ones
+    trailmark lpr curve RECIPE                    what the reward model says at the first step, the second, …
     trailmark lpr merge OUT FILE FILE …           records of several files as one
     trailmark lpr split FILE PART REST            some of the questions of a file, and the others
     trailmark lpr calibration RECIPE              Monte-Carlo values against the exact ones, as a table and a picture
@@ -188,6 +189,41 @@ def accuracy(
             typer.echo(f"{name:<14}{value}")
     for name, value in row["metrics"].items():
         typer.echo(f"{name:<14}{Interval(**value)}")
+
+
+@lpr.command()
+def curve(
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Only so many steps.")] = None,
+    plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
+) -> None:
+    """What the reward model of a road says along right and wrong solutions, step by step."""
+    import json
+
+    from trailmark.errors import RunError
+    from trailmark.evaluate.step_labels import step_curve
+    from trailmark.methods.lpr import LAYOUT, Road
+    from trailmark.methods.lpr_pairs import step_numbers
+    from trailmark.methods.offline import won
+    from trailmark.runs.store import Run
+
+    config = _config(recipe, words)
+    road = Road(config, Run.open(config.out))
+    if not (road.root / LAYOUT.record.format(name=f"scores-{number}")).exists():
+        raise RunError(f"{road.root}: stage 'scores-{number}' is not done yet: make it with `trailmark lpr run`.")
+    solved = road.solved(number)
+    _, outputs = road.rewards(number, solved)
+    found = [(won(e), step_numbers(outputs[e.id, 0], road.read())) for e in solved if (e.id, 0) in outputs]
+    rows = step_curve(found, most)
+    if plain:
+        return typer.echo(json.dumps({"command": "lpr curve", "rows": rows}))
+    head = list(rows[0]) if rows else []
+    typer.echo("  ".join(f"{name:>15}" for name in head))
+    for row in rows:
+        told = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
+        typer.echo("  ".join(f"{v:>15}" for v in told))
 
 
 def records_of(road: Any, name: str) -> list[dict[str, Any]]:

@@ -64,6 +64,25 @@ def step_row(found: Sequence[tuple[str, str, list[float], list[float]]], good: f
     return {**out, "metrics": metrics}
 
 
+def step_curve(
+    scores: Sequence[tuple[bool, Sequence[float]]], most: int | None = None
+) -> list[dict[str, float | int | None]]:
+    """What a reward model says along solutions, which are (right, the scores of the steps). For each number of a step:
+    the mean score of right and of wrong solutions, and the means of the product and of the sum up to there."""
+    rows = []
+    longest = max((len(s) for _, s in scores), default=0)
+    for n in range(1, min(longest, most or longest) + 1):
+        row: dict[str, float | int | None] = {"step": n}
+        for name, side in (("right", True), ("wrong", False)):
+            begun = np.array([s[:n] for right, s in scores if right is side and len(s) >= n], float)
+            row[f"{name} solutions"] = len(begun)
+            ways = {"score": begun[:, -1], "product": begun.prod(1), "sum": begun.sum(1)} if len(begun) else {}
+            for what in ("score", "product", "sum"):
+                row[f"{name} {what}"] = float(ways[what].mean()) if ways else None
+        rows.append(row)
+    return rows
+
+
 def _first(right: Sequence[bool]) -> int:
     """The number of the first step that is not right; -1: there is none."""
     return next((n for n, ok in enumerate(right) if not ok), -1)

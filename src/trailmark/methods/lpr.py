@@ -58,6 +58,7 @@ from trailmark.runs.stages import Layout, Stage, Summary, run_stages
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
 from trailmark.score.classes import check_classes, must_share_tokenizer, output_notes, outputs_of, step_outputs
 from trailmark.score.tokens import source_of
+from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
 from trailmark.seats.locate import load_tokenizer, locate, locate_value, stored_model
 from trailmark.seats.names import fix_names
@@ -666,6 +667,9 @@ class Road:
             ways = None if c.pairs.steps is None else self.steps_of_completions(k)
             notes = self.at("values", k) / "values.jsonl"
             values = [] if c.pairs.values is None else read_segment(notes, Annotation)
+            if c.pairs.values is not None and c.pairs.values.same is not None:
+                alike = self.alike(k, episodes, c.pairs.values.encoder, c.pairs.values.same)
+                values = lpr_pairs.shared_values(episodes, values, alike, c.complete.k)
             made, best, told = lpr_pairs.all_pairs(
                 episodes, ways, values, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
             )
@@ -690,6 +694,21 @@ class Road:
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
 
+    def alike(
+        self, k: int, episodes: Sequence[Episode], encoder: str | None, least: float
+    ) -> dict[tuple[str, int], list[int]]:
+        """A number for each step of (episode, turn): equal ones say the same."""
+        other = {"name": encoder, "lora": None, "shape": None, "tokenizer": None}
+        model = self.policy(k) if encoder is None else self.config.model.model_copy(update=other)
+        lm = load_model(fix_names(model)).freeze()
+        out: dict[tuple[str, int], list[int]] = {}
+        for group in by_group(episodes).values():
+            places = [(e, i, span) for e in group for i, t in enumerate(e.turns) for span in t.steps]
+            texts = [self.tokenizer.decode(e.turns[i].tokens[a:b]).strip() for e, i, (a, b) in places]
+            for (e, i, _), number in zip(places, same_groups(text_vectors(lm, texts), least)):
+                out.setdefault((e.id, i), []).append(number)
+        return out
+
     def given_pairs(self) -> Stage:
         c = self.config
         file = c.given.pairs
@@ -713,6 +732,9 @@ class Road:
         inputs: dict[str, str | Path] = {"pairs": pairs, **self.policy_inputs(k)}
         if given.get("objective") == "rejection":
             given["data"] = str(pairs / "chosen.jsonl")
+            if c.teacher.replay:
+                given["data"] = [given["data"], str(self.at("lessons") / "all.jsonl")]
+                inputs["lessons"] = self.at("lessons")
         elif k == 1 and c.given.pairs:
             given["data"] = str(pairs / "sides.jsonl")
         else:

@@ -200,8 +200,10 @@ def all_pairs(
     elif s.values is not None:
         made = pairs_by_value(episodes, values, s.values)
     else:
+        kinds = {e.group: kind_of(e) for e in episodes}
         for name, answers in questions.items():
-            made += question_pairs(name, answers, s, {name} if ids[name] in barred or name in barred else ())
+            mine = s.model_copy(update={"margin": s.margins.get(kinds[name], s.margin)}) if s.margins else s
+            made += question_pairs(name, answers, mine, {name} if ids[name] in barred or name in barred else ())
     if s.states is not None:
         partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
         most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
@@ -214,6 +216,12 @@ def all_pairs(
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def kind_of(e: Episode) -> str:
+    """The type of a question, or the data set that it is from."""
+    told = (where.get(key) for key in ("type", "dataset") for where in (e.task.meta, e.task.data))
+    return next((str(kind) for kind in told if kind is not None), "")
 
 
 def worse_pairs(versions: Sequence[tuple[Episode, str]]) -> list[Chosen]:
@@ -248,6 +256,51 @@ def pairs_by_value(episodes: Sequence[Episode], notes: Sequence[Annotation], s: 
                     states.append((Answer(e.id, won(e), value, number, t.steps[n][1]), (n + 1) / len(t.steps)))
         made += value_pairs(states, s)
     return made
+
+
+def shared_values(
+    episodes: Sequence[Episode], notes: Sequence[Annotation], groups: Mapping[tuple[str, int], Sequence[int]], k: int
+) -> list[Annotation]:
+    """The values of states with equal steps taken together. `groups` has a number for each step of (episode, turn):
+    steps of one question with one number are one step. Its value is the mean of those of its states; without any, the
+    mean of the steps behind it, of which an end is worth k if the answer is right and else 0."""
+    told = {(a.episode, a.turn or 0): a.values for a in notes if a.level == "step"}
+    out = []
+    for group in by_group(episodes).values():
+        own: dict[int, list[float]] = {}
+        behind: dict[int, list[int | float]] = {}  # the steps that follow, and what ends are worth
+        for e in group:
+            for i in range(len(e.turns)):
+                numbers = groups.get((e.id, i), ())
+                values = told.get((e.id, i), (-1.0,) * len(numbers))
+                for n, number in enumerate(numbers):
+                    own.setdefault(number, []).extend([values[n]] if values[n] >= 0 else [])
+                    last = n + 1 == len(numbers)
+                    behind.setdefault(number, []).append(float(k * won(e)) if last else numbers[n + 1])
+
+        shared = _values_up(own, behind)
+        for e in group:
+            for i in range(len(e.turns)):
+                if numbers := groups.get((e.id, i), ()):
+                    each = (*(shared.get(n, -1.0) for n in numbers[:-1]), -1.0)
+                    out.append(Annotation(e.id, "value", "step", each, i, "completions"))
+    return out
+
+
+def _values_up(own: Mapping[int, Sequence[float]], behind: Mapping[int, Sequence[int | float]]) -> dict[int, float]:
+    """The value of each step: the mean of its own, else of all that stands behind it. Where steps lead back to each
+    other, the mean of what is known behind them."""
+    known = {number: sum(values) / len(values) for number, values in own.items() if values}
+    while True:
+        whole, part = dict[int, float](), dict[int, float]()
+        for number in behind.keys() - known.keys():
+            below = [b if isinstance(b, float) else known.get(b) for b in behind[number]]
+            values = [v for v in below if v is not None]
+            if values:
+                (whole if len(values) == len(below) else part)[number] = sum(values) / len(values)
+        if not whole and not part:
+            return known
+        known |= whole or part
 
 
 def value_pairs(states: Sequence[tuple[Answer, float]], s: LprValuePairs) -> list[Chosen]:

@@ -230,6 +230,9 @@ class LprTeacher(Config):
         {}, description="options of the task for the teacher alone, such as shots: 1; the policy is not shown these"
     )
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
+    replay: bool = Field(
+        False, description="imitate them again beside the policy's best answers (preference.objective: rejection)"
+    )
 
 
 class LprSample(Config):
@@ -339,6 +342,16 @@ class LprValuePairs(Config):
     )
     clip: PositiveInt | None = Field(None, description="steps from this number on count as this one; none: no limit")
     most: PositiveInt | None = Field(None, description="rejected states of a chosen one, the best first; none: all")
+    same: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="steps of a question with this cosine or more are one: they share the mean of their values, and "
+        "without any they have the mean of what is behind them; none: every state for itself",
+    )
+    encoder: Annotated[str | None, NamesModel()] = Field(
+        None, description="the model whose hidden states are the vectors of steps (same); none: the policy"
+    )
 
 
 class LprPairs(Config):
@@ -348,6 +361,9 @@ class LprPairs(Config):
     best_of: PositiveInt | None = Field(10, description="right answers of a question that are chosen; none: all")
     max_wrong: PositiveInt | None = Field(10, description="wrong answers of a question, the hardest first; none: all")
     margin: float = Field(0.5, ge=0, description="a right answer above another is worth more by more than this")
+    margins: dict[str, float] = Field(
+        {}, description="other margins for questions of a type or data set, such as {gsm8k: 0.5, math: 0.3}"
+    )
     right_pairs: Literal["after", "before", "only", "none"] = Field(
         "after", description="pairs of two right answers: behind the others, before them, nothing else, or none"
     )
@@ -434,6 +450,10 @@ class LprRecipe(RunConfig):
     def _fits(self) -> LprRecipe:
         if self.pairs.steps is not None and self.pairs.values is not None:
             raise ValueError("pairs.steps and pairs.values both take the place of all other pairs: leave one out")
+        if self.teacher.replay and (self.preference or {}).get("objective") != "rejection":
+            raise ValueError("teacher.replay belongs to preference.objective rejection")
+        if self.teacher.replay and not (self.teacher.gold or "teacher" in self.seats):
+            raise ValueError("teacher.replay: there is no teacher: name a seat teacher, or set teacher.gold")
         if self.preference is None and self.rl is None:
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
         known = range(self.states.shards)

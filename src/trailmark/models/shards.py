@@ -315,7 +315,7 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists: choose another folder.")
     if (source / "adapter_config.json").is_file():
-        raise ModelError(f"{source} holds an adapter and no model: name its base model's folder.")
+        raise ModelError(f"{source} holds an adapter and no model: it needs no conversion, and every command loads it.")
     found = gather(source, tag)
     beside = _beside([source, *([like] if like else [])])
     if "config.json" not in beside:
