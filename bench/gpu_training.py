@@ -119,6 +119,38 @@ def ours(played: list[Episode], repeats: int, checkpointing: bool, compiled: boo
     return {**times, "first": first, "loss": loss, "micro_batches": parts, "micro_tokens": learner.places}
 
 
+KERNELS = {  # what a kernel is for, by parts of its name; the first that fits counts
+    "attention": ("flex", "flash", "fmha", "attention", "sdpa"),
+    "matrix products": ("gemm", "cutlass", "cublas", "nvjet", "wgmma", "mm_", "aten::mm", "aten::addmm", "bmm"),
+    "loss over the vocabulary": ("logsumexp", "softmax", "_numbers", "gather"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+
+
+def profiled(played: list[Episode]) -> dict[str, float]:
+    """Where the time of one gradient goes: seconds of kernels by what they are for, and the time without any."""
+    lm = LM(made("sdpa"), tiny_tokenizer(), "qwen2-0.5b")
+    samples, _ = samples_of(played)
+    learner = Learner({"policy": lm}, LearnerConfig())
+    samples = learner.fill(samples, old=Readout(""))
+    for _ in range(2):
+        learner.gradient(samples, Clipped())
+    wait()
+    kinds = [torch.profiler.ProfilerActivity.CUDA if DEVICE == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as seen:
+        began = time.perf_counter()
+        learner.gradient(samples, Clipped())
+        wait()
+        whole = time.perf_counter() - began
+    found: dict[str, float] = dict.fromkeys([*KERNELS, "other kernels"], 0.0)
+    for event in seen.key_averages():
+        spent = event.self_device_time_total if DEVICE == "cuda" else event.self_cpu_time_total
+        name = event.key.lower()
+        kind = next((k for k, parts in KERNELS.items() if any(p in name for p in parts)), "other kernels")
+        found[kind] += spent / 1e6
+    return {**found, "no kernel": max(0.0, whole - sum(found.values())), "whole": whole}
+
+
 def grouped(played: list[Episode], repeats: int) -> dict[str, Any]:
     """The same gradient through prefix-grouper: its two attentions by SDPA, logits as TRL makes them."""
     import torch.nn.functional as F
@@ -274,6 +306,7 @@ def main() -> None:
     parser.add_argument("--no-trl", action="store_true")
     parser.add_argument("--plain", action="store_true", help="also our path without compiled layers")
     parser.add_argument("--no-exactness", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, in place of times")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_training.jsonl")
     args = parser.parse_args()
@@ -282,6 +315,13 @@ def main() -> None:
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     for case in filter(None, args.cases.split(",")):
         played = episodes(*CASES[case])
+        if args.profile:
+            parts = profiled(played)
+            whole = parts.pop("whole")
+            what = ", ".join(f"{k} {v / whole:.0%}" for k, v in parts.items())
+            keep({"name": f"gpu_training/profile {case}", "ours": whole, "unit": "s", **about, "what": what,
+                  "details": parts}, args.out)  # fmt: skip
+            continue
         found: dict[str, Any] = {"tree": ours(played, args.repeats, False, True)}
         found["tree, checkpointed"] = ours(played, args.repeats, True, True)
         if args.plain:

@@ -122,6 +122,36 @@ def test_extends_several_files(tmp_path):
     assert load(tmp_path, "extends: 0.yaml\n").seed == 3
 
 
+def test_a_text_may_name_other_keys(tmp_path):
+    """The value of the finished recipe counts, whatever file or override it is from; a whole text keeps the type."""
+    (tmp_path / "base.yaml").write_text("method: demo\nname: ${out}-${seed}\ntask: {path: '${out}/x', n: '${seed}'}\n")
+    c = load(tmp_path, "extends: base.yaml\nout: runs/a\n", "seed=7")
+    assert (c.name, c.task) == ("runs/a-7", {"path": "runs/a/x", "n": 7})
+    c = load(tmp_path, "extends: base.yaml\nout: b\nseed: 1\n"
+             "task: {same: '${learner.optim}', rate: '${task.same.lr}!'}\n"
+             "learner: {optim: {lr: 0.5}}\n")  # fmt: skip
+    assert c.task["same"] == {"lr": 0.5} and c.task["rate"] == "0.5!"
+    c = load(tmp_path, "method: demo\nname: $${seed} $5 ${1} {seed}\n")  # these are texts
+    assert c.name == "${seed} $5 ${1} {seed}"
+
+
+NO_KEY = "names no key that this recipe sets. (To write ${ as text, write $${.)"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("name: a${otu}", f"'name': ${{otu}} {NO_KEY}"),
+        ("name: ${seed.x}", f"'name': ${{seed.x}} {NO_KEY}"),
+        ("name: ${out}\nout: x${name}", "'name': goes in a circle: out -> name -> out."),
+        ("task: {a: {b: 1}, c: 'x${task.a}'}",
+         "'task.c': ${task.a} is no text or number, so it cannot stand inside a text."),
+    ],
+)  # fmt: skip
+def test_texts_that_name_no_key_are_one_sentence_each(tmp_path, line, said):
+    assert problems(tmp_path, f"method: demo\n{line}\nseed: 1\n")[0] == f"a.yaml:2: key {said}"
+
+
 def test_unknown_keys_name_file_line_and_nearest(tmp_path):
     (tmp_path / "base.yaml").write_text("method: demo\nlearner:\n  optim:\n    lrr: 3\n")
     said = problems(

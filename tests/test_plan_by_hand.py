@@ -22,9 +22,9 @@ def model(**more):
     return ModelConfig.model_validate({"name": "tiny", "shape": {**SHAPE, **more.pop("shape", {})}, **more})
 
 
-def counted(*held, ema=None):
-    memory = Memory()
-    plan.count_models(memory, held, SimpleNamespace(learner=SimpleNamespace(ema=ema)))
+def counted(*held, ema=None, offload=(), device="cpu"):
+    memory = Memory(device=device)
+    plan.count_models(memory, held, SimpleNamespace(learner=SimpleNamespace(ema=ema, offload=offload)))
     return memory
 
 
@@ -41,11 +41,28 @@ def test_what_training_adds():
     assert (adam.weights, adam.gradients, adam.optimiser) == (4 * n, 4 * n, 8 * n) and adam.total == 16 * n
     assert counted(Held("policy", model(), OptimConfig(bits=8))).optimiser == 2 * n
     assert counted(Held("policy", model(), OptimConfig()), ema=0.9).optimiser == 12 * n
+    half = counted(Held("policy", model(dtype="bfloat16"), OptimConfig()))
+    assert (half.weights, half.gradients, half.optimiser) == (2 * n, 2 * n, 4 * n)  # moments have the weights' dtype
     both = counted(Held("policy", model(), OptimConfig()), Held("ref", model()))
     assert both.weights == 8 * n and both.total == 20 * n
     head = counted(Held("value", model(), OptimConfig(), output=False))  # its output layer has no gradient
     vocab = len(tiny_tokenizer())
     assert head.weights == 4 * n and head.gradients == 4 * (n - vocab * 32) and head.optimiser == 8 * (n - vocab * 32)
+
+
+def test_what_offload_leaves_on_a_gpu():
+    """Moments and frozen weights come to the GPU while no activations lie there: the larger of the two counts."""
+    n = describe(model())["parameters"]
+    held = Held("policy", model(), OptimConfig()), Held("ref", model())
+    away = ["optimiser", "frozen"]
+    m = counted(*held, ema=0.9, offload=away, device="cuda")
+    assert (m.weights, m.gradients, m.optimiser, m.moved) == (4 * n, 4 * n, 4 * n, 8 * n) and m.total == 20 * n
+    m.activations = 5 * n
+    assert m.total == 20 * n
+    m.activations = 9 * n
+    assert m.total == 21 * n
+    assert counted(*held, offload=["frozen"], device="cuda").moved == 4 * n
+    assert counted(*held, offload=away).total == counted(*held).total == 20 * n  # on a CPU nothing is moved
 
 
 def test_adapters_by_their_two_sides():

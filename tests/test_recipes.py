@@ -27,6 +27,12 @@ PAPERS = {
     "oreo-minicpm-alfworld",
     "oreo-minicpm-alfworld-sft",
     "oreo-minicpm-alfworld-data",
+    "vrcli-paper-3b",
+    "vrcli-paper-7b",
+    "lpr-logiqa2",
+    "lpr-logiqa2-round2",
+    "lpr-logiqa2-ppo",
+    "lpr-reclor",
 }  # large published models
 LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
@@ -34,6 +40,10 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "arith-sft": [],
     "prompts-grpo": ["starts=2", "n=2"],
     "vrcli-laptop": ["starts=2", "n=2"],
+    "vrcli-hint": ["starts=2", "n=2", "model.name=tiny", "model.shape.context=2048", "engine.max_len=1024"],
+    "vrcli-hint-scorer": ["batch=2"],
+    "vrcli-hint-sft": ["batch=2", "model.name=tiny", "model.shape.context=2048"],
+    "vrcli-novels-laptop": ["n=2"],
     "arith-grpo": ["model.name=tiny"],
     "oreo-arith-data": ["model.name=tiny", "collect.starts=2", "collect.n=2"],
     "oreo-arith": ["model.name=tiny", "data=scored.jsonl", "format=trajectories", "batch=2"],
@@ -42,6 +52,13 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "lpr-arith": [
         "teacher.starts=4", "sft.steps=1", "sft.batch=2", "sample.starts=8", "sample.n=4", "prm.steps=1", "prm.batch=4",
         "labels.dev_shards=[]",
+        "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
+    ],
+    "lpr-prontoqa": [
+        "model.tokenizer=null", "task.options.path=questions", "teacher.starts=4", "sft.steps=1", "sft.batch=2",
+        "sample.starts=8", "sample.n=4", "sampling.max_tokens=96", "clean={split: newline, react: any}",
+        "states.ratio=1", "states.shards=1", "complete.k=1", "prm.steps=1", "prm.batch=4", "labels.dev_shards=[]",
+        "model.shape={layers: 1, width: 16, heads: 2, context: 1024}", "engine={slots: 8, fixed: false}",
         "preference=null", "rl={steps: 1, starts: 1, rewards: {right: 1.0}}",
     ],
     "lpr-puzzle": [
@@ -68,7 +85,17 @@ def shell(tmp_path, monkeypatch):
     Path("texts.jsonl").write_text('{"text": "a map\\n # Action:\\n4"}\n' * 4)
     talk = '{"messages": [{"role": "user", "content": "%d?"}, {"role": "assistant", "content": "No, %d."}]}\n'
     Path("talks.jsonl").write_text("".join(talk % (k, k) for k in range(4)))
+    Path("questions").mkdir()
+    asked = '{"context": "Max is a %spus. Each %spus is sly.", "question": "True or false? Max is sly.", '
+    asked += '"options": ["True", "False"], "answer": "A"}\n'
+    Path("questions/prontoqa_dev.jsonl").write_text("".join(asked % (a + b, a + b) for a in "bcdfgz" for b in "aeiouy"))
+    done = CliRunner().invoke(app, ["data", "tokenizer", "questions/prontoqa_dev.jsonl", "prontoqa-words"])
+    assert done.exit_code == 0 and "from 180 texts" in done.output
     done = CliRunner().invoke(app, ["data", "stories", "talks.jsonl", "--out", "stories"])
+    assert done.exit_code == 0, done.output
+    shutil.copytree("stories", "novels")
+    few = ["--train", "4", "--val", "2", "--test", "1", "--lessons", "6"]
+    done = CliRunner().invoke(app, ["data", "hints", *few])
     assert done.exit_code == 0, done.output
     return CliRunner()
 
@@ -136,21 +163,37 @@ def made_runs():
             config = resolve(load_recipe(root / name, words), get_method(load_recipe(root / name).method).Config)
         except Exception:  # placeholders such as KEY=VALUE
             continue
+        if config.method == "lpr" and (kept := (config.preference or {}).get("checkpoint", {}).get("every")):
+            made.setdefault(f"{config.out}/policy-1", set()).update(range(kept, 10 * kept, kept))
         every = config.checkpoint.every or config.steps
         made.setdefault(config.out, set()).update({config.steps, *range(every, config.steps + 1, every)})
     return made
 
 
+def made_stages():
+    """The folders that stages of lpr recipes make, and the files in them that others learn from."""
+    made = set()
+    for path in RECIPES[0].parent.glob("lpr-*.yaml"):
+        loaded = load_recipe(path)
+        if loaded.method == "lpr":
+            config = resolve(loaded, get_method("lpr").Config)
+            names = get_method("lpr").check(config)[0].removeprefix("stages: ").split(", ")
+            made |= {f"{config.out}/{name}" for name in names}
+    return made | {f"{stage}/all.jsonl" for stage in made if "/cleaned-" in stage}
+
+
 def test_whatever_a_recipe_starts_from_is_made_by_a_recipe_or_a_command():
     runs, written = made_runs(), {word for words in commands() for word in words}
+    stages = made_stages()
+    assert "runs/lpr-arith/prm-1" in stages and "runs/lpr-arith/cleaned-1/all.jsonl" in stages
     for path in sorted(RECIPES[0].parent.glob("*.yaml")):
         loaded = load_recipe(path)
         config = resolve(loaded, get_method(loaded.method).Config)
-        if config.model.name.startswith("runs/"):
-            run, step = re.fullmatch(r"(runs/[\w-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
+        if config.model.name.startswith("runs/") and config.model.name not in stages:
+            run, step = re.fullmatch(r"(runs/[\w/-]+)/checkpoints/(\d{6})/policy", config.model.name).groups()
             assert int(step) in runs.get(run, ()), f"{path.name}: {config.model.name}"
         inputs = [getattr(config, "data", ""), getattr(getattr(config, "teacher", None), "path", None) or ""]
-        for file in [x for x in inputs if x]:
+        for file in [x for x in inputs if x and x not in stages]:
             if found := re.fullmatch(r"(runs/[\w-]+)/episodes/000001.jsonl", file):
                 assert found[1] in runs, f"{path.name}: {file}"
             else:

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.steps import LINES, SENTENCES, mark_steps, split_steps, step_spans, token_borders, token_steps
+from trailmark.steps import (
+    LINES,
+    SENTENCES,
+    mark_steps,
+    react_steps,
+    split_steps,
+    step_spans,
+    step_types,
+    token_borders,
+    token_steps,
+)
 from trailmark.types import Episode, Scored, Task, Turn
 
 TOKENIZER = tiny_tokenizer()
@@ -28,6 +38,23 @@ TOKENIZER = tiny_tokenizer()
 def test_split_steps(text, newline, sentence):
     for ends, want in ((LINES, newline), (SENTENCES, sentence)):
         assert split_steps(text, ends) == want and "".join(want) == text
+
+
+def test_steps_of_questions_and_answers():
+    """The form of the math runs: each question and each answer is a step, with its further lines."""
+    text = " How many are there?\nAnswer 1: Two and two.\nSo four.\n\nSubQuestion 2: And then?\n"
+    text += "Answer 2: x\nAction 1: none"
+    found = react_steps(text, "Q\nSubQuestion 1:", "questions")
+    assert [(s.kind, text[s.start : s.end]) for s in found] == [
+        ("SubQuestion", " How many are there?"), ("Answer", "Answer 1: Two and two.\nSo four."),
+        ("SubQuestion", "SubQuestion 2: And then?"), ("Answer", "Answer 2: x\nAction 1: none"),
+    ]  # fmt: skip
+    assert react_steps(text) == react_steps(text, "Q\nSubQuestion 1:")  # ReAct has other names
+    assert [text[s.start : s.end] for s in react_steps(text)] == ["Action 1: none"]
+    turn = Turn("policy", tuple(TOKENIZER("Q\nSubQuestion 1:").input_ids), tuple(TOKENIZER(text).input_ids), text=text)
+    e = mark_steps(Episode("e", Task("t"), "g", (turn,), {"self": Scored(1.0)}), "policy", TOKENIZER, "questions")
+    assert step_types(e, 0, TOKENIZER) == ["SubQuestion", "Answer", "SubQuestion", "Answer"]
+    assert TOKENIZER.decode(e.turns[0].tokens[slice(*e.turns[0].steps[1])]) == "Answer 1: Two and two.\nSo four."
 
 
 def plainly(text, ends):

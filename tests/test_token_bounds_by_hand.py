@@ -33,6 +33,7 @@ ROWS = {  # tokenizer; for each byte of a text of ASCII, and of another text
     "cut in a sequence in a sequence": (made(cutter=both([both([pre_tokenizers.Punctuation()]), SPACED])), 2, 2),
     "NFC": (made(normalizers.NFC()), 1, LONGER),
     "NFKD in a sequence": (made(normalizers.Sequence([normalizers.NFD(), normalizers.NFKD()]), SPACED), 2, 2 * LONGER),
+    "an empty sequence": (made(normalizers.Sequence([]), both([both([]), LEVEL])), 1, 1),
     "bytes as a last resort": (made(None, None, FALLBACK), 1, 1),
     "a sign for a space": (made(normalizers.Replace(" ", "▁"), None, FALLBACK), 4, 4),
     "a sign in front": (made(normalizers.Prepend("▁"), None, FALLBACK), 4, 4),

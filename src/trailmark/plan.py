@@ -4,7 +4,8 @@ Memory is counted from the shapes of the models (`Method.holds`) and of the batc
 
     weights       of every model, and of an engine's copy in another dtype
     gradients     of the trained weights, in their dtype
-    optimiser     two moments of 4 bytes for each trained weight (1 with bits: 8), and the moving average
+    optimiser     two moments for each trained weight, in its dtype (one byte each with bits: 8), and the moving average
+    moved         what `learner.offload` brings to a GPU only while no activations lie there
     activations   what one micro-batch keeps for its backward pass (`kept_floats`), and the logits that exist at once
     engine        keys and values of all slots, which lie there whether they are used or not
 
@@ -54,12 +55,13 @@ class Memory:
     optimiser: float = 0
     activations: float = 0
     engine: float = 0
+    moved: float = 0
     device: str = "cpu"
     free: int | None = None
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimiser + self.activations + self.engine
+        return self.weights + self.gradients + self.optimiser + max(self.activations, self.moved) + self.engine
 
 
 @dataclass
@@ -165,16 +167,25 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
 
 def count_models(memory: Memory, held: Sequence[Held], config: Any) -> None:
     """Everything that does not depend on a batch."""
+    away = config.learner.offload if memory.device.startswith("cuda") else []
     for h in held:
         count, item = int(describe(h.model)["parameters"]), BYTES[h.model.dtype]
         base = {"int8": 1.0, "int4": 0.5}.get(h.model.quant, item)
         adapter = adapter_weights(h.model) if h.model.lora else 0
         trained = adapter or count
-        memory.weights += count * base + adapter * item
+        if h.optim is None and h.engine is None and "frozen" in away:
+            memory.moved = max(memory.moved, count * base)
+        else:
+            memory.weights += count * base + adapter * item
         if h.optim is not None:
             moved = trained if adapter or h.output else trained - output_weights(h.model)
             memory.gradients += moved * item
-            memory.optimiser += moved * 2 * (1 if h.optim.bits == 8 else 4) + trained * (4 if config.learner.ema else 0)
+            moments = moved * 2 * (1 if h.optim.bits == 8 else item)
+            if "optimiser" in away:
+                memory.moved = max(memory.moved, moments)
+            else:
+                memory.optimiser += moments
+            memory.optimiser += trained * (4 if config.learner.ema else 0)
         if h.engine is not None:
             wanted = h.engine.dtype or h.model.dtype
             memory.weights += count * BYTES[wanted] if wanted != h.model.dtype else 0

@@ -3,7 +3,8 @@
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
 `kind` changes is replaced too, because its other keys belonged to the old kind. `extends` names one file, or a list of
-which each wins over those before it; the file's own keys win over them all.
+which each wins over those before it; the file's own keys win over them all. `${out}/samples.jsonl` is a text with the
+value of another key of the finished recipe, `${learner.optim}` alone is that value itself, and `$${` writes `${`.
 """
 
 from __future__ import annotations
@@ -174,7 +175,52 @@ def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
                 change.raw[keys[0]] = {"path": short, **change.raw[keys[0]]}
         loaded, changes = (Loaded(x.file, _without(x.raw, keys), x.marks) for x in (loaded, changes))
         changes = _merge(changes, change)
-    return _merge(loaded, Loaded(str(path), changes.raw, changes.marks))
+    return _filled_in(_merge(loaded, Loaded(str(path), changes.raw, changes.marks)))
+
+
+NAMED = re.compile(r"(\$?)\$\{([A-Za-z_][\w.]*)\}")  # ${a.b}; with another $ before it, the text itself
+
+
+def _filled_in(loaded: Loaded) -> Loaded:
+    """The recipe with the values of the keys that its texts name."""
+
+    def bad(path: Keys, why: str) -> RecipeError:
+        marks = (loaded.marks.get(path[:i]) for i in range(len(path), 0, -1))
+        return RecipeError(f"{next(filter(None, marks), Mark(loaded.file)).where}: key '{dotted(path)}': {why}")
+
+    def at(name: str, path: Keys, seen: tuple[str, ...]) -> Any:
+        value: Any = loaded.raw
+        for part in name.split("."):
+            value = fill(value, path, seen) if isinstance(value, str) else value  # it may name a section itself
+            if not isinstance(value, dict) or part not in value:
+                raise bad(path, f"${{{name}}} names no key that this recipe sets. (To write ${{ as text, write $${{.)")
+            value = value[part]
+        return value
+
+    def fill(value: Any, path: Keys, seen: tuple[str, ...]) -> Any:
+        if isinstance(value, dict):
+            return {k: fill(v, (*path, k), seen) for k, v in value.items()}
+        if isinstance(value, list):
+            return [fill(v, (*path, i), seen) for i, v in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+
+        def found(m: re.Match[str]) -> Any:
+            if m[2] in seen:
+                raise bad(path, f"goes in a circle: {' -> '.join((*seen, m[2]))}.")
+            return fill(at(m[2], path, (*seen, m[2])), path, (*seen, m[2]))
+
+        def text(m: re.Match[str]) -> str:
+            if m[1]:
+                return f"${{{m[2]}}}"
+            if isinstance(got := found(m), dict | list):
+                raise bad(path, f"${{{m[2]}}} is no text or number, so it cannot stand inside a text.")
+            return "" if got is None else str(got).lower() if isinstance(got, bool) else str(got)
+
+        whole = NAMED.fullmatch(value)
+        return found(whole) if whole and not whole[1] else NAMED.sub(text, value)
+
+    return Loaded(loaded.file, fill(loaded.raw, (), ()), loaded.marks)
 
 
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:

@@ -25,10 +25,15 @@ from trailmark.types import Episode, Tokens
 LINES = ("\n",)
 SENTENCES = ("\n", ". ", ".$ ")
 NAMED = re.compile(r"^(Thought|Action|Observation) ?[0-9]*:", re.MULTILINE)
-REACT = re.compile(r"(Thought|Action|Observation) ([0-9]+):")  # the beginning of a line that opens a step
-OPENED = re.compile(r"(?:^|\n)((?:Thought|Action|Observation) [0-9]+:)[ \t]*$")  # a prompt whose last words open one
+TYPED = re.compile(r"^(Thought|Action|Observation|SubQuestion|Answer) ?[0-9]*:", re.MULTILINE)
+NAMES = {"react": ("Thought", "Action", "Observation"), "questions": ("SubQuestion", "Answer")}  # by way of splitting
+OPENS = {  # the beginning of a line that opens a step, and the end of a prompt that opens one
+    split: (re.compile(rf"({'|'.join(n)}) ([0-9]+):"), re.compile(rf"(?:^|\n)((?:{'|'.join(n)}) [0-9]+:)[ \t]*$"))
+    for split, n in NAMES.items()
+}
+REACT = OPENS["react"][0]
 SHORT = 5  # a step whose text behind its first word and a blank has fewer characters is none
-Split = Literal["turn", "newline", "sentence", "auto", "react"]
+Split = Literal["turn", "newline", "sentence", "auto", "react", "questions"]
 
 # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -78,16 +83,18 @@ class ReactStep(NamedTuple):
     kind: str  # Thought, Action or Observation
 
 
-def react_steps(response: str, prompt: str = "") -> list[ReactStep]:
+def react_steps(response: str, prompt: str = "", split: str = "react") -> list[ReactStep]:
     """The steps of a ReAct solution. A line that begins with "Thought 3:" (any number; Action and Observation too)
     opens a step; other lines continue it, and blank lines do not move its end. Text before the first such line belongs
-    to no step, unless the prompt's last words opened one. Short steps are left out, except the first "Thought 1:"."""
-    opened = OPENED.search(prompt)
+    to no step, unless the prompt's last words opened one. Short steps are left out, except the first "Thought 1:". With
+    split `questions` the names are SubQuestion and Answer."""
+    opens, at_the_end = OPENS[split]
+    opened = at_the_end.search(prompt)
     before = f"{opened[1]} " if opened else ""
     found: list[list[Any]] = []
     at = -len(before)
     for line in (before + response).split("\n"):
-        named = REACT.match(line)
+        named = opens.match(line)
         if named:
             found.append([at, at + len(line), named[1], named[2]])
         elif found and line.strip():
@@ -159,13 +166,13 @@ def _after(tokenizer: Any, tokens: Tokens, text: str, lengths: Sequence[int], en
 
 
 def react_token_steps(
-    tokenizer: Any, tokens: Tokens, text: str, prompt: str = ""
+    tokenizer: Any, tokens: Tokens, text: str, prompt: str = "", split: str = "react"
 ) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
     """The steps of a ReAct solution as spans of its tokens, and their kinds."""
     kinds: list[str] = []
 
     def cut(said: str) -> list[tuple[int, int]]:
-        steps = react_steps(said, prompt)
+        steps = react_steps(said, prompt, split)
         kinds[:] = [s.kind for s in steps]
         return [(s.start, s.end) for s in steps]
 
@@ -190,8 +197,8 @@ def cut_tokens(
 ) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
     """The steps of an answer as spans of its tokens, and their kinds, which only the names of steps tell (`react`).
     `ends` are the delimiters of `newline`."""
-    if split == "react":
-        return react_token_steps(tokenizer, tokens, text, prompt)
+    if split in NAMES:
+        return react_token_steps(tokenizer, tokens, text, prompt, split)
     if split == "turn":
         return ((0, len(tokens)),), ("",)
     sentences = split == "sentence" or (split == "auto" and "\\boxed" in prompt)
@@ -201,14 +208,15 @@ def cut_tokens(
 
 def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
     """The episode with `steps` on the seat's turns that have none. `auto` splits by sentence if the prompt asks for a
-    \\boxed{} answer, else by newline; `react` by the names of the steps; `turn` leaves a whole turn as one step."""
+    \\boxed{} answer, else by newline; `react` and `questions` split by the names of the steps; `turn` leaves a whole
+    turn as one step."""
     if split == "turn":
         return e
     turns = list(e.turns)
     for i, t in enumerate(turns):
-        if t.seat == seat and t.tokens and not t.steps and split == "react":
+        if t.seat == seat and t.tokens and not t.steps and split in NAMES:
             prompt, done = tokenizer.decode(e.context(i)), len(t.forced)
-            spans, _ = react_token_steps(tokenizer, t.forced + t.tokens, t.text, prompt)
+            spans, _ = react_token_steps(tokenizer, t.forced + t.tokens, t.text, prompt, split)
             turns[i] = replace(t, steps=tuple((max(0, a - done), b - done) for a, b in spans if b > done))
         elif t.seat == seat and t.tokens and not t.steps:
             sentences = split == "sentence" or (split == "auto" and "\\boxed" in tokenizer.decode(e.context(i)))
@@ -217,17 +225,17 @@ def mark_steps(e: Episode, seat: str, tokenizer: Any, split: Split) -> Episode:
 
 
 def step_types(e: Episode, turn: int, tokenizer: Any) -> list[str]:
-    """What each step of a turn is: Thought, Action, Observation, or nothing. A file may have said so (`info["steps"]`);
-    else the step's first word does, or for the first step the end of the prompt."""
+    """What each step of a turn is: Thought, Action, Observation, SubQuestion, Answer, or nothing. A file may have said
+    so (`info["steps"]`); else the step's first word does, or for the first step the end of the prompt."""
     t = e.turns[turn]
     spans = t.steps or ((0, len(t.tokens)),)
     if len(told := e.info.get("steps", ())) == len(spans):
         return list(told)
-    found = [NAMED.match(tokenizer.decode(t.tokens[a:b]).lstrip()) for a, b in spans]
+    found = [TYPED.match(tokenizer.decode(t.tokens[a:b]).lstrip()) for a, b in spans]
     types = [m[1] if m else "" for m in found]
     if not types[0]:
         shown = tokenizer.decode(e.context(turn))
-        opened = [m for m in NAMED.finditer(shown) if not shown[m.end() :].strip()]
+        opened = [m for m in TYPED.finditer(shown) if not shown[m.end() :].strip()]
         types[0] = opened[-1][1] if opened else ""
     return types
 

@@ -66,5 +66,5 @@ def _listed(part: Any) -> list[dict[str, Any]]:
     """The members of a normaliser or a pre-tokenizer, which may be a sequence of others."""
     if part is None:
         return []
-    inner = part.get("normalizers") or part.get("pretokenizers")
+    inner = [*part.get("normalizers", ()), *part.get("pretokenizers", ())]  # both may be empty
     return [x for p in inner for x in _listed(p)] if part["type"] == "Sequence" else [part]

@@ -1,13 +1,18 @@
 """What the tests of the pages in docs/from share: the commands and the tables of a page, and what is checked alike on
 all of them."""
 
+import contextlib
+import json
 import re
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
+from trailmark.evaluate.pair_judge import DIMENSIONS
 from trailmark.evaluate.study import find_study, load_study
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +69,45 @@ def serve_up_to_the_port(words):
         at = words.index("--port") + 1
         done = CliRunner().invoke(app, [*words[:at], port, *words[at + 1 :]])
     assert done.exit_code == 2 and f"cannot listen on 127.0.0.1:{port}" in done.output
+
+
+@contextlib.contextmanager
+def answering(reply):
+    """A stand-in for a server that speaks OpenAI's chat: `reply(text of the first message)` is its answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def send(self, body):
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self):
+            self.send({"object": "list", "data": [{"id": "wise", "owned_by": "others"}]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            said = {"role": "assistant", "content": reply(body["messages"][0]["content"])}
+            self.send({"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]})
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def prefers_more_words(text):
+    """A judge of `trailmark judge` that likes the text with more words, in every dimension."""
+    name = re.findall(r'"id": "(\w+)"', text)[-1]
+    a, b = re.search(r"Answer A:\n(.*)\n\nAnswer B:\n(.*?)\n\nReply with", text, re.S).groups()
+    size = len(a.split()) - len(b.split())
+    return json.dumps({"id": name, **dict.fromkeys(DIMENSIONS, "A" if size > 0 else "B" if size < 0 else "tie")})

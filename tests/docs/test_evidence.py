@@ -29,6 +29,22 @@ def test_the_loss_of_rejection_first_rises_as_the_page_says():
     assert ", ".join(first) in page and "knows this arithmetic so little" not in page
 
 
+def test_the_plans_that_need_no_policy():
+    """The table of evidence/vrcli.md, from the file beside it; and the order that a reader of plans must have."""
+    rows = [json.loads(x) for x in (EVIDENCE / "files" / "vrcli-controls.jsonl").read_text().splitlines()]
+    gain = {}
+    for r in rows:
+        gain.setdefault(r["arm"], {})[r["id"]] = 100 * (1 - r["ppl"] / r["baseline_ppl"])
+        assert r["improvement"] == pytest.approx(gain[r["arm"]][r["id"]], abs=1e-9)
+    page = (EVIDENCE / "vrcli.md").read_text()
+    rows_of = {"gold": "the gold text", "synopsis": "the synopsis", "other": "the gold text of a", "empty": "nothing"}
+    for arm, said in rows_of.items():
+        mean, helped = sum(gain[arm].values()) / 20, sum(x > 1e-9 for x in gain[arm].values())
+        assert re.search(rf"^\| {said}.*\| {mean + 0.0:.2f} \[.* \| {helped} of 20 \|", page, re.M), arm
+    assert all(gain["gold"][i] > max(gain[a][i] for a in ("synopsis", "other", "empty")) for i in gain["gold"])
+    assert set(gain["empty"].values()) == {0.0} and len(gain["gold"]) == 20
+
+
 def test_every_method_page_cites_its_paper():
     papers = {"docs/reflect.md": "2402.12621", "docs/oreo.md": "2412.16145"}
     cited = (ROOT / "CITATION.cff").read_text()

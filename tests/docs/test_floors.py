@@ -14,9 +14,12 @@ import sys
 import pytest
 from from_pages import ROOT, shell
 
-from trailmark.runs.store import read_segment
+from trailmark.runs.store import read_metrics, read_segment
 
-README, REFLECT, OREO = ((ROOT / n).read_text() for n in ("README.md", "docs/from/reflect-rl.md", "docs/from/oreo.md"))
+README, REFLECT, OREO, LPR, VRCLI = (
+    (ROOT / n).read_text()
+    for n in ("README.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
+)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 sys.path.insert(0, str(ROOT / "tests/data"))
@@ -85,6 +88,13 @@ def test_arith_with_oreo(here):
     assert after >= floor(OREO, r"the floor after OREO is (0\.\d+)") > before
 
 
+def test_arith_with_lpr(here):
+    said = follow(LPR, "train recipes/lpr-arith.yaml", "eval runs/lpr-arith/sft")
+    assert named(said)["runs/lpr-arith/policy-1"] >= floor(LPR, r"the floor after pDPO is (0\.\d+)")
+    last = read_metrics(here / "runs/lpr-arith/prm-1")[-1]
+    assert last["eval/accuracy"] >= floor(LPR, r"its floor is (0\.\d+)")
+
+
 def test_the_readme_s_first_run(here):
     said = follow(README, "data gold arith", "train recipes/arith-sft.yaml", "train recipes/arith-grpo.yaml",
                   "train recipes/arith-grpo.yaml steps=200", "eval runs/arith-sft/checkpoints")  # fmt: skip
@@ -99,6 +109,16 @@ def test_the_readme_s_own_task(here):
     assert successes(shell("eval", "runs/guess", "--n", "50", "--json")) == [1.0]  # "then it is always right"
 
 
+def test_the_quickstart_of_vrcli(here):
+    """Plans are useful after training, and neither their length nor their words explain it."""
+    result = json.loads(shell("quickstart", "--method", "vrcli", "--json").strip().splitlines()[-1])
+    gain = {row["name"]: row["metrics"]["reward"] for row in result["rows"]}
+    assert gain["VR-CLI"]["low"] > 0.05  # 0.2 to 0.3
+    others = ("before training", "VR-CLI's plan for another row", "random words of the prompt")
+    assert all(gain[name]["high"] < 0 for name in others)
+    assert gain["SFT, no plan"]["low"] > 0.2
+
+
 def test_the_quickstart(here):
     result = json.loads(shell("quickstart", "--json").strip().splitlines()[-1])
     rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
@@ -107,3 +127,12 @@ def test_the_quickstart(here):
         >= floor(README, r"the floor of its last row \(`make test-slow`\) is (0\.\d+)")
         > rows["SFT only"]
     )
+
+
+def test_plans_from_a_planted_hint(here):
+    road = [f"train recipes/vrcli-{name}" for name in ("hint-scorer.yaml", "hint-sft.yaml", "hint.yaml")]
+    follow(VRCLI, "data hints", *road)
+    rows = json.loads((here / "runs/vrcli-hint/results.json").read_text())
+    gain = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
+    assert gain["trained"] >= floor(VRCLI, r"the floor after training is (\d+) %")
+    assert max(gain["start"], gain["other-plan"], gain["random-words"]) < 0 < gain["trained"]

@@ -1,13 +1,16 @@
 """Every command of docs/vrcli.md runs as it stands, on the page's own rows and three toy books."""
 
+import contextlib
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import yaml
+from from_pages import answering, prefers_more_words
 
 from trailmark.config import ModelConfig
 from trailmark.evaluate.plans import NEEDED, context
@@ -43,7 +46,7 @@ def test_the_commands_of_the_page(tmp_path):
         assert len(text.splitlines()) <= 15
         (tmp_path / name).write_text("#" + text)
     commands = re.findall(r"^trailmark .*$", page, re.M)
-    assert len(commands) == 8
+    assert len(commands) == 11
     said = {}
     for command in commands:
         words = command.split()[1:] + (["steps=2", "n=2", "eval.every=1"] if " train " in f" {command} " else [])
@@ -56,8 +59,11 @@ def test_the_commands_of_the_page(tmp_path):
                 ids = [json.loads(x)["id"] for x in (tmp_path / "books/rows.jsonl").read_text().splitlines()]
                 lines = [json.dumps({"id": i, "text": text}) + "\n" for i in ids]
                 (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-        run = [sys.executable, "-m", "trailmark", *words]
-        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+        if words[0] == "write":
+            shutil.copytree(tmp_path / "runs/vrcli-laptop/checkpoints/000002/policy", tmp_path / "base")
+        with answering(prefers_more_words) if words[0] == "judge" else contextlib.nullcontext("") as url:
+            run = [sys.executable, "-m", "trailmark", *(w.replace("http://127.0.0.1:8000", url) for w in words)]
+            done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout + done.stderr)
         said[command] = done.stdout
     of = lambda start: next(said[c] for c in commands if c.startswith(start))
@@ -66,9 +72,22 @@ def test_the_commands_of_the_page(tmp_path):
     metrics = [json.loads(x) for x in (tmp_path / "runs/vrcli-laptop/metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics if "reward" in m] == [1, 2] and all("eval/reward" in m for m in metrics)
     assert "rl,words,5.0" in (tmp_path / "metrics.csv").read_text()
+    count = lambda name: len((tmp_path / f"written/{name}.jsonl").read_text().splitlines())
+    assert [count(n) for n in ("b", "br", "br.plans", "rl", "rl.plans")] == [1] * 5
+    assert len((tmp_path / "votes.csv").read_text().splitlines()) == 2 and "rl > b" in of("trailmark votes")
     baselines = (tmp_path / "baselines.jsonl").read_text().splitlines()
     assert len(baselines) == 1 + len((tmp_path / "stories/train.jsonl").read_text().splitlines())
     _the_reward_of_the_page(tmp_path)
+
+
+def test_the_equation_by_hand(tmp_path):
+    (text,) = re.findall(r"```python\n(# by_hand\.py.*?)```", (ROOT / "docs/vrcli.md").read_text(), re.S)
+    (tmp_path / "by_hand.py").write_text(text)
+    run = [sys.executable, "by_hand.py"]
+    said = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    scorer = TextScorer(load_model(ModelConfig(name="tiny")).freeze())
+    ours = scorer.improvement("Why?", "Why? In summary: a hen.", "So.", "text")
+    assert abs(float(said) - ours) < 1e-4 and ours != 0
 
 
 def _the_reward_of_the_page(folder):

@@ -218,6 +218,24 @@ def test_errors_that_pass_are_waited_for():
     assert body["prompt"] == [1, 2] and "top_k" not in body and "key" not in body
 
 
+def test_a_model_whose_context_is_too_short_is_asked_for_fewer_tokens():
+    """What is left of the context is asked for, a hundred tokens less each time; another error is not repeated."""
+    full = {"error": {"message": "This model's maximum context length is 4096 tokens."}}
+    with fake([(400, full), (400, full), (200, GOOD)]) as (url, seen):
+        (done,) = ask(quick(url), Request((1, 2), max_tokens=512))[0]
+    assert done.tokens == (5, 6) and [body["max_tokens"] for *_, body in seen] == [512, 412, 312]
+    assert len({json.dumps({**body, "max_tokens": 0}) for *_, body in seen}) == 1
+    with fake([(400, full)]) as (url, seen), pytest.raises(EngineStatus, match="maximum context length"):
+        ask(quick(url), Request((1, 2), max_tokens=250))
+    assert [body["max_tokens"] for *_, body in seen] == [250, 150, 50]
+    with fake([(400, full)]) as (url, seen), pytest.raises(EngineStatus, match="maximum context length"):
+        ask(quick(url), Request((1, 2), max_tokens=5000))
+    assert [body["max_tokens"] for *_, body in seen] == [5000 - 100 * k for k in range(11)]
+    with fake([(400, {"error": {"message": "no such model"}})]) as (url, seen), pytest.raises(EngineStatus):
+        ask(quick(url), Request((1, 2), max_tokens=512))
+    assert {body["max_tokens"] for *_, body in seen} == {512}
+
+
 def test_errors_that_stay_are_raised():
     with fake([(500, {"error": {"message": "out of memory"}})]) as (url, seen):
         with pytest.raises(EngineStatus, match="answered 500: out of memory"):

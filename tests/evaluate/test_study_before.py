@@ -75,6 +75,17 @@ def test_arms_share_what_was_made_before_them(here):
     assert (out / "before/first/seed-0/ran.txt").read_text() == "once\n"
 
 
+def test_rows_with_a_hint_are_made_for_each_seed(here):
+    few = {"hints": {"train": 3, "val": 2, "lessons": 3}}
+    _, out = run_study(write(before={"rows": few}, set={"data": "{rows}/talks.jsonl"}))
+    talks = [(out / f"before/rows/seed-{seed}/talks.jsonl").read_text() for seed in (0, 1)]
+    assert talks[0] != talks[1] and [len(t.splitlines()) for t in talks] == [7, 7]  # as many of test as of val
+    assert (out / "runs/b/seed-1/said.txt").read_text() == f"b1{talks[1]}"
+    at = (out / "before/rows/seed-0/talks.jsonl").stat().st_mtime_ns
+    run_study(write(before={"rows": few}, set={"data": "{rows}/talks.jsonl"}))
+    assert (out / "before/rows/seed-0/talks.jsonl").stat().st_mtime_ns == at
+
+
 @pytest.mark.parametrize(
     ("stage", "said"),
     [

@@ -10,7 +10,7 @@ from trailmark import formats
 from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
 from trailmark.data.gold import worked
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr import LAYOUT, LprMethod, Road, shard_name
 from trailmark.methods.staged_configs import LprRecipe
@@ -156,6 +156,17 @@ def test_a_training_has_the_learner_of_the_recipe_but_for_what_its_section_says(
     }  # fmt: skip
     assert of["policy-1"]["eval"] == {"every": 7, "split": "val", "n": 5}
     assert of["prm-1"]["learner"] == shared and of["rl-1"]["learner"] == {**shared, "ema": 0.9}
+
+
+def test_the_teachers_solutions_are_imitated_again_beside_the_best_ones(tmp_path):
+    more = {"teacher": {"gold": True, "replay": True}, "preference": {"objective": "rejection"}}
+    of = {s.name: s for s in road(tmp_path, **more).stages()}
+    assert of["policy-1"].settings["data"] == ["{root}/pairs-1/chosen.jsonl", "{root}/lessons/all.jsonl"]
+    assert of["policy-1"].inputs["lessons"] == tmp_path / "lessons"
+    with pytest.raises(RecipeError, match="teacher.replay belongs to preference.objective rejection"):
+        road(tmp_path, teacher={"gold": True, "replay": True})
+    with pytest.raises(RecipeError, match="teacher.replay: there is no teacher"):
+        road(tmp_path, teacher={"replay": True}, preference={"objective": "rejection"})
 
 
 def test_names_of_shards():

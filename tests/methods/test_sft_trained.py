@@ -186,3 +186,24 @@ def test_a_run_learns_the_end_and_leaves_the_prompt_alone(tmp_path):
     masks = verify(tmp_path / "run")["masks"]
     assert masks.status == "pass" and "the last message, with its end" in masks.what
     assert np.isclose(masks.numbers["trained"], 8)
+
+
+def test_verify_knows_a_run_on_all_tokens(tmp_path, monkeypatch):
+    config = resolve(
+        {"method": "sft", "data": write(tmp_path / "t.jsonl", [{"messages": TALK}] * 2), "trained": "all",
+         "out": str(tmp_path / "run"), "steps": 1, "batch": 2,
+         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}}},
+        SftRecipe,
+    )  # fmt: skip
+    launch(SftMethod, config)
+    masks = verify(tmp_path / "run")["masks"]
+    size = len(by_hand(tokenizer(None), BY_HAND["chatml"][1])[0])
+    assert masks.status == "pass" and masks.numbers == {"rows": 2, "tokens": 2 * size, "trained": 2 * (size - 1)}
+    own = SftMethod.imitated.__func__
+
+    def only_answers(cls, config, *rest):
+        return own(cls, config.model_copy(update={"trained": "answers"}), *rest)
+
+    monkeypatch.setattr(SftMethod, "imitated", classmethod(only_answers))
+    masks = verify(tmp_path / "run")["masks"]
+    assert masks.status == "fail" and "a token is left out" in masks.what

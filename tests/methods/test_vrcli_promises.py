@@ -68,7 +68,7 @@ def recipe(**more):
             "objective": {"kind": "clipped", "beta": 0.0}, "learner": {"optim": {"lr": 1e-2}},
             "eval": {"every": 1, "split": "val", "n": 64}, "checkpoint": {"every": 1},
             "reward": {"kind": "likelihood", "context": p.CONTEXT, "plan": p.PLAN, "empty": p.EMPTY,
-                       "markers": ["In summary:", "e"], "reward": "linear"},
+                       "markers": [*"etaoinshrdlu"], "reward": "linear"},
             **more,
         },
         PolicyGradientRecipe,
@@ -118,6 +118,26 @@ def test_a_run_keeps_its_promises(data):
         assert row["eval/brevity"] == pytest.approx(np.mean(want), abs=1e-12) and "brevity" not in row
         notes = [a for a in read_beside(Path(f"run/evaluation/{row['step']:06d}.jsonl")) if a.name == "brevity"]
         assert [a.values[0] for a in notes] == want
+
+
+def test_a_contrastive_run_that_stopped_goes_on_as_if_it_had_not(data):
+    config = lambda out, steps: recipe(out=out, steps=steps, eval={"every": 0}, reward={
+        **recipe().task.options["reward"], "reward": "contrastive", "no_marker": "invalid"})  # fmt: skip
+    launch(PolicyGradientMethod, config("whole", 2))
+    launch(PolicyGradientMethod, config("part", 1))
+    launch(PolicyGradientMethod, config("part", 2), resume=True)
+    done = CliRunner().invoke(app, ["diff", "whole", "part"])
+    assert done.exit_code == 0 and "identical" in done.output, done.output
+    notes = lambda name: {a.episode: a.values[0] for a in read_annotations(f"whole/annotations/{name}")}
+    own, other, marker = notes("improvement"), notes("other_improvement"), notes("marker")
+    episodes = list(read_episodes("whole/episodes"))
+    rewards = {e.id: own[e.id] - 0.5 * other[e.id] for e in episodes}
+    for e in episodes:
+        step = e.id.split(":")[0]
+        mates = [f for f in episodes if f.task.id == e.task.id and f.id.split(":")[0] == step]
+        least = min([0.0, *(rewards[f.id] for f in mates if marker[f.id])])
+        assert e.outcome.reward == pytest.approx(rewards[e.id] if marker[e.id] else least, abs=1e-9)
+    assert 0 < sum(marker.values()) < len(episodes)  # both kinds were played
 
 
 def test_mistakes_in_the_function_of_an_evaluation(data):

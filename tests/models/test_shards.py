@@ -1,16 +1,17 @@
 """`trailmark convert --to transformers`: checkpoints in pieces become one folder. The ZeRO checkpoints in deepspeed/
 were written by DeepSpeed itself (write.py there says how), and truth.safetensors holds the weights in memory then."""
 
-import base64
 import json
+import os
 import pickle
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hub_stand_in import FILES, MADE, hub_at
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from typer.testing import CliRunner
@@ -178,6 +179,8 @@ def test_one_bin_file_and_another_type_of_numbers(tmp_path, model):
     made, folder = model
     (folder / "model.safetensors").unlink()
     state = {f"module.{n}": t for n, t in made.state_dict().items()}  # as a wrapper names them, both ends of the tie
+    row = torch.cat([state["module.model.norm.weight"].detach(), torch.zeros(9)])
+    state["module.model.norm.weight"] = row[:16]  # a part of something longer
     torch.save(state, folder / "pytorch_model.bin")
     assert convert(folder, tmp_path / "out", "--dtype", "bfloat16").exit_code == 0
     mine = load_file(tmp_path / "out/model.safetensors")
@@ -224,71 +227,28 @@ def test_what_does_not_fit(tmp_path, model):
 # --- the hub ----------------------------------------------------------------------------------------------------------
 
 
-MADE, FILES = {}, {}  # repositories and files of the stand-in
-
-
-class Hub(BaseHTTPRequestHandler):
-    """A stand-in for the hub: it makes repositories and takes commits. A repository called 'closed' is refused."""
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, value, status=200):
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.answer({"error": "There is no such repository."}, 404)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            if asked["name"] == "closed":
-                return self.answer({"error": "You may not write here."}, 403)
-            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-            MADE[name] = asked
-            return self.answer({"url": f"http://{self.headers['Host']}/{name}", "id": name, "name": name})
-        if "/preupload/" in self.path:
-            asked = json.loads(body)["files"]
-            listed = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in asked]
-            return self.answer({"files": listed})
-        if "/commit/" in self.path:
-            for line in map(json.loads, body.decode().splitlines()):
-                if line["key"] == "file":
-                    FILES[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            url = f"http://{self.headers['Host']}/{'/'.join(self.path.split('/')[3:5])}/commit/1"
-            return self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": url, "hookOutput": ""})
-        self.answer({"error": self.path}, 404)
-
-
 @pytest.fixture
-def hub(monkeypatch):
-    from huggingface_hub import constants
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    MADE.clear(), FILES.clear()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_standin")
-    yield url
-    server.shutdown()
-    server.server_close()
+def hub():
+    with hub_at() as url:
+        yield url
 
 
 def test_the_folder_is_uploaded(tmp_path, model, hub):
+    """As a user does it: the address of the hub comes from HF_ENDPOINT."""
     made, folder = model
     in_pieces(made, folder, "safetensors")
-    done = convert(folder, tmp_path / "out", "--push", "me/stories")
-    assert done.exit_code == 0 and f"uploaded to {hub}/me/stories" in done.output, done.output
+    words = ["convert", str(folder), str(tmp_path / "out"), "--to", "transformers", "--push", "me/stories"]
+    env = {**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "hf_standin"}
+    done = subprocess.run([sys.executable, "-m", "trailmark", *words], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and f"uploaded to {hub}/me/stories" in done.stdout, done.stdout + done.stderr
     assert "private" in (MADE["me/stories"].get("visibility"), *MADE["me/stories"])
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == FILES and len(FILES) == 6
+
+
+def test_an_upload_without_a_network_leaves_the_folder(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "--push me/stories:" in refused(model[1], tmp_path / "out", "--push", "me/stories")
+    assert (tmp_path / "out/model.safetensors").is_file()
 
 
 def test_an_upload_that_is_refused_leaves_the_folder(tmp_path, model, hub):
@@ -296,3 +256,17 @@ def test_an_upload_that_is_refused_leaves_the_folder(tmp_path, model, hub):
     assert "--push me/closed:" in said and "403" in said and f"`hf upload me/closed {tmp_path / 'out'}`" in said
     assert (tmp_path / "out/model.safetensors").is_file()
     assert "--public belongs to --push" in refused(model[1], tmp_path / "p", "--public")
+
+
+def test_a_run_and_an_adapter(tmp_path, model):
+    """A run means the policy of its newest checkpoint. An adapter has no weights of a model."""
+    _, folder = model
+    policy = tmp_path / "run/checkpoints/000003/policy"
+    shutil.copytree(folder, policy)
+    (tmp_path / "run/recipe.yaml").write_text("method: sft\ndata: x.jsonl\n")
+    (policy.parent / "state.json").write_text("{}")
+    done = convert(tmp_path / "run", tmp_path / "out")
+    assert done.exit_code == 0 and str(policy) in done.output.replace("\n", ""), done.output
+    assert load_file(tmp_path / "out/model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    (policy / "adapter_config.json").write_text("{}")
+    assert "holds an adapter and no model" in refused(policy, tmp_path / "again")

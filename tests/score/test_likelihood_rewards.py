@@ -92,7 +92,7 @@ def test_contrastive_needs_other_stories(source, lm):
         asyncio.run(judge.judge(plays_of(source, [("a1", "x")])))
     source.rows = [t for t in source.rows if t.data["story_id"] == "a"]
     judge.bind(source)
-    with pytest.raises(JudgeError, match="row 'a1' has no row of another story in split train"):
+    with pytest.raises(JudgeError, match="row 'a1' has no row of another story beside it"):
         asyncio.run(judge.judge(plays_of(source, [("a1", "x")])))
 
 

@@ -16,10 +16,11 @@ from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.engines.http import About
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import JudgeError
+from trailmark.errors import DataError, JudgeError
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, segments
 from trailmark.score.base import Play
+from trailmark.score.baseline_file import BaselineFile, BaselineRow
 from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import TextScorer
 from trailmark.score.likelihood_judge import LikelihoodJudge
@@ -148,6 +149,29 @@ def test_a_server_of_another_model_or_tokenizer_is_refused(url, tmp_path):
     with served(seed=3) as other, pytest.raises(JudgeError, match="kept.jsonl holds likelihoods of another model that"):
         scorer_at(other, cache).likelihood("x", "z")
     assert cache.read_bytes() == before
+
+
+def test_baselines_of_a_server(url, here, tmp_path):
+    """The file knows the served model by what it reads, not only by its name."""
+    row, path = BaselineRow("a", TALK, "Because of the rain."), tmp_path / "b.jsonl"
+    (found,) = BaselineFile(path, scorer_at(url)).get([row])
+    assert found.logp == pytest.approx(here.likelihood(TALK, row.gold).logp, abs=1e-4)
+    again = BaselineFile(path, scorer_at(url))
+    assert again.get([row]) == [found] and again.computed == 0
+    before = path.read_bytes()
+    with served(seed=3) as other, pytest.raises(DataError, match="b.jsonl: .* of another model served as 'wise': use"):
+        BaselineFile(path, scorer_at(other))
+    with pytest.raises(DataError, match=r"b.jsonl: these baselines are of another model \(served wise, now "):
+        BaselineFile(path, here)
+    assert path.read_bytes() == before
+
+
+def test_a_row_that_is_too_long_is_named(url, here):
+    """By a model here, and by a server that says how much it reads."""
+    for scorer in (here, scorer_at(url)):
+        scorer.likelihood("x" * 200, "y")
+        with pytest.raises(DataError, match=r"^row 'b' has 302 tokens .*, and the model reads 256: choose"):
+            scorer.likelihoods([("x", "y"), ("x" * 300, "y")], names=["a", "b"])
 
 
 def test_fewer_numbers_than_asked(url, tmp_path):

@@ -17,7 +17,7 @@ from trailmark.config import ModelConfig, ServerConfig
 from trailmark.engines.base import Request, run
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
-from trailmark.errors import JudgeError
+from trailmark.errors import DataError, JudgeError
 from trailmark.models.load import load_model
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -140,5 +140,6 @@ def test_samples_are_the_models(url, here):
 def test_mistakes_are_one_sentence(url, folder):
     with pytest.raises(JudgeError, match=r"reward.server: http.* serves 'wise', but no model 'clever'\.$"):
         scorer_at(url, folder, "clever").check()
-    with pytest.raises(JudgeError, match=r"^reward.server: http.* answered 400: .*512"):
-        scorer_at(url, folder).likelihood("x" * 600, "y")
+    scorer_at(url, folder).likelihood("x" * 509, "y")  # 511 tokens with the end of the turn: one place is left
+    with pytest.raises(DataError, match="has 512 tokens with its plan and gold text, and the model reads 511"):
+        scorer_at(url, folder).likelihood("x" * 510, "y")

@@ -18,6 +18,7 @@ from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.improvement import improvement
+from trailmark.commands.judge import judge
 from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
@@ -28,6 +29,7 @@ from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
 from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
+from trailmark.commands.write import write
 from trailmark.errors import RunError, TrailmarkError
 
 
@@ -169,8 +171,10 @@ app.command()(prune)
 app.command()(verify)
 app.command()(models)
 app.command()(votes)
+app.command()(write)
 app.command()(chapters)
 app.command()(improvement)
+app.command()(judge)
 app.add_typer(worlds, name="worlds")
 
 

@@ -9,7 +9,9 @@ experts       published plays of ALFWorld as conversations
 rollouts      folders of an agent's plays, a file each, as one file
 books         rows of stories with a gold text, from the chapters of books
 stories       files to train VR-CLI on, from conversations or stories with a gold text
+hints         conversations with a planted hint, to try VR-CLI on a laptop
 records       records of repositories between our lines and the reference's JSON
+tokenizer     a small tokenizer for a tiny model, from the texts of a file
 """
 
 from __future__ import annotations
@@ -428,6 +430,28 @@ def stories(
 
 
 @data.command()
+def hints(
+    out: Out = Path("hints"),
+    train: Annotated[int, typer.Option(min=1, max=8000, help="Rows to train on.")] = 512,
+    val: Annotated[int, typer.Option(min=1, max=1000, help="Rows of val.")] = 64,
+    test: Annotated[int, typer.Option(min=1, max=1000, help="Rows of test.")] = 64,
+    lessons: Annotated[int, typer.Option(min=1, max=MANY, help="Lessons that make the reader.")] = 9000,
+    seed: Seed = 0,
+) -> None:
+    """Make conversations with a planted hint, and lessons for a tiny model that can use it: VR-CLI on a laptop."""
+    from dataclasses import asdict
+
+    from trailmark.data.output_paths import writable
+    from trailmark.data.stages import data_folder
+    from trailmark.data.stories import hints as h
+
+    writable(out)
+    how = h.Hints(train, val, test, lessons, seed=seed)
+    with data_folder(out, {"kind": "hints", **asdict(how)}) as place:
+        place.make([place.stage("hints", lambda: h.write(out, how), h.FILES)], ["hints"], typer.echo)
+
+
+@data.command()
 def rollouts(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER …", help="Folders of {task}_{repeat}.json.")],
     out: Annotated[Path, typer.Option("--out", metavar="OUT", help="The JSONL to write.")],
@@ -439,6 +463,29 @@ def rollouts(
 
     won, total = plays.merge(folders, out, failures)
     typer.echo(f"{out}: {won} of {total} plays were won ({won / total:.3f})")
+
+
+@data.command()
+def tokenizer(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="A file of rows; every text in them counts.")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, for model.tokenizer.")],
+    size: Annotated[int, typer.Option("--size", min=300, max=200_000, help="Most tokens.")] = 1000,
+) -> None:
+    """Learn a small tokenizer from the texts of a file: bytes and their commonest pieces. For tiny models."""
+    from trailmark.data.output_paths import new_folder
+    from trailmark.formats.rows import each
+    from trailmark.models.tiny import learnt_tokenizer
+
+    def texts(value: Any) -> list[str]:
+        if isinstance(value, dict | list):
+            return [t for v in (value.values() if isinstance(value, dict) else value) for t in texts(v)]
+        return [value] if isinstance(value, str) else []
+
+    found = [t for row in each(rows, lambda row: texts(row.value))[0] for t in row]
+    new_folder(out)
+    made = learnt_tokenizer(found, size)
+    made.save_pretrained(out)
+    typer.echo(f"{out}: {len(made)} tokens, from {len(found)} texts")
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:

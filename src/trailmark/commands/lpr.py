@@ -3,6 +3,10 @@
     trailmark lpr stages RECIPE                   what there is to do, and what is done
     trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
     trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
+    trailmark lpr accuracy PRM ROWS               whether a reward model tells right steps from wrong ones
+    trailmark lpr curve RECIPE                    what the reward model says at the first step, the second, …
+    trailmark lpr merge OUT FILE FILE …           records of several files as one
+    trailmark lpr split FILE PART REST            some of the questions of a file, and the others
     trailmark lpr calibration RECIPE              Monte-Carlo values against the exact ones, as a table and a picture
 
 `trailmark train RECIPE` makes them all.
@@ -14,6 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from trailmark import MOST_SEED
 
 lpr = typer.Typer(name="lpr", help="The stages of an lpr recipe, one by one.", no_args_is_help=True)
 
@@ -103,6 +109,121 @@ def export(
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
     typer.echo(f"{out}: {len(rows)} records")
+
+
+@lpr.command()
+def merge(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: a list (.json), or lines (.jsonl).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE …", help="Records {text, label, response, pred, id}.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Put the responses of several files together, question by question."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.formats.lpr import merge_records
+    from trailmark.formats.rows import dump
+
+    rows = merge_records(files)
+    new_file(out, overwrite=overwrite)
+    dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
+    typer.echo(f"{out}: {len(rows)} questions, {sum(len(r['response']) for r in rows)} responses")
+
+
+@lpr.command()
+def split(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Records of any stage: rows with an id.")],
+    part: Annotated[Path, typer.Argument(metavar="PART", help="The file for the share.")],
+    rest: Annotated[Path, typer.Argument(metavar="REST", help="The file for the others.")],
+    share: Annotated[float, typer.Option("--share", min=0, max=1, help="Of the questions.")] = 0.9,
+    rows: Annotated[bool, typer.Option("--rows", help="Of the rows, whatever their questions.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = 0,
+) -> None:
+    """Cut a file in two by question: train and dev, or a subset of 40 %."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.errors import DataError
+    from trailmark.formats.lpr import split_records
+    from trailmark.formats.rows import dump
+
+    parts = split_records(file, share, "row" if rows else "question", seed)
+    for path, made in zip((part, rest), parts):
+        new_file(path)
+        if not made:
+            raise DataError(f"would be empty: --share {share:g} of {sum(map(len, parts))} rows leaves nothing.", path)
+    for path, made in zip((part, rest), parts):
+        dump(path, made, "lines" if path.suffix == ".jsonl" else "list")
+        typer.echo(f"{path}: {len(made)} rows")
+
+
+@lpr.command()
+def accuracy(
+    model: Annotated[str, typer.Argument(metavar="PRM", help="A reward model: a run, a checkpoint or a folder.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Solutions with labels of their steps.")],
+    format: Annotated[str, typer.Option("--format", help="step-labels (PRMBench, too), or episodes.")] = "step-labels",
+    label: Annotated[str, typer.Option("--label", help="The annotation with the labels.")] = "label",
+    good: Annotated[float, typer.Option("--good", min=0, help="Labels from here on are of right steps.")] = 1.0,
+    least: Annotated[float, typer.Option("--least", min=0, max=1, help="Scores from here on call a step right.")] = 0.5,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Only the first so many solutions.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
+    plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
+) -> None:
+    """Whether a reward model tells right steps from wrong ones: on labels of people, or on held-out states."""
+    import json
+
+    from trailmark import formats
+    from trailmark.evaluate.searched import load_values
+    from trailmark.evaluate.stats import Interval
+    from trailmark.evaluate.step_labels import labelled_steps, step_row
+    from trailmark.score.classes import step_scores
+
+    values = load_values(model, device=device)
+    found = formats.read(format, rows, values.lm.tokenizer)
+    fits = [e for e in found.episodes if max(len(e.sequence(i)) for i in range(len(e.turns))) <= values.lm.context]
+    asked = fits[:n]
+    seat = asked[0].turns[-1].seat if asked else "policy"
+    scores = step_scores(values.lm, asked, values.head, values.classes, seat)
+    row = step_row(labelled_steps(asked, found.annotations, scores, label), good, least)
+    row |= {"too long": len(found.episodes) - len(fits)}
+    if plain:
+        return typer.echo(json.dumps({"command": "lpr accuracy", "model": model, "rows": str(rows), **row}))
+    for name, value in row.items():
+        if name != "metrics":
+            typer.echo(f"{name:<14}{value}")
+    for name, value in row["metrics"].items():
+        typer.echo(f"{name:<14}{Interval(**value)}")
+
+
+@lpr.command()
+def curve(
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Only so many steps.")] = None,
+    plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
+) -> None:
+    """What the reward model of a road says along right and wrong solutions, step by step."""
+    import json
+
+    from trailmark.errors import RunError
+    from trailmark.evaluate.step_labels import step_curve
+    from trailmark.methods.lpr import LAYOUT, Road
+    from trailmark.methods.lpr_pairs import step_numbers
+    from trailmark.methods.offline import won
+    from trailmark.runs.store import Run
+
+    config = _config(recipe, words)
+    road = Road(config, Run.open(config.out))
+    if not (road.root / LAYOUT.record.format(name=f"scores-{number}")).exists():
+        raise RunError(f"{road.root}: stage 'scores-{number}' is not done yet: make it with `trailmark lpr run`.")
+    solved = road.solved(number)
+    _, outputs = road.rewards(number, solved)
+    found = [(won(e), step_numbers(outputs[e.id, 0], road.read())) for e in solved if (e.id, 0) in outputs]
+    rows = step_curve(found, most)
+    if plain:
+        return typer.echo(json.dumps({"command": "lpr curve", "rows": rows}))
+    head = list(rows[0]) if rows else []
+    typer.echo("  ".join(f"{name:>15}" for name in head))
+    for row in rows:
+        told = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
+        typer.echo("  ".join(f"{v:>15}" for v in told))
 
 
 def records_of(road: Any, name: str) -> list[dict[str, Any]]:

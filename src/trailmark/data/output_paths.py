@@ -17,6 +17,13 @@ def new_file(path: Path, overwrite: bool = False) -> None:
     writable(path.parent)
 
 
+def new_folder(path: Path) -> None:
+    """Refuse a folder that exists and holds something, or that could not be made."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"{path} exists: choose another folder.")
+    writable(path)
+
+
 def writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to."""
     above = folder

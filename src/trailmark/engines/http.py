@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trailmark.config import ServerConfig
@@ -32,14 +33,17 @@ __all__ = [
 
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
+TOO_LONG = re.compile(r"maximum context length|context_length_exceeded", re.IGNORECASE)  # what servers then say
 
 
 @dataclass(frozen=True)
 class About:
-    """What a server says in /v1/models: whose software it is, and the names of its models. Empty if it does not say."""
+    """What a server says in /v1/models: whose software it is, the names of its models, and the most tokens that each
+    reads (`max_model_len`). Empty if it does not say."""
 
     owner: str = ""
     models: tuple[str, ...] = ()
+    lengths: Mapping[str, int] = field(default_factory=dict)
 
 
 class HttpEngine:
@@ -196,7 +200,8 @@ class HttpEngine:
         rows = [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         owners = [str(m.get("owned_by", "")) for m in rows]
         owner = OWNER if OWNER in owners else next(iter(owners), "")
-        return About(owner, tuple(m["id"] for m in rows if isinstance(m.get("id"), str)))
+        named = {m["id"]: m.get("max_model_len") for m in rows if isinstance(m.get("id"), str)}
+        return About(owner, tuple(named), {name: n for name, n in named.items() if type(n) is int})
 
     def _fields(self, request: Request, chat: bool = False) -> dict[str, Any]:
         """Only fields that differ from the default are sent, because a server may know only the required ones."""
@@ -228,6 +233,20 @@ class HttpEngine:
         return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
+        """Post a request. If a server says that prompt and answer together are too long for its model, it is asked for
+        fewer tokens, ten times at most."""
+        for _ in range(10):
+            try:
+                return await self._post_plain(path, body, key)
+            except EngineStatus as problem:
+                short = body.get("max_tokens", 0) - 100
+                ours = self._about is not None and self._about.owner == OWNER  # it says how long its sequences may be
+                if problem.status not in (400, 413, 422) or not TOO_LONG.search(str(problem)) or short < 1 or ours:
+                    raise
+                body = {**body, "max_tokens": short}
+        return await self._post_plain(path, body, key)
+
+    async def _post_plain(self, path: str, body: dict[str, Any], key: str) -> Any:
         """Post a request. Some servers refuse `return_token_ids`: then the request is repeated without it, and it is
         not sent again."""
         if self._plain:
@@ -236,7 +255,8 @@ class HttpEngine:
             return await self.wire.post(path, body, key)
         except EngineStatus as problem:
             ours = self._about is not None and self._about.owner == OWNER
-            if problem.status not in (400, 422) or "return_token_ids" not in body or ours:
+            too_long = TOO_LONG.search(str(problem))
+            if problem.status not in (400, 422) or "return_token_ids" not in body or ours or too_long:
                 raise
             body.pop("return_token_ids")
             answer = await self.wire.post(path, body, key)

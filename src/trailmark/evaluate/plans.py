@@ -28,7 +28,7 @@ from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
 from trailmark.score.words import copied_share, correlation
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
-from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN
+from trailmark.tasks.stories.prompts import CONTEXT, EMPTY, PLAN, wish
 
 CONTROLS = ("empty", "gold", "synopsis", "other")
 NEEDED = ("gold", "information", "plan_heading", "write", "write_from_plan")
@@ -51,6 +51,13 @@ def context(row: Mapping[str, Any], plan: str | None) -> list[dict[str, str]]:
     template = CONTEXT if plan is None else PLAN if plan else EMPTY
     pieces = {k: row[k] for k in NEEDED}
     return [*row["prompt"][:-1], {"role": "user", "content": template.format(answer=plan, **pieces)}]
+
+
+def writing(row: Mapping[str, Any], plan: str | None, words: int | None) -> list[dict[str, str]]:
+    """The messages that ask for the text itself: those of scoring and, for a story, how long it should be and how it
+    ends. (They are `baseline_generation` and `plan_generation` of `tasks/stories/prompts.py`.)"""
+    *before, last = context(row, plan)
+    return [*before, {**last, "content": last["content"] + (wish(words) if "header" in row else "")}]
 
 
 def store_baselines(
@@ -78,19 +85,13 @@ def score_plans(
     for start in range(0, len(plans), AT_ONCE):
         some = plans[start : start + AT_ONCE]
         pairs = [(context(rows[i], p), rows[i]["gold"]) for i, plan in some for p in (None, plan)]
-        for (i, _), (said, gold) in zip((x for x in some for _ in range(2)), pairs):
-            size = len(gold_row(scorer.tokenizer, said, gold, rule).tokens)
-            if scorer.context is not None and size > scorer.context:
-                raise DataError(
-                    f"row '{i}' has {size} tokens with its plan and gold text, and the model reads "
-                    f"{scorer.context}: choose a model with a longer context, or shorter rows."
-                )
+        names = [i for i, _ in some for _ in range(2)]
         if baselines is None:
-            scores = scorer.likelihoods(pairs, rule)
+            scores = scorer.likelihoods(pairs, rule, names)
             bases, nows = scores[::2], scores[1::2]
         else:
             bases = baselines.get([BaselineRow(i, *pair) for (i, _), pair in zip(some, pairs[::2])])
-            nows = scorer.likelihoods(pairs[1::2], rule)
+            nows = scorer.likelihoods(pairs[1::2], rule, names[1::2])
         for (i, plan), base, now in zip(some, bases, nows):
             percent = improvement(base, now)
             made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}

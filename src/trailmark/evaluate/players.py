@@ -186,12 +186,12 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.table import UNNAMED, open_server, sampling_law
 
-    given = HttpSeat(address=url, model=wish.served or UNNAMED, headers=_pairs(wish.headers, "--header"),
-                     query=_pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
+    given = HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
+                     query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
     return Seat("policy", open_server(given, ""), sampling_law(sampling), sampling.max_tokens, kind="remote")
 
 
-def _pairs(words: Sequence[str], option: str) -> dict[str, str]:
+def pairs(words: Sequence[str], option: str) -> dict[str, str]:
     """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
     command line."""
     for word in words:

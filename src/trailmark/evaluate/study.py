@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,19 +69,31 @@ class Gold(Config):
     split: str = Field("train", description="which split")
 
 
+class HintRows(Config):
+    """Conversations with a planted hint, as `trailmark data hints` writes them."""
+
+    train: PositiveInt = Field(512, description="rows to train on")
+    val: PositiveInt = Field(64, description="rows of val")
+    lessons: PositiveInt = Field(9000, description="lessons that make the reader")
+
+
 class Stage(Config):
-    """What all arms of a seed start from: a run, or worked answers. In values that are set later, `{NAME}` stands for
-    its folder (or file)."""
+    """What all arms of a seed start from: a run, worked answers, or rows with a hint. In values that are set later,
+    `{NAME}` stands for its folder (or file)."""
 
     recipe: str | None = Field(None, description="recipe file, relative to the study or to the working directory")
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
     gold: Gold | None = Field(None, description="in place of a run: answers to imitate, drawn with the seed")
+    hints: HintRows | None = Field(None, description="in place of a run: rows with a hint, drawn with the seed")
 
     @model_validator(mode="after")
     def _one(self) -> Stage:
-        if (self.recipe is None) == (self.gold is None):
-            raise ValueError("a stage has either a recipe or gold")
+        if sum(x is not None for x in (self.recipe, self.gold, self.hints)) != 1:
+            raise ValueError("a stage has either a recipe or gold or hints")
         return self
+
+
+Data = Gold | HintRows
 
 
 class ClaimConfig(Config):
@@ -218,15 +231,15 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
     return list(specs.values())
 
 
-def stages(study: StudyConfig, file: Path) -> list[tuple[str, Gold | Spec]]:
+def stages(study: StudyConfig, file: Path) -> list[tuple[str, Data | Spec]]:
     """The stages before the arms, in order. Each may use what earlier ones made."""
-    out: list[tuple[str, Gold | Spec]] = []
+    out: list[tuple[str, Data | Spec]] = []
     for name, stage in study.before.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise RecipeError(f"{file}: key 'before.{name}': a name may only have letters, digits, '-' and '_'.")
         known = tuple(n for n, _ in out)
-        if stage.gold is not None:
-            out.append((name, stage.gold))
+        if (made := stage.gold or stage.hints) is not None:
+            out.append((name, made))
             continue
         beside = file.parent / str(stage.recipe)
         recipe = beside if beside.is_file() else Path(str(stage.recipe))
@@ -246,6 +259,18 @@ def gold_stage(name: str, gold: Gold, seed: int) -> pipeline.Stage:
     settings = {**gold.model_dump(mode="json"), "seed": seed}
     # A file of an older version is complete, because it was written in one step.
     return pipeline.Stage(name, make, settings, single=True, earlier=lambda path: {} if path.is_file() else None)
+
+
+def hints_stage(name: str, rows: HintRows, seed: int) -> pipeline.Stage:
+    """A stage of rows with a hint: a folder, drawn with the seed."""
+    from trailmark.data.stories import hints
+
+    def make(folder: Path) -> dict[str, int]:
+        folder.mkdir(parents=True, exist_ok=True)
+        made = hints.write(folder, hints.Hints(rows.train, rows.val, rows.val, rows.lessons, seed=seed))
+        return dict(made.kept)
+
+    return pipeline.Stage(name, make, {**rows.model_dump(mode="json"), "seed": seed}, outputs=hints.FILES)
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, list[Spec], list[Claim]]:
@@ -314,14 +339,15 @@ def train_one(spec: Spec, out: Path, seed: int) -> bool:
     return bring(train_stage(spec, out, seed), out / spec.home, seed, title)
 
 
-def prepare(shared: Sequence[tuple[str, Gold | Spec]], out: Path, seed: int, poll: float) -> None:
+def prepare(shared: Sequence[tuple[str, Data | Spec]], out: Path, seed: int, poll: float) -> None:
     """Make what the arms of a seed share, or wait for the process that makes it."""
     for name, stage in shared:
-        while not (
-            bring(gold_stage(name, stage, seed), out / "before", seed, f"stage '{name}'")
-            if isinstance(stage, Gold)
-            else train_one(stage, out, seed)
-        ):
+        if isinstance(stage, Spec):
+            work = partial(train_one, stage, out, seed)
+        else:
+            data = gold_stage(name, stage, seed) if isinstance(stage, Gold) else hints_stage(name, stage, seed)
+            work = partial(bring, data, out / "before", seed, f"stage '{name}'")
+        while not work():
             time.sleep(poll)
 
 

@@ -44,6 +44,9 @@ FORMATS = {
     "agent": Format("scored", "list of {conversations: [{role, content}], reward}", "list"),
     "pairs": Format("scored", "lines of {prompt, chosen, rejected}", rewards=False, holds=("preferred",)),
     "react": Format("react", "list of {text, label, response, pred, id}, with reasoning steps", "list"),
+    "step-labels": Format(
+        "step_labels", "lines of {question, steps, labels}, or of PRMBench", rewards=False, holds=("label",)
+    ),
     "reflect-policy": Format("reflect", "lines of {text}: sft.jsonl, sft_policy.jsonl", rewards=False),
     "reflect-reflector": Format("reflect", "lines of {text}: sft_reflection.jsonl", rewards=False, seat="reflector"),
 }

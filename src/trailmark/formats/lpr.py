@@ -13,6 +13,8 @@ of a response. What cannot be tied is left out and counted.
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -244,6 +246,47 @@ def read_pairs(
 
 def question_of(e: Episode) -> str:
     return str(e.task.meta.get("id", e.task.id))
+
+
+# --- many files ----------------------------------------------------------------------------------------------------
+
+
+def merge_records(files: Sequence[str | Path]) -> list[dict[str, Any]]:
+    """Records of several files as one: the responses of a question stand in one record, in the order of the files."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def read(row: Row) -> None:
+        v = dict(row.fields(row.value, "", ["id", "response"], ["text", "label", "pred"]))
+        for key in ("response", "pred"):
+            if key in v and not isinstance(v[key], list):
+                v[key] = [v[key]]
+        mine = found.setdefault(str(v["id"]), v)
+        if mine is v:
+            return
+        if other := next((k for k in ("text", "label") if k in v and k in mine and v[k] != mine[k]), None):
+            raise row.bad(f"of question '{v['id']}' is not what an earlier file says.", other)
+        if ("pred" in v) != ("pred" in mine):
+            raise row.bad(f"of question '{v['id']}' stands in one file and is missing in another.", "pred")
+        for key in ("response", "pred"):
+            if key in v:
+                mine[key] = [*mine[key], *v[key]]
+
+    for file in files:
+        each(file, read)
+    return list(found.values())
+
+
+def split_records(
+    path: str | Path, share: float, by: str, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of a file in two parts, drawn by the seed, in their order: floor(share N) of the N questions (or rows), and
+    the rest. All rows of one question stay together."""
+    rows = each(path, lambda row: row.fields(row.value, "", ["id"] if by == "question" else []))[0]
+    names = [str(v["id"]) if by == "question" else str(n) for n, v in enumerate(rows)]
+    every = list(dict.fromkeys(names))
+    taken = set(random.Random(f"split {seed}").sample(every, math.floor(share * len(every))))
+    parts = [[v for name, v in zip(names, rows) if (name in taken) is side] for side in (True, False)]
+    return parts[0], parts[1]
 
 
 # --- write ---------------------------------------------------------------------------------------------------------

@@ -61,8 +61,9 @@ class Optimiser:
             self.base.append(lr)
             listed.append({"params": params, "lr": lr, "weight_decay": decay})
         weights = sum(p.numel() for p in self.named.values())
-        moments = 2 * (0 if offload else config.bits // 8)
-        each = moments + (4 if ema else 0) + next(iter(self.named.values())).element_size()  # average, gradient
+        item = next(iter(self.named.values())).element_size()  # of a gradient; moments have it, too
+        moments = 0 if offload else 2 * (1 if config.bits == 8 else item)
+        each = moments + (4 if ema else 0) + item
         need(
             weights * each, f"training the {weights:,} weights of '{lm.name}'", "train adapters (model.lora)", lm.device
         )

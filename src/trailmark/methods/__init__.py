@@ -23,6 +23,7 @@ METHODS = {
     "lpr": "trailmark.methods.lpr:LprMethod",
     "sft": "trailmark.methods.sft:SftMethod",
     "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
+    "vrcli": "trailmark.methods.vrcli:VrcliMethod",
     "reflect": "trailmark.methods.reflect:ReflectMethod",
     "reflect_imitation": "trailmark.methods.reflect_imitation:ImitationMethod",
     "preference": "trailmark.methods.preference:PreferenceMethod",

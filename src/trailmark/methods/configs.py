@@ -116,6 +116,21 @@ class PolicyGradientRecipe(RunConfig):
             raise ValueError(str(e)) from e
 
 
+class VrcliFinal(Config):
+    """Which plans are compared at the end, by how much each lowers the perplexity of the gold texts. Each writes a file
+    evaluation/NAME.jsonl in the run; its rewards are improvements, 0.25 for 25 percent."""
+
+    split: str = Field("val", description="split of the task")
+    n: PositiveInt | None = Field(None, description="number of rows; none: all")
+    readers: dict[str, str] = Field(
+        {}, description="runs or models by name that read the gold texts without a plan, such as a fine-tuned one"
+    )
+
+
+class VrcliRecipe(PolicyGradientRecipe):
+    final: VrcliFinal = Field(VrcliFinal(), description="the comparison at the end")
+
+
 def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
     """A recipe in which `variant` has become its credit, mean and objective. A key that says something else is refused:
     the name would promise what is not done. The settings of the objective may be changed."""
@@ -497,6 +512,7 @@ class StepRlRecipe(RunConfig):
 RECIPES: dict[str, type[RunConfig]] = {
     "sft": SftRecipe,
     "policy_gradient": PolicyGradientRecipe,
+    "vrcli": VrcliRecipe,
     "preference": PreferenceRecipe,
     "reward_model": RewardModelRecipe,
     "step_rl": StepRlRecipe,

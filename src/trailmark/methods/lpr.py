@@ -9,6 +9,7 @@
     examples-1       what the reward model learns: states and whole solutions, with their values as classes
     prm-1            the process reward model, a run of method `reward_model`
     scores-1         what it says of every step of every solution
+    worsened-1       right solutions that the seat `worsener` made worse (where the recipe has `worsen`)
     pairs-1          right against wrong answers, and right ones ranked by their process
     policy-1         DPO on them, a run of method `preference`
     rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
@@ -42,14 +43,14 @@ from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.collect import collect_starts
 from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.offline import won
-from trailmark.methods.preference import PreferenceMethod
+from trailmark.methods.preference import PreferenceMethod, by_group
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.staged_configs import LprRecipe
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
 from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
-from trailmark.rollout.play import start_all
+from trailmark.rollout.play import Desk, Start, start_all
 from trailmark.runs.annotations import write_notes
 from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
@@ -70,28 +71,13 @@ from trailmark.types import Annotation, Episode, Task
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 SEAT = "policy"
-PARTS = (
-    "lessons",
-    "sft",
-    "solutions",
-    "cleaned",
-    "states",
-    "completions",
-    "values",
-    "examples",
-    "prm",
-    "scores",
-    "pairs",
-    "policy",
-    "rl",
-)
 
 
 class LprMethod(Method):
     """Each of its trainings is a run of its own, so this class has no updates and takes the whole run in its hands."""
 
     Config = LprRecipe
-    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher")
+    staged, asks = tuple(LprRecipe.model_fields), ("policy", "teacher", "worsener")
     only: ClassVar[tuple[str, ...] | None] = None  # the stages that are made; None: all
 
     @classmethod
@@ -192,7 +178,8 @@ class Road:
 
     def needs_prm(self) -> bool:
         p, rl = self.config.pairs, self.config.rl
-        ranks = p.states is not None or (p.process if p.steps is None else p.steps.by == "score")
+        whole = p.process and p.values is None
+        ranks = p.states is not None or (whole if p.steps is None else p.steps.by == "score")
         in_pairs = self.config.preference is not None and ranks
         pays = rl is not None and "model" not in rl.get("rewards", {}) and rl.get("rewards", {}).get("alpha", 1.0) > 0
         return in_pairs or pays
@@ -226,13 +213,17 @@ class Road:
                 continue
             out += [self.solutions(k), self.cleaned(k)]
             learns = self.needs_prm() and not (given.scores and c.rl is None)  # scores from elsewhere need no model
-            if (learns and self.needs_values()) or c.pairs.steps is not None:
+            completed = learns and self.needs_values()
+            if completed or c.pairs.steps is not None or c.pairs.values is not None:
                 out += [self.states(k), self.completions(k)]
+            if completed or c.pairs.values is not None:
+                out.append(self.values(k))
             if learns:
-                out += [*([self.values(k), self.examples(k)] if self.needs_values() else []), self.prm(k)]
+                out += [*([self.examples(k)] if completed else []), self.prm(k)]
             if self.needs_prm():
                 out.append(self.scores(k))
             if c.preference is not None:
+                out += [self.worsened(k)] if c.worsen is not None and not given.pairs else []
                 out += [self.pairs(k) if not given.pairs else self.given_pairs(), self.preference(k)]
             if c.rl is not None:
                 out.append(self.reinforcement(k))
@@ -253,21 +244,16 @@ class Road:
             kept, left_out = make(folder)
             return {**kept, **{f"left out: {why}": n for why, n in sorted(left_out.items()) if n}}
 
-        plain = {
-            k: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
-            for k, v in settings.items()
-        }
-        files = (
-            {key: path for key, path in named_files(self.config).items() if key.startswith(tuple(reads))}
-            if reads
-            else {}
-        )
+        dumped = lambda v: v.model_dump(mode="json", exclude_defaults=True) if hasattr(v, "model_dump") else v
+        plain = {k: dumped(v) for k, v in settings.items()}
+        named = named_files(self.config) if reads else {}
+        files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
         return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
-    def source(self) -> Any:
-        source = get_task(self.config.task.name, **self.config.task.options)
+    def source(self, more: Mapping[str, Any] | None = None) -> Any:
+        source = get_task(self.config.task.name, **{**self.config.task.options, **(more or {})})
         keep_judge(source, self.root)
         return source
 
@@ -292,15 +278,19 @@ class Road:
             source = self.source()
             tasks = draw_tasks(source, c.sample.split, c.teacher.starts, c.seed * 1_000_003)
             if c.teacher.gold:
-                made = [worked(source, task, self.tokenizer, SEAT) for task in tasks]
+                shown = [task for task in tasks if isinstance(task.meta.get("gold"), str)] or tasks[:1]
+                made = [worked(source, task, self.tokenizer, SEAT) for task in shown]
             else:
+                taught = self.source(c.teacher.options)
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
-                table.bind(source)
+                table.bind(taught)
                 starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-                made = collect_starts(folder / "written.jsonl", source, starts, seats)
+                made = collect_starts(folder / "written.jsonl", taught, starts, seats)
+                made = [without_prompts(e) for e in made] if c.teacher.options else made
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
             out["wrong"] += len(good) - len(right)
+            out["without a worked solution"] += len(tasks) - len(made) if c.teacher.gold else 0
             if not right:
                 raise DataError(f"stage 'lessons': none of {len(made)} solutions is right and clean: {_said(out)}.")
             formats.write("episodes", folder / "all.jsonl", right, None)
@@ -344,16 +334,13 @@ class Road:
                     table.bind(source)
                     collect_starts(path, source, starts, seats)
                 made += len(starts)
-            return {"solutions": made, "questions": len(tasks)}, {}
+            odd = getattr(source, "left_out", {}).get(c.sample.split, {})  # what the task says of its files
+            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {}
 
         settings = {
-            "task": c.task,
-            "sample": c.sample,
-            "model": self.policy(k),
-            "seat": LprMethod.seats_of(c)[SEAT],
-            "seed": c.seed,
-            "sampling": c.sampling,
-        }
+            "task": c.task, "sample": c.sample, "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT],
+            "seed": c.seed, "sampling": c.sampling,
+        }  # fmt: skip
         more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
         return self.stage(
             f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
@@ -406,7 +393,8 @@ class Road:
                 raise DataError(f"stage 'cleaned-{k}': none of {len(made)} solutions can be used: {_said(out)}.")
             formats.write("episodes", folder / "all.jsonl", good, None)
             steps = sum(len(t.steps) for e in good for t in e.turns)
-            return {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}, out
+            told = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
+            return {**told, **lpr_states.unread_answers(good)}, out
 
         return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
 
@@ -470,18 +458,11 @@ class Road:
             made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol)
             return {"completions": len(made), "right": sum(map(won, made)), "states": len(states)}, {}
 
+        drawn = c.complete.sampling and c.complete.sampling.model_dump(mode="json")
         settings = {
-            "task": c.task,
-            "complete": {
-                "k": c.complete.k,
-                "sampling": c.complete.sampling and c.complete.sampling.model_dump(mode="json"),
-            },
-            "shards": self.annotated(),
-            "model": self.policy(k),
-            "seat": LprMethod.seats_of(c)[SEAT],
-            "sampling": c.sampling,
-            "seed": c.seed,
-        }
+            "task": c.task, "complete": {"k": c.complete.k, "sampling": drawn}, "shards": self.annotated(),
+            "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT], "sampling": c.sampling, "seed": c.seed,
+        }  # fmt: skip
         inputs = {"states": self.at("states", k), **self.policy_inputs(k)}
         return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
 
@@ -507,20 +488,14 @@ class Road:
             return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.complete.k + 1)}}, out
 
         settings = {
-            "k": c.complete.k,
-            "duplicates": c.complete.duplicates,
-            "min_chars": c.complete.min_chars,
+            "k": c.complete.k, "duplicates": c.complete.duplicates, "min_chars": c.complete.min_chars,
             "shards": self.annotated(),
-        }
-        return self.stage(
-            f"values-{k}", make, settings, {"completions": self.at("completions", k), "states": self.at("states", k)}
-        )
+        }  # fmt: skip
+        inputs = {name: self.at(name, k) for name in ("completions", "states")}
+        return self.stage(f"values-{k}", make, settings, inputs)
 
     def examples(self, k: int) -> Stage:
-        c, before = (
-            self.config,
-            [self.at("examples", j) / "train.jsonl" for j in range(1, k)] if self.config.labels.replay else [],
-        )
+        c, before = self.config, [self.at("examples", j) / "train.jsonl" for j in range(1, k)]
         again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
 
         def make(folder: Path) -> Any:
@@ -613,6 +588,43 @@ class Road:
         marked = (mark_steps(e, SEAT, self.tokenizer, self.config.clean.split) for e in self.completed(k) if e.turns)
         return [without_end(e, SEAT, self.tokenizer) for e in marked]
 
+    # -- worse versions -------------------------------------------------------------------------------------------
+
+    def worsened(self, k: int) -> Stage:
+        """What the worsener makes of right solutions. A version that says the same is left out."""
+        c, worsen = self.config, self.config.worsen
+        assert worsen is not None
+
+        def make(folder: Path) -> Any:
+            source, chosen = self.source(), list[Episode]()
+            for group in by_group(self.solved(k)).values():
+                chosen += [e for e in group if won(e)][: worsen.most]
+            told = {f"{e.id}~{j}": e for e in chosen for j in range(worsen.n)}
+            table, seats = self.table("worsener", c.model, worsen.sampling, 0)
+            table.bind(source)
+
+            async def spoils(desk: Desk) -> None:
+                e = told[desk.start.id]
+                asked = f"{worsen.instruction}\n\n{self.shown(source, e)}{e.turns[-1].text}\n\n"
+                turn = await desk.ask(seats[0].name, text=asked)
+                await desk.act(turn.text)
+
+            starts = [Start(e.task, e.group, name, c.seed) for name, e in told.items()]
+            made = collect_starts(folder / "written.jsonl", source, starts, seats, spoils) if starts else []
+            good, out = self.usable([without_prompts(e) for e in made], source)
+            other = [e for e in good if e.turns[-1].text.strip() != told[e.id].turns[-1].text.strip()]
+            out["the same as before"] += len(good) - len(other)
+            if not other:
+                raise DataError(f"stage 'worsened-{k}': none of {len(told)} worse versions can be used: {_said(out)}.")
+            write_lines(folder / "versions.jsonl", [{"id": e.id, "of": told[e.id].id} for e in other])
+            formats.write("episodes", folder / "all.jsonl", other, None)
+            return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
+
+        settings = {"worsen": worsen, "seat": c.seats["worsener"], "sampling": c.sampling, "seed": c.seed,
+                    "task": c.task, "clean": c.clean}  # fmt: skip
+        inputs = {"cleaned": self.at("cleaned", k)}
+        return self.stage(f"worsened-{k}", make, settings, inputs, ("task.", "clean.", "seats.worsener."))
+
     # -- pairs and what is learnt from them -----------------------------------------------------------------------
 
     def rewards(self, k: int, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[Any, Any]]:
@@ -630,9 +642,21 @@ class Road:
             rewards, outputs = self.rewards(k, episodes)
             barred = set(map(str, each(c.pairs.exclude, lambda row: row.value)[0])) if c.pairs.exclude else set()
             ways = None if c.pairs.steps is None else self.steps_of_completions(k)
+            notes = self.at("values", k) / "values.jsonl"
+            values = [] if c.pairs.values is None else read_segment(notes, Annotation)
+            if c.pairs.values is not None and c.pairs.values.same is not None:
+                other = {"name": c.pairs.values.encoder, "lora": None, "shape": None, "tokenizer": None}
+                model = self.policy(k) if c.pairs.values.encoder is None else c.model.model_copy(update=other)
+                lm = load_model(fix_names(model)).freeze()
+                alike = lpr_pairs.alike_steps(lm, episodes, self.tokenizer, c.pairs.values.same)
+                values = lpr_pairs.shared_values(episodes, values, alike, c.complete.k)
             made, best, told = lpr_pairs.all_pairs(
-                episodes, ways, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
+                episodes, ways, values, rewards, outputs, c.pairs, self.read(), self.tokenizer, barred
             )
+            if c.worsen is not None:
+                known, versions = {e.id: e for e in episodes}, read_lines(self.at("worsened", k) / "versions.jsonl")
+                spoilt = lpr_pairs.worse_pairs([(known[v["of"]], v["id"]) for v in versions])
+                made, told = [*made, *spoilt], {**told, "pairs": len(made) + len(spoilt), "worse pairs": len(spoilt)}
             if not made:
                 raise DataError(
                     f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
@@ -645,6 +669,8 @@ class Road:
         inputs: dict[str, str | Path] = {"cleaned": self.at("cleaned", k)}
         inputs |= {"scores": self.at("scores", k)} if self.needs_prm() else {}
         inputs |= {"completions": self.at("completions", k)} if c.pairs.steps is not None else {}
+        inputs |= {"values": self.at("values", k)} if c.pairs.values is not None else {}
+        inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
 
@@ -671,6 +697,9 @@ class Road:
         inputs: dict[str, str | Path] = {"pairs": pairs, **self.policy_inputs(k)}
         if given.get("objective") == "rejection":
             given["data"] = str(pairs / "chosen.jsonl")
+            if c.teacher.replay:
+                given["data"] = [given["data"], str(self.at("lessons") / "all.jsonl")]
+                inputs["lessons"] = self.at("lessons")
         elif k == 1 and c.given.pairs:
             given["data"] = str(pairs / "sides.jsonl")
         else:
@@ -678,6 +707,10 @@ class Road:
             inputs["cleaned"] = self.at("cleaned", k)
             if c.pairs.steps is not None:
                 given["data"] = str(self.at("completions", k) / "all.jsonl")
+            if c.worsen is not None:
+                files = ("completions", "cleaned", "worsened") if c.pairs.steps is not None else ("cleaned", "worsened")
+                given["data"] = [str(self.at(name, k) / "all.jsonl") for name in files]
+                inputs["worsened"] = self.at("worsened", k)
         recipe = self.trained(PreferenceRecipe, "preference", f"policy-{k}", self.policy(k), given)
         return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs)
 
@@ -720,6 +753,11 @@ class Road:
                 "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
             }
         return recipe.model_validate(merged(base, given))
+
+
+def without_prompts(e: Episode) -> Episode:
+    """The episode without the prompts that its author was shown: its answer is encoded behind the policy's."""
+    return replace(e, turns=tuple(replace(t, prompt=()) for t in e.turns))
 
 
 def shard_name(i: int, n: int) -> str:

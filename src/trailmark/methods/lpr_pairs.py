@@ -8,6 +8,7 @@ the whole (a product over steps, say), None where nobody scored them.
               first; and a right one above each right one that is worth less by more than `margin`
     state     beginnings of answers, ranked by the product up to there
     step      two continuations of one state: what stands before is given and not trained
+    value     beginnings of answers, ranked by how many of their completions were right
 
 What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table). Rewards of
 solutions are read off what the reward model said of their steps at the end of this file.
@@ -24,10 +25,14 @@ from typing import Any
 from trailmark.errors import DataError
 from trailmark.methods.offline import won
 from trailmark.methods.preference import by_group
-from trailmark.methods.staged_configs import LprPairs, LprRead
+from trailmark.methods.staged_configs import LprPairs, LprRead, LprValuePairs
+from trailmark.models.lm import LM
 from trailmark.score.classes import Outputs, class_numbers, over_steps
+from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.steps import step_types
-from trailmark.types import Episode
+from trailmark.types import Annotation, Episode
+
+KINDS = ("outcome", "process", "state", "step", "value", "worse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,7 @@ def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Ch
 def all_pairs(
     episodes: Sequence[Episode],
     ways: Sequence[Episode] | None,
+    values: Sequence[Annotation],
     rewards: Mapping[str, float],
     outputs: Outputs,
     s: LprPairs,
@@ -183,7 +189,8 @@ def all_pairs(
     barred: Collection[str],
 ) -> tuple[list[Chosen], list[Episode], dict[str, int]]:
     """The pairs of all questions, the right answers that are worth imitating, and what the pairs are made of. `ways`
-    are completions of states: if they are given, the pairs are of steps alone."""
+    are completions of states: if they are given, the pairs are of steps alone. `values` are those of states, for
+    pairs of states by their values."""
     questions = {
         name: [Answer(e.id, won(e), rewards.get(e.id), sum(len(t.steps) for t in e.turns)) for e in group]
         for name, group in by_group(episodes).items()
@@ -192,13 +199,18 @@ def all_pairs(
     made: list[Chosen] = []
     if ways is not None:
         made = pairs_of_steps(ways, outputs, s, read)
+    elif s.values is not None:
+        made = pairs_by_value(episodes, values, s.values)
     else:
+        kinds = {e.group: kind_of(e) for e in episodes}
         for name, answers in questions.items():
-            made += question_pairs(name, answers, s, {name} if ids[name] in barred or name in barred else ())
+            mine = s.model_copy(update={"margin": s.margins.get(kinds[name], s.margin)}) if s.margins else s
+            made += question_pairs(name, answers, mine, {name} if ids[name] in barred or name in barred else ())
     if s.states is not None:
         partial_ones = pairs_of_states(episodes, outputs, s, read, tokenizer)
         most = None if s.states.ratio is None else math.floor(s.states.ratio * len(made))
         made += some_of(partial_ones, most, random.Random(f"states {s.seed}"))
+    made = [p for p in made if _within(p, s)]
     known = {e.id: e for e in episodes}
     chosen: list[Episode] = []
     for answers in questions.values():
@@ -206,6 +218,118 @@ def all_pairs(
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
+
+
+def kind_of(e: Episode) -> str:
+    """The type of a question, or the data set that it is from."""
+    told = (where.get(key) for key in ("type", "dataset") for where in (e.task.meta, e.task.data))
+    return next((str(kind) for kind in told if kind is not None), "")
+
+
+def worse_pairs(versions: Sequence[tuple[Episode, str]]) -> list[Chosen]:
+    """Solutions above what somebody made worse of them."""
+    return [Chosen(Answer(e.id, True), Answer(name, False), "worse") for e, name in versions]
+
+
+def _within(p: Chosen, s: LprPairs) -> bool:
+    """Whether the rewards of a pair are on the sides of the limits where they should be."""
+    good = s.min_chosen is None or (p.chosen.reward is not None and p.chosen.reward >= s.min_chosen)
+    return good and (
+        s.max_rejected is None or (p.rejected.reward is not None and p.rejected.reward <= s.max_rejected)
+    )
+
+
+def pairs_by_value(episodes: Sequence[Episode], notes: Sequence[Annotation], s: LprValuePairs) -> list[Chosen]:
+    """Pairs of states of one question by how many of their completions were right."""
+    told = {(a.episode, a.turn or 0): a.values for a in notes if a.level == "step"}
+    made = []
+    for group in by_group(episodes).values():
+        states: list[tuple[Answer, float]] = []  # each with the share of its solution that it is
+        for e in group:
+            for i, t in enumerate(e.turns):
+                lowest = math.inf
+                for n, v in enumerate(told.get((e.id, i), ())):
+                    if v < 0:
+                        continue
+                    value = min(v, lowest)
+                    if s.floor is not None and value <= s.floor:
+                        lowest = value
+                    number = n + 1 if s.clip is None else min(n + 1, s.clip)
+                    states.append((Answer(e.id, won(e), value, number, t.steps[n][1]), (n + 1) / len(t.steps)))
+        made += value_pairs(states, s)
+    return made
+
+
+def alike_steps(
+    lm: LM, episodes: Sequence[Episode], tokenizer: Any, least: float
+) -> dict[tuple[str, int], list[int]]:
+    """A number for each step of (episode, turn): of one question, steps whose vectors are that near have the same."""
+    out: dict[tuple[str, int], list[int]] = {}
+    for group in by_group(episodes).values():
+        places = [(e, i, span) for e in group for i, t in enumerate(e.turns) for span in t.steps]
+        texts = [tokenizer.decode(e.turns[i].tokens[a:b]).strip() for e, i, (a, b) in places]
+        for (e, i, _), number in zip(places, same_groups(text_vectors(lm, texts), least)):
+            out.setdefault((e.id, i), []).append(number)
+    return out
+
+
+def shared_values(
+    episodes: Sequence[Episode], notes: Sequence[Annotation], groups: Mapping[tuple[str, int], Sequence[int]], k: int
+) -> list[Annotation]:
+    """The values of states with equal steps taken together. `groups` has a number for each step of (episode, turn):
+    steps of one question with one number are one step. Its value is the mean of those of its states; without any, the
+    mean of the steps behind it, of which an end is worth k if the answer is right and else 0."""
+    told = {(a.episode, a.turn or 0): a.values for a in notes if a.level == "step"}
+    out = []
+    for group in by_group(episodes).values():
+        own: dict[int, list[float]] = {}
+        behind: dict[int, list[int | float]] = {}  # the steps that follow, and what ends are worth
+        for e in group:
+            for i in range(len(e.turns)):
+                numbers = groups.get((e.id, i), ())
+                values = told.get((e.id, i), (-1.0,) * len(numbers))
+                for n, number in enumerate(numbers):
+                    own.setdefault(number, []).extend([values[n]] if values[n] >= 0 else [])
+                    last = n + 1 == len(numbers)
+                    behind.setdefault(number, []).append(float(k * won(e)) if last else numbers[n + 1])
+
+        shared = _values_up(own, behind)
+        for e in group:
+            for i in range(len(e.turns)):
+                if numbers := groups.get((e.id, i), ()):
+                    each = (*(shared.get(n, -1.0) for n in numbers[:-1]), -1.0)
+                    out.append(Annotation(e.id, "value", "step", each, i, "completions"))
+    return out
+
+
+def _values_up(own: Mapping[int, Sequence[float]], behind: Mapping[int, Sequence[int | float]]) -> dict[int, float]:
+    """The value of each step: the mean of its own, else of all that stands behind it. Where steps lead back to each
+    other, the mean of what is known behind them."""
+    known = {number: sum(values) / len(values) for number, values in own.items() if values}
+    while True:
+        whole, part = dict[int, float](), dict[int, float]()
+        for number in behind.keys() - known.keys():
+            below = [b if isinstance(b, float) else known.get(b) for b in behind[number]]
+            values = [v for v in below if v is not None]
+            if values:
+                (whole if len(values) == len(below) else part)[number] = sum(values) / len(values)
+        if not whole and not part:
+            return known
+        known |= whole or part
+
+
+def value_pairs(states: Sequence[tuple[Answer, float]], s: LprValuePairs) -> list[Chosen]:
+    """Each state above those that are worth less by at least `diff`, of which far ones count less."""
+    made = []
+    for c, share in states:
+        below = [
+            r
+            for r, other in states
+            if (reward_of(c) - reward_of(r)) * s.decay ** abs(c.steps - r.steps) >= s.diff
+            and abs(share - other) <= s.max_gap
+        ]
+        made += [Chosen(c, r, "value") for r in best(below, s.most)]
+    return made
 
 
 def pairs_of_states(
@@ -256,7 +380,7 @@ def distinct(pairs: Sequence[Chosen]) -> int:
 
 def counts(pairs: Sequence[Chosen], questions: Mapping[str, Sequence[Answer]]) -> dict[str, int]:
     """What a pairs file is made of, for people."""
-    kinds = {f"{kind} pairs": sum(p.kind == kind for p in pairs) for kind in ("outcome", "process", "state", "step")}
+    kinds = {f"{kind} pairs": sum(p.kind == kind for p in pairs) for kind in KINDS}
     unscored = sum(a.reward is None for answers in questions.values() for a in answers)
     return {
         "pairs": len(pairs), "distinct pairs": distinct(pairs), **{k: n for k, n in kinds.items() if n},

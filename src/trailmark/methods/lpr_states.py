@@ -20,7 +20,8 @@ from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.offline import won
 from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprStates
 from trailmark.rollout.branch import Point
-from trailmark.steps import mark_steps, step_types, token_border, without_end
+from trailmark.steps import NAMED, mark_steps, step_types, token_border, without_end
+from trailmark.tasks.logic.answer import LETTERS, read_answer
 from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
 
 Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
@@ -67,7 +68,10 @@ def _cleaned(
     text, why = (said[0], said[1]) if isinstance(said, tuple) else (said, "")
     if text is None or not text.strip():
         return why or "not clean", None
-    if (lead := turn.text[: len(turn.text) - len(turn.text.lstrip(" "))]) and not text.startswith(lead):
+    if not turn.prompt and (opened := opening(shown(e))) and text.lstrip().startswith(opened):
+        rest = text.lstrip().removeprefix(opened)  # an answer may begin with what the prompt ends with
+        text = rest.lstrip(" ") if shown(e).endswith(" ") else rest
+    elif (lead := turn.text[: len(turn.text) - len(turn.text.lstrip(" "))]) and not text.startswith(lead):
         text = lead + text  # behind a prompt that ends with "Thought 1:" a blank is part of the answer
     if len(e.turns) > 1 and (text != turn.text or not turn.prompt):
         raise DataError(
@@ -81,6 +85,20 @@ def _cleaned(
     if not made.turns[-1].steps:
         return "no steps", None
     return ("too short", None) if len(made.turns[-1].steps) < c.min_steps else ("", made)
+
+
+def unread_answers(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many answers to questions with options name several of them, or none. They count as wrong."""
+    said = {"multiple": "name several options", "missing": "name no option", "invalid": "have no closed Finish[…]"}
+    counts = [(e, len(options)) for e in episodes if isinstance(options := e.task.data.get("options"), list)]
+    why = Counter(read_answer(e.turns[-1].text, n).why for e, n in counts if 2 <= n <= len(LETTERS))
+    return {f"answers that {what}": why[key] for key, what in said.items() if why[key]}
+
+
+def opening(prompt: str) -> str:
+    """The name of the step that a prompt opens at its end, such as "Thought 1:", else nothing."""
+    last = prompt.rstrip(" ").rpartition("\n")[2]
+    return last if NAMED.fullmatch(last) else ""
 
 
 def cut_turn(turn: Turn, text: str, tokenizer: Any) -> Turn | None:

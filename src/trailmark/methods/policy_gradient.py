@@ -24,12 +24,14 @@ from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.overlap import NextBatch
 from trailmark.rollout.play import play
 from trailmark.runs.annotations import read_beside, write_beside
+from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
@@ -72,6 +74,8 @@ class PolicyGradientMethod(Method):
         self.overlap, self.refill = getattr(config, "overlap", False), getattr(config, "refill", 0)
         self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
+        if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
+            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
         return policy

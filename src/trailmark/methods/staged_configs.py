@@ -226,7 +226,13 @@ class LprTeacher(Config):
     gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
     starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
+    options: Annotated[dict[str, Any], NamesFile()] = Field(
+        {}, description="options of the task for the teacher alone, such as shots: 1; the policy is not shown these"
+    )
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
+    replay: bool = Field(
+        False, description="imitate them again beside the policy's best answers (preference.objective: rejection)"
+    )
 
 
 class LprSample(Config):
@@ -325,6 +331,29 @@ class LprStepPairs(Config):
     whole: bool = Field(False, description="train the whole completion, in place of its first step alone")
 
 
+class LprValuePairs(Config):
+    """Pairs of states by how many of their completions are right, without a reward model."""
+
+    diff: float = Field(1.0, gt=0, description="the chosen state has at least so many more right completions")
+    decay: float = Field(1.0, gt=0, le=1, description="the difference counts decay^steps where states end steps apart")
+    max_gap: float = Field(1.0, ge=0, le=1, description="most difference of the shares of a solution that they are")
+    floor: NonNegativeInt | None = Field(
+        None, description="a state behind one with so few right completions is worth no more than it; none: as it is"
+    )
+    clip: PositiveInt | None = Field(None, description="steps from this number on count as this one; none: no limit")
+    most: PositiveInt | None = Field(None, description="rejected states of a chosen one, the best first; none: all")
+    same: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="steps of a question with this cosine or more are one: they share the mean of their values, and "
+        "without any they have the mean of what is behind them; none: every state for itself",
+    )
+    encoder: Annotated[str | None, NamesModel()] = Field(
+        None, description="the model whose hidden states are the vectors of steps (same); none: the policy"
+    )
+
+
 class LprPairs(Config):
     """Which pairs are made."""
 
@@ -332,6 +361,9 @@ class LprPairs(Config):
     best_of: PositiveInt | None = Field(10, description="right answers of a question that are chosen; none: all")
     max_wrong: PositiveInt | None = Field(10, description="wrong answers of a question, the hardest first; none: all")
     margin: float = Field(0.5, ge=0, description="a right answer above another is worth more by more than this")
+    margins: dict[str, float] = Field(
+        {}, description="other margins for questions of a type or data set, such as {gsm8k: 0.5, math: 0.3}"
+    )
     right_pairs: Literal["after", "before", "only", "none"] = Field(
         "after", description="pairs of two right answers: behind the others, before them, nothing else, or none"
     )
@@ -349,10 +381,28 @@ class LprPairs(Config):
     )
     states: LprStatePairs | None = Field(None, description="also pairs of states")
     steps: LprStepPairs | None = Field(None, description="pairs of steps behind one state, in the place of all others")
+    values: LprValuePairs | None = Field(None, description="pairs of states by value, in the place of all others")
+    min_chosen: float | None = Field(None, description="chosen answers with a lower reward make no pair; none: any")
+    max_rejected: float | None = Field(None, description="rejected ones with a higher reward make no pair; none: any")
     aliased: bool = Field(
         False, description="all pairs of a question become its last one, as in the reference implementation"
     )
     seed: Seed = Field(0, description="of what is accepted by chance")
+
+
+class LprWorsen(Config):
+    """Right solutions that the seat `worsener` makes worse: each is the rejected side of a pair with what it was."""
+
+    n: PositiveInt = Field(1, description="worse versions of each right solution")
+    most: PositiveInt | None = Field(None, description="right solutions of a question that are made worse; none: all")
+    instruction: str = Field(
+        "Below are a question and a solution of it that is right. Write the solution again with one mistake in its "
+        "reasoning that is easy to overlook, and with what follows from the mistake. Keep the form of the solution. "
+        "Write nothing else.",
+        min_length=1,
+        description="what the worsener is told before the question and the solution",
+    )
+    sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as its seat says")
 
 
 class LprRecipe(RunConfig):
@@ -374,6 +424,7 @@ class LprRecipe(RunConfig):
     prm: dict[str, Any] = Field({}, description="the reward model's training: keys of method reward_model")
     read: LprRead = Field(LprRead(), description="rewards of solutions")
     pairs: LprPairs = Field(LprPairs(), description="pairs")
+    worsen: LprWorsen | None = Field(None, description="also pairs with worse versions, by the seat `worsener`")
     preference: dict[str, Any] | None = Field({}, description="keys of method preference; none: no such training")
     rl: dict[str, Any] | None = Field(None, description="keys of method step_rl; none: no such training")
 
@@ -388,14 +439,22 @@ class LprRecipe(RunConfig):
         filled |= {"task": {"name": "arith"}} if kind == "preference" else {}  # lpr sets the recipe's own
         if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
             raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
+            filled["rewards"] = {"model": "prm", **v["rewards"]}
         try:
-            resolve({**filled, **v}, configs.RECIPES[kind])
+            resolve({**v, **filled}, configs.RECIPES[kind])
         except RecipeError as e:
             raise ValueError(str(e).replace("recipe: ", "").replace("\n", "; ")) from e
         return v
 
     @model_validator(mode="after")
     def _fits(self) -> LprRecipe:
+        if self.pairs.steps is not None and self.pairs.values is not None:
+            raise ValueError("pairs.steps and pairs.values both take the place of all other pairs: leave one out")
+        if self.teacher.replay and (self.preference or {}).get("objective") != "rejection":
+            raise ValueError("teacher.replay belongs to preference.objective rejection")
+        if self.teacher.replay and not (self.teacher.gold or "teacher" in self.seats):
+            raise ValueError("teacher.replay: there is no teacher: name a seat teacher, or set teacher.gold")
         if self.preference is None and self.rl is None:
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
         known = range(self.states.shards)
@@ -404,8 +463,12 @@ class LprRecipe(RunConfig):
                 raise ValueError(f"{key}: there is no shard {wrong[0]}: states.shards is {self.states.shards}")
         if self.teacher.gold and "teacher" in self.seats:
             raise ValueError("teacher.gold takes the place of the seat teacher: leave one of them out")
-        if unknown := sorted(set(self.seats) - {"policy", "teacher"}):
-            raise ValueError(f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy and teacher")
+        if unknown := sorted(set(self.seats) - {"policy", "teacher", "worsener"}):
+            raise ValueError(
+                f"seats: '{unknown[0]}' has nothing to do here: the seats of lpr are policy, teacher and worsener"
+            )
+        if (self.worsen is None) != ("worsener" not in self.seats):
+            raise ValueError("worsen and the seat worsener belong together: set both, or none of them")
         return self
 
 

@@ -267,7 +267,7 @@ def _from_row(parts: Sequence[Mapping[str, Any]], held: Mapping[str, Any]) -> Te
             size = math.prod(shape)
             if at + size > len(row):
                 return None
-            out[name] = row[at : at + size].view(tuple(shape)).clone()  # a row of its own, as safetensors needs it
+            out[name] = row[at : at + size].view(tuple(shape))
             at += size + gap
         if len(row) - at >= 2 * len(parts):  # a row is padded to a multiple of twice the number of processes
             return None
@@ -315,7 +315,7 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists: choose another folder.")
     if (source / "adapter_config.json").is_file():
-        raise ModelError(f"{source} holds an adapter and no model: name its base model's folder.")
+        raise ModelError(f"{source} holds an adapter and no model: it needs no conversion, and every command loads it.")
     found = gather(source, tag)
     beside = _beside([source, *([like] if like else [])])
     if "config.json" not in beside:
@@ -393,11 +393,13 @@ def _whole_folder(out: Path) -> Iterator[Path]:
 
 
 def _write(place: Path, tensors: Tensors) -> None:
-    """One model.safetensors, or files of 5 GB with an index."""
+    """One model.safetensors, or files of 5 GB with an index. A weight that is a part of a longer row is copied."""
+    import torch
     from huggingface_hub import save_torch_state_dict
 
-    save_torch_state_dict({n: t.contiguous() for n, t in tensors.items()}, place, max_shard_size="5GB",
-                          metadata={"format": "pt"})  # fmt: skip
+    whole = lambda t: t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
+    alone = {n: t if whole(t) else t.clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    save_torch_state_dict(alone, place, max_shard_size="5GB", metadata={"format": "pt"})
 
 
 def _check(place: Path, source: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ def tiny_tokenizer(words: Sequence[str] = (), pad_is_eos: bool = False) -> Any:
     """A byte tokenizer with `words` as whole tokens (labels such as "17", a world's vocabulary). Any text
     round-trips."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -27,6 +26,28 @@ def tiny_tokenizer(words: Sequence[str] = (), pad_is_eos: bool = False) -> Any:
     core.decoder = decoders.ByteLevel()
     core.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in ("<|pad|>", *SPECIALS)])
     core.add_tokens([AddedToken(w, normalized=False) for w in words])
+    return _wrapped(core, pad_is_eos)
+
+
+def learnt_tokenizer(texts: Iterable[str], size: int) -> Any:
+    """A tokenizer of bytes and of the commonest pieces of some texts, at most `size` tokens. Any text round-trips."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    special = [AddedToken(s, special=True, normalized=False) for s in ("<|pad|>", *SPECIALS)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    core.train_from_iterator(texts, trainer)
+    return _wrapped(core)
+
+
+def _wrapped(core: Any, pad_is_eos: bool = False) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<|im_end|>",

@@ -305,7 +305,7 @@ def answer_ends(
         return (len(tokens),)
     split: Any = getattr(scorer, "split", "newline")
     skip = getattr(scorer, "skip", ())
-    shown = tokenizer.decode(prompt) if split in ("react", "auto") else ""
+    shown = tokenizer.decode(prompt) if split not in ("newline", "sentence", "turn") else ""
     spans, kinds = cut_tokens(tokenizer, tokens, text, split, shown, delimiters)
     return tuple(end for (_, end), kind in zip(spans, kinds) if kind not in skip) or (len(tokens),)
 

@@ -89,7 +89,8 @@ class BaselineFile:
         size = len(new) if server is None else server.concurrency
         for k in range(0, len(new), max(1, size)):
             some = new[k : k + size]
-            for row, found in zip(some, self.scorer.fresh([(r.context, r.gold) for r in some], self.rule)):
+            read = self.scorer.fresh([(r.context, r.gold) for r in some], self.rule, [r.id for r in some])
+            for row, found in zip(some, read):
                 numbers = {"baseline_nll": found.nll, "baseline_ppl": found.perplexity, "n_scored_tokens": found.tokens}
                 self.cache.add(row.id, {**numbers, "logp": found.logp, **row.marks()})
                 self.computed += 1

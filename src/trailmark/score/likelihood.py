@@ -272,16 +272,28 @@ class TextScorer:
         if self.server is not None:
             self.lm.check()  # type: ignore[union-attr]
 
-    def likelihoods(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
-        """The likelihood of each gold text given its context: plain text, or messages."""
-        return self.baselines.get(self.rows(rows, rule))
+    def likelihoods(
+        self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn", names: Sequence[str] = ()
+    ) -> list[Likelihood]:
+        """The likelihood of each gold text given its context: plain text, or messages. `names` are for errors."""
+        return self.baselines.get(self._rows(rows, rule, names))
 
-    def fresh(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Likelihood]:
+    def fresh(
+        self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn", names: Sequence[str] = ()
+    ) -> list[Likelihood]:
         """The same, but nothing is looked up or stored: for texts that come once."""
-        return self.baselines.read(self.rows(rows, rule))
+        return self.baselines.read(self._rows(rows, rule, names))
 
-    def rows(self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn") -> list[Gold]:
-        return [gold_row(self.tokenizer, context, gold, rule) for context, gold in rows]
+    def _rows(self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str]) -> list[Gold]:
+        made = [gold_row(self.tokenizer, context, gold, rule) for context, gold in rows]
+        for k, row in enumerate(made):
+            if self.context is not None and row.end > self.context:
+                name = f"row '{names[k]}'" if names else "a row"
+                raise DataError(
+                    f"{name} has {row.end} tokens with its plan and gold text, and the model reads {self.context}: "
+                    "choose a model with a longer context, or shorter rows."
+                )
+        return made
 
     def likelihood(self, context: Context, gold: str, rule: Rule = "turn") -> Likelihood:
         return self.likelihoods([(context, gold)], rule)[0]

@@ -6,6 +6,7 @@ copied from the prompt, how long it is, what no plan at all would have earned, a
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -15,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import JudgeError, RecipeError
+from trailmark.errors import JudgeError, RecipeError, TaskError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -108,9 +109,9 @@ class LikelihoodJudge(Judge):
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         plans = [replace(p, answer=after_markers(p.answer, self.config.markers)) for p in plays]
         base = self._baselines(plays)
-        now = self.scorer.fresh([self._with_plan(plan) for plan in plans], self.config.tokens)
-        nothing = [replace(p, answer="") for p in plays]
-        empty = self.scorer.likelihoods([self._with_plan(p) for p in nothing], self.config.tokens)
+        now = self._now(plans)
+        nothing = [self._with_plan(replace(p, answer="")) for p in plays]
+        empty = self.scorer.likelihoods(nothing, self.config.tokens, [p.episode.task.id for p in plays])
         others = self._for_another_story(plans) if self.config.reward == "contrastive" else [0.0] * len(plays)
         found = [Scores(b, n, improvement(b, e), o) for b, n, e, o in zip(base, now, empty, others)]
         return self._verdicts(plays, plans, found)
@@ -128,6 +129,22 @@ class LikelihoodJudge(Judge):
         if (found := correlation([words[e] for e in both], [gains[e] for e in both])) is not None:
             out["length_correlation"] = found
         return out
+
+    def by_improvement(self) -> LikelihoodJudge:
+        """The same judge, whose rewards are the improvements themselves: 0.25 for 25 percent."""
+        other = copy.copy(self)
+        other.config = self.config.model_copy(update={"reward": "linear", "no_marker": "whole", "success": None})
+        other.fingerprint = digest(f"{self.fingerprint} improvement")
+        return other
+
+    def read_by(self, reader: TextScorer, tasks: Sequence[Task]) -> list[float]:
+        """By how many percent each gold text is likelier if another model reads it, without a plan."""
+        rows = [self._row(self._as_play(None, task)) for task in tasks]
+        base = self._baselines([self._as_play(None, task) for task in tasks])
+        now = reader.likelihoods([(row.context, row.gold) for row in rows], self.config.tokens)
+        if odd := next((row.id for row, b, n in zip(rows, base, now) if b.tokens != n.tokens), None):
+            raise JudgeError(f"row '{odd}': {reader.lm.name} reads other tokens: choose one with the same tokenizer.")
+        return [improvement(b, n) for b, n in zip(base, now)]
 
     # -- texts -----------------------------------------------------------------------------------------------------
 
@@ -158,7 +175,13 @@ class LikelihoodJudge(Judge):
         rows = [self._row(play) for play in plays]
         if self.config.baselines is not None:
             return self._file.get(rows)
-        return self.scorer.likelihoods([(row.context, row.gold) for row in rows], self.config.tokens)
+        pairs, names = [(row.context, row.gold) for row in rows], [row.id for row in rows]
+        return self.scorer.likelihoods(pairs, self.config.tokens, names)
+
+    def _now(self, plans: Sequence[Play]) -> list[Likelihood]:
+        """The likelihood of each gold text with its plan."""
+        names = [p.episode.task.id for p in plans]
+        return self.scorer.fresh([self._with_plan(p) for p in plans], self.config.tokens, names)
 
     # -- contrastive -----------------------------------------------------------------------------------------------
 
@@ -166,8 +189,7 @@ class LikelihoodJudge(Judge):
         """By how much each plan improves the gold text of another story."""
         away = [self._as_play(plan, self._other(plan.episode.task)) for plan in plans]
         base = self._baselines(away)
-        now = self.scorer.fresh([self._with_plan(play) for play in away], self.config.tokens)
-        return [improvement(b, n) for b, n in zip(base, now)]
+        return [improvement(b, n) for b, n in zip(base, self._now(away))]
 
     def _other(self, task: Task) -> Task:
         """A training row of another story, the same one for all plays of a row: its seed is the row's id. So the reward
@@ -176,11 +198,14 @@ class LikelihoodJudge(Judge):
             if self._world is None:
                 raise JudgeError("reward contrastive: the judge does not know other rows: call bind(source) first.")
             mine = (task.data.get("story_id"), task.data.get(self.config.gold))
-            rows = sorted(self._world.tasks("train"), key=lambda t: t.id)
+            try:
+                rows = sorted(self._world.tasks("train"), key=lambda t: t.id)
+            except TaskError:  # a file of test rows is evaluated
+                rows = sorted(self._world.tasks("all"), key=lambda t: t.id)
             away = [t for t in rows if t.id != task.id and t.data.get(self.config.gold) != mine[1]]
             away = [t for t in away if mine[0] is None or t.data.get("story_id") != mine[0]]
             if not away:
-                raise JudgeError(f"reward contrastive: row '{task.id}' has no row of another story in split train.")
+                raise JudgeError(f"reward contrastive: row '{task.id}' has no row of another story beside it.")
             self._others[task.id] = random.Random(f"contrast {self.config.seed} {task.id}").choice(away)
         return self._others[task.id]
 
@@ -204,9 +229,11 @@ class LikelihoodJudge(Judge):
             if not math.isfinite(scores.percent) or not math.isfinite(scores.other):
                 out.append(Verdict(Invalid(self._no_number(scores))))
                 continue
-            same = [r for p, ok, r in zip(plays, valid, rewards) if ok and p.episode.task.id == play.episode.task.id]
-            finite = [r for r in same if math.isfinite(r)]
-            reward = rewards[k] if valid[k] else smallest_reward(c.reward, steps, finite)
+            reward = rewards[k]
+            if not valid[k]:
+                of = lambda p: p.episode.task.id
+                others = [r for p, ok, r in zip(plays, valid, rewards) if ok and of(p) == of(play) and math.isfinite(r)]
+                reward = smallest_reward(c.reward, steps, others)
             out.append(Verdict(scored(reward, c.success), self._notes(plans[k], scores, marked[k])))
         return out
 

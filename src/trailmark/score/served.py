@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
-from trailmark.engines.http import HttpEngine, http_engine
+from trailmark.engines.http import OWNER, HttpEngine, http_engine
 from trailmark.errors import JudgeError
 from trailmark.run_async import wait
 from trailmark.score.likelihood import Gold, Likelihood
@@ -29,14 +29,20 @@ class ServedModel:
     """`tokenizer` is the one of the served model. `key` is the recipe key or the option that names the server; errors
     begin with it."""
 
-    context = None  # the server refuses what is too long for it
-
     def __init__(self, config: ServerConfig, tokenizer: Any, key: str = "reward.server"):
         self.config, self.tokenizer, self.key, self.name = config, tokenizer, key, config.model
 
     def fingerprint(self) -> str:
         """The model's name on the server. `probe` tells two models of one name apart."""
         return f"served {self.name}"
+
+    @cached_property
+    def context(self) -> int | None:
+        """The most tokens of a row; None if the server does not say. Prompt log-probs come with a written token, which
+        needs a place, too."""
+        about = self._ask(self.engine.about())
+        most = about.lengths.get(self.name)
+        return most if most is None or about.owner == OWNER else most - 1
 
     def check(self) -> None:
         """Refuse a server that cannot be reached, serves another model, or has another tokenizer."""

@@ -75,7 +75,8 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
         return Located(name, "server", name, seat)
     folder = Path(name)
     if not folder.is_dir():
-        if run := next((above for above in folder.parents if is_run(above)), None):
+        above = [p for p in folder.parents if p != Path()]  # a recipe.yaml here says nothing of "tiny"
+        if run := next((p for p in above if is_run(p)), None):
             held = ", ".join(p.name for p in listed(run / "checkpoints")) or "none yet"
             raise ModelError(f"{says}there is no {folder}. Checkpoints of {run}: {held}.")
         return Located(name, "made" if name in MADE else "hub", name, seat)

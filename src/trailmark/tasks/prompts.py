@@ -15,12 +15,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+from trailmark.chat import render
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import parse_line
 from trailmark.runs.data_files import must_be_file
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.texts import encode
 from trailmark.types import Task
+
+FRAME = 64  # more bytes than a chat template writes around a message
 
 
 class Prompts(TaskSource):
@@ -63,6 +67,26 @@ class Prompts(TaskSource):
 
     def make(self) -> PromptWorld:
         return PromptWorld(self.chat)
+
+    def must_fit(self, tokenizer: Any, longest: int, split: str = "train") -> None:
+        """Refuse a prompt that leaves no room for an answer in sequences of `longest` tokens. A text has at most as
+        many tokens as bytes, so most prompts need not be encoded to know that they fit."""
+        for t in self.tasks(split):
+            shown = self.make().reset(t)
+            texts = [m["content"] for m in shown.messages] or [shown.text]
+            if sum(len(text.encode()) + FRAME for text in texts) < longest:
+                continue
+            if shown.messages:
+                own = "own" if tokenizer.chat_template else None
+                size = len(render(tokenizer, shown.messages, generation_prompt=True, template=own).tokens)
+            else:
+                size = len(encode(tokenizer, shown.text))
+            if size >= longest:
+                raise DataError(
+                    f"row '{t.id}': the prompt has {size} tokens, and the engine holds {longest} with the answer: "
+                    "shorten it, leave it out, or raise engine.max_len.",
+                    self.path,
+                )
 
     def _split(self) -> dict[str, str]:
         if any("split" in t.data for t in self.rows):

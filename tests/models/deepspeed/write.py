@@ -4,7 +4,7 @@
     ds/bin/python tests/models/deepspeed/write.py tests/models/deepspeed
 
 The model is a small Llama with what is hard to put together again: two names for one matrix (tied embeddings), a matrix
-that is not trained, a buffer (zero2), weights that two processes do not share at a border, and two groups of weights.
+that is not trained, a buffer (zero2), five numbers for two processes (the biases), and two groups of weights.
 Beside each checkpoint lie its config, and the weights as they were in memory, gathered from both processes.
 """
 
@@ -22,7 +22,7 @@ def model(name):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = LlamaConfig(
-        vocab_size=320, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=320, hidden_size=4, intermediate_size=5, mlp_bias=True, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=None, pad_token_id=None,
     )  # fmt: skip

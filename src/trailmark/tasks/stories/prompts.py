@@ -106,18 +106,19 @@ def with_plan(p: Pieces, plan: str) -> Messages:
 
 
 def baseline_generation(p: Pieces, words: int | None) -> Messages:
-    return p.message(p.information, p.write, _wish(words))
+    return p.message(p.information, p.write, wish(words))
 
 
 def plan_generation(p: Pieces, plan: str, words: int | None) -> Messages:
-    return p.message(p.information, _plan(p, plan), p.write_from_plan, _wish(words))
+    return p.message(p.information, _plan(p, plan), p.write_from_plan, wish(words))
 
 
 def _plan(p: Pieces, plan: str) -> str:
     return p.plan_heading + plan if plan else ""
 
 
-def _wish(words: int | None) -> str:
+def wish(words: int | None) -> str:
+    """How long a new chapter should be, and how it ends."""
     return f" Write at least {words} words, and finish with {END}." if words else f" Finish with {END}."
 
 

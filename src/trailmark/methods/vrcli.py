@@ -1,0 +1,164 @@
+"""VR-CLI: policy gradients on plans that are paid by the likelihood of a gold text, and a comparison at the end which
+rules out other explanations of an improvement. Each row of the comparison is a file evaluation/NAME.jsonl:
+
+    start          plans of the policy before training
+    trained        plans of the trained policy
+    other-plan     the trained policy's plan for another row: as long, as well written, about something else
+    random-words   as many words as the trained policy's plan has, drawn from the row's own prompt: copying alone
+    gold           the gold text as plan: the most that a plan can do
+    NAME           a model that reads the gold text without a plan (`final.readers`)
+
+The rewards in these files are improvements, 0.25 for 25 percent. results.json has three numbers of each: `improvement`
+in percent, `copied` (the share of a plan's words that stand in its prompt) and `words` (of a plan).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trailmark.config import ModelConfig
+from trailmark.errors import RecipeError
+from trailmark.learn.loop import Evaluation
+from trailmark.methods.configs import VrcliRecipe
+from trailmark.methods.policy_gradient import PolicyGradientMethod
+from trailmark.rollout.judged import give_verdicts
+from trailmark.run_async import wait
+from trailmark.runs.store import Run, atomic_write, read_segment
+from trailmark.score.likelihood import TextScorer, after_markers
+from trailmark.score.likelihood_judge import LikelihoodJudge
+from trailmark.score.words import words_of
+from trailmark.seats.locate import locate
+from trailmark.tasks.base import declared, draw_tasks
+from trailmark.texts import encode
+from trailmark.types import Episode, Player, Scored, Task
+
+NAMES = ("start", "trained", "other-plan", "random-words", "gold")
+
+
+class VrcliMethod(PolicyGradientMethod):
+    Config = VrcliRecipe
+
+    def __init__(self, config: VrcliRecipe, run: Run):
+        super().__init__(config, run)
+        judge = declared(self.source).judge
+        if not isinstance(judge, LikelihoodJudge):
+            raise RecipeError("method vrcli needs reward: {kind: likelihood, …}: its plans make a gold text likelier.")
+        if taken := next((name for name in config.final.readers if name in NAMES), None):
+            raise RecipeError(f"final.readers.{taken}: the comparison has a row of this name already: choose another.")
+        self.judge = judge.by_improvement()
+
+    # -- the comparison --------------------------------------------------------------------------------------------
+
+    def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
+        if not last:
+            return (Evaluation("start", lambda: self.planned(0), moves=False),) if step == 0 else ()
+        rows = {
+            "trained": lambda: self.planned(step),
+            "other-plan": lambda: self.instead(self.shifted),
+            "random-words": lambda: self.instead(self.drawn_words),
+            "gold": lambda: self.instead(lambda played: [str(e.task.data[self.judge.config.gold]) for e in played]),
+            **{name: self.reader(model) for name, model in self.config.final.readers.items()},
+        }
+        return tuple(Evaluation(name, play) for name, play in rows.items())
+
+    def rows(self) -> Sequence[Task]:
+        final = self.config.final
+        return draw_tasks(self.source, final.split, final.n, self.config.seed)
+
+    def planned(self, version: int) -> list[Episode]:
+        """Plans of the policy as it is now, paid by their improvement."""
+        source = declared(self.source)
+        before, source.judge = source.judge, self.judge
+        try:
+            return self.play(self.rows(), 1, self.config.seed + 1, "final:", version)
+        finally:
+            source.judge = before
+
+    def instead(self, texts: Callable[[list[Episode]], list[str]]) -> list[Episode]:
+        """The trained policy's plays with other plans, paid by their improvement."""
+        played = read_segment(self.run.path / "evaluation" / "trained.jsonl")
+        made = {k: self.with_text(e, text) for k, (e, text) in enumerate(zip(played, texts(played), strict=True))}
+        first = {k: self.source.make().reset(e.task) for k, e in made.items()}
+        wait(give_verdicts(made, first, self.judge, declared(self.source).judge_notes))
+        return list(made.values())
+
+    def with_text(self, e: Episode, text: str) -> Episode:
+        """A play whose answer somebody else has written."""
+        turn = e.turns[-1]
+        tokens = tuple(encode(self.table.tokenizer, text))
+        zeros = (0.0,) * len(tokens)
+        turn = replace(turn, tokens=tokens, logp=zeros, logq=zeros, text=text, action=text, reward=0.0, stop="stop")
+        info = {k: v for k, v in e.info.items() if k != "judge"}
+        players = {name: Player("scripted", "a rule") for name in e.players}
+        return replace(e, turns=(turn,), outcomes={s: Scored(0.0) for s in e.outcomes}, players=players, info=info)
+
+    def reader(self, model: str) -> Callable[[], list[Episode]]:
+        def read() -> list[Episode]:
+            settings = self.judge.config.model or self.config.model
+            found = ModelConfig.model_validate({"name": locate(model).folder, "dtype": settings.dtype})
+            made = self.instead(lambda played: [""] * len(played))
+            gains = self.judge.read_by(TextScorer(found), [e.task for e in made])
+            return [self.paid(e, gain / 100) for e, gain in zip(made, gains)]
+
+        return read
+
+    def paid(self, e: Episode, reward: float) -> Episode:
+        turns = (*e.turns[:-1], replace(e.turns[-1], reward=reward))
+        return replace(e, turns=turns, outcomes={s: Scored(reward) for s in e.outcomes})
+
+    # -- plans that explain less -----------------------------------------------------------------------------------
+
+    def plan(self, e: Episode) -> str:
+        return after_markers(e.turns[-1].text, self.judge.config.markers)
+
+    def shifted(self, played: list[Episode]) -> list[str]:
+        """The plan of the next row in an order drawn by seed."""
+        order = list(range(len(played)))
+        random.Random(f"other plan {self.config.seed}").shuffle(order)
+        after = dict(zip(order, order[1:] + order[:1]))
+        return [self.plan(played[after[k]]) for k in range(len(played))]
+
+    def drawn_words(self, played: list[Episode]) -> list[str]:
+        texts = []
+        for e in played:
+            draw = random.Random(f"random words {self.config.seed} {e.task.id}")
+            words = words_of(shown(e))
+            texts.append(" ".join(draw.choice(words) for _ in range(len(words_of(self.plan(e))))) if words else "")
+        return texts
+
+    # -- results ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
+        last = super().train(config, run, resume)
+        markers = config.task.options.get("reward", {}).get("markers", [])
+        rows = []
+        for name in (*NAMES, *config.final.readers):
+            played = read_segment(run.path / "evaluation" / f"{name}.jsonl")
+            for metric, value in numbers(played, markers).items():
+                rows.append({"arm": name, "metric": metric, "value": value})
+        atomic_write(run.path / "results.json", (json.dumps(rows, indent=1) + "\n").encode(), "results")
+        return last
+
+
+def shown(e: Episode) -> str:
+    """What the policy knew, without the instruction."""
+    return str(e.task.data.get("information") or e.task.data["prompt"])
+
+
+def numbers(played: Sequence[Episode], markers: Sequence[str]) -> dict[str, float]:
+    """Means over the plays that have a score."""
+    scored = [(e, e.outcome.reward) for e in played if isinstance(e.outcome, Scored)]
+    good = [e for e, _ in scored]
+    plans = [words_of(after_markers(e.turns[-1].text, markers)) for e in good]
+    known = [set(words_of(shown(e))) for e in good]
+    copied = [np.mean([w in k for w in p]) for p, k in zip(plans, known) if p]
+    mean = lambda values: float(np.mean(values)) if len(values) else 0.0
+    return {"improvement": 100 * mean([reward for _, reward in scored]), "copied": mean(copied),
+            "words": mean([len(p) for p in plans])}  # fmt: skip
