@@ -17,7 +17,6 @@ from trailmark.evaluate.choices import best_of, steps_of
 from trailmark.evaluate.exact import calibration, exact_value
 from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
-from trailmark.methods.lpr import LprMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
@@ -26,17 +25,39 @@ from trailmark.runs.store import read_segment
 from trailmark.score.classes import step_scores
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.logic.answer import read_answer
+from trailmark.tasks.puzzle import soundness
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["teacher.starts=300", "sft.steps=150", "sample.starts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
          "preference.steps=1", "eval.n=4", "states.shards=2", "model.shape.width=32"]  # fmt: skip
 
 
+def small(file, out, seed):
+    words = [*SMALL, f"out={out}", "preference.final.choose=3", f"preference.final.value={out}/prm-1"]
+    return load_recipe(file, words).raw
+
+
 @pytest.fixture(scope="module")
 def road(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("choosing") / "road"
-    launch(LprMethod, resolve_recipe(load_recipe(RECIPES / "lpr-puzzle.yaml", [*SMALL, f"out={folder}"])))
-    return folder
+    """The folder of a quickstart, with fewer questions and steps."""
+    folder = tmp_path_factory.mktemp("choosing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trailmark.commands.quickstart._lpr_recipe", small)
+        done = CliRunner().invoke(app, ["quickstart", "--method", "lpr", "--out", str(folder / "q")])
+    assert done.exit_code == 0, done.output
+    assert "pDPO, one answer" in done.output and "Read next: docs/lpr.md" in done.output
+    return folder / "q" / "lpr"
+
+
+def test_the_quickstart_of_lpr(road):
+    result = json.loads((road.parent / "quickstart.json").read_text())
+    rows = {r["name"]: r for r in result["rows"]}
+    assert [r["episodes"] for r in rows.values()] == [12, 4, 4, 4]
+    for name, file in result["files"].items():
+        found = read_segment(Path(file))
+        assert rows[name]["metrics"]["success"]["value"] == np.mean([e.outcome.success for e in found])
+        assert rows[name]["metrics"]["sound"]["value"] == pytest.approx(np.mean([soundness(e) for e in found]))
+    assert Path(result["report"]).read_text().startswith("<!")
 
 
 def test_votes_and_the_best_by_a_reward_model(road, tmp_path):

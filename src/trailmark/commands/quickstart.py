@@ -19,7 +19,7 @@ from trailmark.errors import RecipeError, RunError, nearest
 
 
 def quickstart(
-    method: Annotated[str, typer.Option(help="The method to show: reflect, vrcli.")] = "reflect",
+    method: Annotated[str, typer.Option(help="The method to show: reflect, lpr or vrcli.")] = "reflect",
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
@@ -179,8 +179,51 @@ def finish(
     show(result, quiet, lambda width: [table(short, title, width), *warnings(rows), *words])
 
 
+def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+    """LPR on order puzzles: imitation, Monte-Carlo values, a process reward model, ranked pairs, pDPO."""
+    from trailmark.config import resolve
+    from trailmark.methods import get_method
+    from trailmark.methods.lpr import LprMethod
+    from trailmark.runs.launch import launch
+    from trailmark.runs.store import read_segment, segments
+
+    if not quiet:
+        print("LPR: imitation, values of states, a reward model of steps, pDPO", file=sys.stderr, flush=True)
+    config = resolve(_lpr_recipe(Path(__file__).parent.parent / "recipes" / "lpr-puzzle.yaml", out / "lpr", seed),
+                     LprMethod.Config)  # fmt: skip
+    launch(get_method("lpr"), config, resume)
+    trained = out / "lpr" / "policy-1"
+    files = {
+        "SFT, one answer": trained / "evaluation/single.jsonl",
+        "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
+        "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
+        "pDPO, one answer": segments(trained / "evaluation")[-1],
+    }
+    finish(
+        out,
+        {name: read_segment(path) for name, path in files.items()},
+        {n: str(p) for n, p in files.items()},
+        trained,
+        quiet,
+        title="order puzzles: 200 questions, temperature 1, 95 % intervals; sound: the share of steps that are true",
+        main="pDPO, one answer",
+        metrics=("success", "sound"),
+        read_next="docs/lpr.md, and docs/studies/lpr-puzzle.md: eight methods, five seeds",
+    )
+
+
+def _lpr_recipe(file: Path, out: Path, seed: int) -> dict[str, Any]:
+    from trailmark.recipe import load_recipe
+
+    raw = dict(load_recipe(file).raw)
+    final = {"choose": 8, "value": str(out / "prm-1")}
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "model": {**raw["model"], "seed": seed},
+            "preference": {**raw["preference"], "final": final}}  # fmt: skip
+
+
 # A new method is one more line here.
 QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {
     "reflect": reflect,
+    "lpr": lpr,
     "vrcli": vrcli,
 }

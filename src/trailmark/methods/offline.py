@@ -142,7 +142,8 @@ class OfflineMethod(Method):
             lm = load_model(stored_model(self.config.model, folder).model_copy(update={"lora": None})).freeze()
             must_share_tokenizer(lm, seat.engine.tokenizer, value)
             told = locate(folder).section("read")
-            scorer = HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"))
+            more = {key: told[key] for key in ("split", "skip") if told.get(key)}
+            scorer = HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"), **more)
             return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
         groups: dict[str, list[Episode]] = {}
         for e in every:
