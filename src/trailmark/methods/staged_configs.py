@@ -436,6 +436,7 @@ class LprRecipe(RunConfig):
             return None
         kind = {"prm": "reward_model", "rl": "step_rl"}.get(info.field_name, "preference")
         filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
+        filled |= {"task": {"name": "arith"}} if kind == "preference" else {}  # lpr sets the recipe's own
         if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
             raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
         if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
