@@ -1,5 +1,5 @@
-"""What the answers of the study lpr-puzzle look like: lines, answers that are missing, the commonest letter, and the
-reward model on held-out states.
+"""What the answers of the study lpr-puzzle look like: lines, answers that are missing, where steps from an item of the
+chain go (on, to its down, or where no clue leads), the commonest letter, and the reward model on held-out states.
 
     python bench/puzzle_episodes.py runs/studies/lpr-puzzle
 """
@@ -13,25 +13,32 @@ from collections import Counter
 from pathlib import Path
 
 from trailmark.runs.store import read_metrics, read_segment, segments
+from trailmark.tasks.puzzle import puzzle_of
 
 
 def told(name: str, files: list[Path]) -> str:
     lines, missing, shares, n = 0, 0, [], 0
+    ways: Counter[str] = Counter()
     for file in files:
         letters: Counter[str] = Counter()
-        texts = [e.turns[0].text for e in read_segment(file)]
-        for text in texts:
+        episodes = read_segment(file)
+        texts = [e.turns[0].text for e in episodes]
+        for e, text in zip(episodes, texts):
+            p = puzzle_of(e.task)
+            for a, b in (tuple(line) for line in text.split("\n") if len(line) == 2 and line[0] in p.earlier):
+                ways["on" if b == p.later[a] else "down" if b == p.earlier[a] else "neither"] += 1
             found = re.search(r"Finish\[([A-D])\]", text)
             letters[found[1] if found else ""] += 1
             lines += text.count("\n") + 1
         missing, n = missing + letters.pop("", 0), n + len(texts)
         shares.append(max(letters.values()) / len(texts))
     each = " ".join(f"{s:.2f}" for s in shares)
-    return f"{name:<24}{lines / n:>6.2f}{missing / n:>10.3f}   {each}"
+    went = "".join(f"{ways[way] / sum(ways.values()):>8.2f}" for way in ("on", "down", "neither"))
+    return f"{name:<16}{lines / n:>6.2f}{missing / n:>11.3f}{went}   {each}"
 
 
 def main(out: Path) -> None:
-    print("arm                      lines  no answer  share of the commonest letter, by seed")
+    print("arm              lines  no answer      on    down neither   share of the commonest letter, by seed")
     for arm in sorted(p for p in (out / "runs").iterdir() if p.name != "replaced"):
         seeds = sorted(p for p in arm.iterdir() if p.is_dir())
         print(told(arm.name, [segments(s / "evaluation")[-1] for s in seeds]))
