@@ -136,3 +136,9 @@ def test_plans_from_a_planted_hint(here):
     gain = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
     assert gain["trained"] >= floor(VRCLI, r"the floor after training is (\d+) %")
     assert max(gain["start"], gain["other-plan"], gain["random-words"]) < 0 < gain["trained"]
+
+
+def test_the_quickstart_of_lpr(here):
+    result = json.loads(shell("quickstart", "--method", "lpr", "--out", "runs/lpr", "--json").strip().splitlines()[-1])
+    rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
+    assert rows["SFT, most votes of 8"] > rows["SFT, one answer"] >= 0.4 and rows["pDPO, one answer"] >= 0.4
