@@ -15,6 +15,7 @@ from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RunError
 from trailmark.methods import get_method
 from trailmark.methods import reflect as method
+from trailmark.methods.base import Method
 from trailmark.methods.reflect_imitation import ImitationMethod
 from trailmark.methods.reflect_play import Talk, two_players
 from trailmark.models.load import load_model
@@ -249,3 +250,15 @@ def test_recipes_of_before_are_refused_with_the_new_keys_and_their_runs_still_op
             and f"write {new}=0.001." in done.output.replace("\n", " ")
         )
     assert not Path("runs").exists()
+
+
+def test_a_recipe_of_before_that_names_no_old_key_is_told_what_steps_counts(tmp_path, monkeypatch, capsys):
+    """`steps` counted imitation too. No key shows this, so `train` says at once, and once, what it will do."""
+    trained = []
+    monkeypatch.setattr(Method, "train", classmethod(lambda cls, config, run, resume: trained.append(resume)))
+    monkeypatch.setattr(method, "Players", lambda *_: None)
+    config = run(tmp_path / "run", steps=14)
+    said = "stages: 5 steps of the reflector, 5 steps of the policy, 14 steps of play (`steps` counts play alone)"
+    assert capsys.readouterr().err.splitlines() == [said]
+    launch(get_method("reflect"), config, resume=True)
+    assert capsys.readouterr().err == "" and trained == [False, True]

@@ -124,9 +124,21 @@ def test_the_page_shows_what_is_run():
     text = FILE.read_text()
     for code in blocks("python")[1:]:
         assert code in text, code
-    assert len(blocks("python")) > 8 and [json.loads(line) for line in blocks("json")] == [ROWS[0], HINTS[0]]
+    shown = [[json.loads(line) for line in block.splitlines()] for block in blocks("json")]
+    assert len(blocks("python")) > 8 and shown == [ROWS[:4], HINTS[:4]]
     commands = [line.split()[1] for block in blocks("sh") for line in block.splitlines()]
     assert set(commands) == {"train", "eval", "report", "inspect", "verify", "serve"}
+
+
+def test_the_files_of_the_page_are_all_that_a_user_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (rows, hints), (recipe,) = blocks("json"), blocks("yaml")
+    files = {"rows.jsonl": rows, "hints.jsonl": hints, "my_file.py": FUNCTION, "recipe.yaml": recipe}
+    for name, text in files.items():
+        Path(name).write_text(text)
+    shutil.copy(FILE, tmp_path)
+    assert "# hints: 4 to imitate for 20 steps" in shell("train", "recipe.yaml", "--dry-run")
 
 
 # --- every command -------------------------------------------------------------------------------------------------
@@ -250,6 +262,7 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
         (["seats.actor.model=large"], "no model 'large'. Set seats.actor.model, or another seats.actor.address"),
         (["hints=gone.jsonl"], "stage 'lessons' needs gone.jsonl as its input 'hints'"),
         (["task.options.reward=my_file.py:scor"], "my_file.py has no function 'scor'. Did you mean 'score'?"),
+        (["task.options.test=0"], "no row for split 'test': give it more rows, or change task.options.test."),
     ],
 )
 def test_what_is_refused_before_anything_is_made(whole, words, said):

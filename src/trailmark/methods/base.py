@@ -195,6 +195,8 @@ class Method(Training):
             source = None if (task := getattr(config, "task", None)) is None else get_task(task.name, **task.options)
             if source is not None and listed(run.checkpoints_dir):
                 keep_judge(source, run.path)  # a resumed run must use the judge that it began with
+            if source is not None and config.eval.every:
+                cls.starts(config, source, config.eval.split, 1, config.seed)  # an empty split
         if stages or begun:
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)
@@ -217,5 +219,5 @@ def reference_held(model: ModelConfig, name: str | None = None) -> list[Held]:
 
 
 def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:
-    """The name of the seat whose model is trained."""
+    """The seat whose model is trained."""
     return Seat(name, engine, sampling_law(s), s.max_tokens, tuple(s.stop), "trained")

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -152,6 +153,8 @@ class ReflectMethod(Players):
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        if not resume:  # in recipes of an older version `steps` counted imitation too
+            print("\n".join(cls.check(config)), file=sys.stderr)
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
             # Find mistakes in the settings of play before the first lesson is trained.

@@ -60,7 +60,10 @@ class Prompts(TaskSource):
             raise TaskError(f"task 'prompts' has the splits train, val, test and all, not '{split}'.")
         found = [t for t in self.rows if split in ("all", self.splits[t.id])]
         if not found:
-            raise TaskError(f"{self.path} has no row for split '{split}': give it more rows, or change test.")
+            key = "val" if split == "val" else "test"
+            raise TaskError(
+                f"{self.path} has no row for split '{split}': give it more rows, or change task.options.{key}."
+            )
         if n is None:
             return found
         return random.Random(f"prompts {split} {seed}").sample(found, min(n, len(found)))
