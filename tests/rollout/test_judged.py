@@ -73,6 +73,26 @@ def test_the_reward_is_on_the_last_act_and_the_episode_says_who_judged(rows):
     assert "<|im_start|>system\nBe brief.<|im_end|>" in shown[1] and shown[1].endswith("<|im_start|>assistant\n")
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_function_that_changes_its_row_changes_no_other_reward_and_no_episode(tmp_path, together):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "marks": [5]}\n{"prompt": "b", "marks": [5]}\n')
+
+    def one(row):
+        row["marks"].append(0)
+        return len(row["marks"])
+
+    def many(rows):
+        return [one(row) for row in rows]
+
+    source = get_task("prompts", path=str(path))
+    seats, judge = [Seat("policy", Counting())], FunctionJudge(many if together else one)
+    for _ in range(2):
+        episodes = play(source, source.tasks("all"), seats, n=2, judge=judge)
+        assert [e.outcome.reward for e in episodes] == [2.0] * 4
+        assert [e.task.data["marks"] for e in episodes] == [[5]] * 4
+
+
 def test_chat_prompts(rows):
     source = get_task("prompts", path=str(rows), chat=True)
     (e,) = play(source, source.tasks("all")[:1], [Seat("policy", Counting())], judge=FunctionJudge(length))

@@ -7,6 +7,7 @@ reward of a side's own outcome goes to the turn of that side that acted last.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,10 +141,10 @@ def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annota
 
 
 def as_play(e: Episode, first: Observation) -> Play:
-    """An episode as a judge sees it. `first` is its first prompt."""
+    """An episode as a judge sees it. `first` is its first prompt. The row is a copy: a user's function may change it."""
     acted = last_act(e)
     answer = "" if acted is None else e.turns[acted].action or ""
-    return Play(e, first.text, answer, {**e.task.data, **e.task.meta}, first.messages)
+    return Play(e, first.text, answer, copy.deepcopy({**e.task.data, **e.task.meta}), first.messages)
 
 
 def last_act(e: Episode, side: str | None = None) -> int | None:
