@@ -55,6 +55,26 @@ def test_stages_one_by_one_and_again(shell):
     assert [line.split()[1:] for line in listed[:4]] == [["done"], ["done"], ["done"], ["to", "do"]]
 
 
+def test_the_list_says_what_will_be_made_again(shell):
+    assert shell("run", "solutions", "r.yaml")[0] == 0
+    first = lambda *words: shell("stages", "r.yaml", *words)[1].splitlines()[0].split(maxsplit=1)[1]
+    assert first() == "done"
+    assert first("sample.n=5") == "to do again: key 'sample.n' was 4 and is 5"
+    Path("run/stages/solutions-1.json").rename("run/stages/solutions-1.begun.json")
+    assert first() == "begun"
+
+
+def test_held_out_questions_follow_the_number_of_shards(shell):
+    """Other shards hold the same states. What is held out changes all the same: two questions of three, then one."""
+    for shards, held in ((2, 2), (3, 1)):
+        words = [f"states.shards={shards}", "labels.dev_shards=[1]"]
+        for stage in ("solutions", "cleaned", "states", "completions", "values", "examples"):
+            code, _, why = shell("run", stage, "r.yaml", *words)
+            assert code == 0, why
+        rows = [json.loads(line) for line in Path("run/examples-1/dev.jsonl").read_text().splitlines()]
+        assert len({r["group"] for r in rows}) == held
+
+
 def test_a_stage_whose_inputs_are_not_there(shell):
     code, _, why = shell("run", "cleaned", "r.yaml")
     assert code == 2 and "cleaned-1" in why and "solutions" in why

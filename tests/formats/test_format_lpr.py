@@ -65,6 +65,20 @@ def test_solutions_enter_and_leave_as_they_were(tmp_path, name):
     assert lpr.read_solutions(tmp_path / "own.jsonl", WORDS, "other") == found  # episodes of ours stay as they are
 
 
+def test_episodes_in_tokens_of_another_tokenizer_are_refused(tmp_path, good):
+    turn = good[0].turns[0]
+    odd = [tuple(t + 1 for t in turn.tokens), (*turn.tokens, len(WORDS))]
+    for tokens in odd:
+        other = replace(good[0], turns=(replace(turn, tokens=tokens),))
+        formats.write("episodes", tmp_path / "own.jsonl", [other], None)
+        refused(
+            lambda: lpr.read_solutions(tmp_path / "own.jsonl", WORDS, "policy"),
+            tmp_path / "own.jsonl",
+            ": episode '7/0' was written in tokens of another tokenizer than the policy's: ",
+            "give it as records (trailmark lpr export solutions).",
+        )
+
+
 def test_without_a_prediction_a_right_answer_has_the_label(good):
     bare = [replace(e, info={k: v for k, v in e.info.items() if k != "pred"}) for e in good]
     assert [r["pred"] for r in lpr.solution_records(bare, WORDS)] == [["1", ""], ["12"]]

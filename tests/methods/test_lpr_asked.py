@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
 from trailmark.errors import DataError, RecipeError
 from trailmark.methods.lpr import LprMethod, Road
@@ -91,6 +92,9 @@ def test_worse_versions_are_the_rejected_side(given):
     assert {road.tokenizer.decode(e.turns[0].prompt) for e in made} == {road.source().prompt(e.task) for e in made}
     summary = json.loads((road.root / "stages/worsened-1.json").read_text())["summary"]
     assert summary == {"versions": len(right), "of": len(right), "still right": 0}
+    told = [(r["chosen"], r["reject"]) for r in records_of(road, "pairs-1")]
+    assert len(told) == len(lines)
+    assert told[-1][0].endswith("[The answer is B.]") and "I misread it." in told[-1][1]
 
 
 def test_a_worsener_that_changes_nothing_is_told(given):

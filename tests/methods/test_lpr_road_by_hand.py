@@ -95,7 +95,7 @@ def test_the_classes_that_are_read(tmp_path, more, classes):
 )
 def test_who_needs_a_reward_model(tmp_path, more, prm):
     r = road(tmp_path, **more)
-    assert r.needs_prm() is prm and ("prm-1" in [s.name for s in r.stages()]) is prm
+    assert r.needs_prm(1) is prm and ("prm-1" in [s.name for s in r.stages()]) is prm
 
 
 def test_scores_from_elsewhere_need_no_model_and_scores_of_steps_need_completions(tmp_path):
@@ -106,6 +106,39 @@ def test_scores_from_elsewhere_need_no_model_and_scores_of_steps_need_completion
     assert names(prm={"kind": "pairwise"}, pairs={"steps": {"by": "score"}}) == [
         "solutions", "cleaned", "states", "completions", "prm", "scores", "pairs", "policy",
     ]  # fmt: skip
+
+
+def test_pairs_from_elsewhere_need_no_model_but_reinforcement_may(tmp_path):
+    names = lambda **more: [s.name for s in road(tmp_path, **{"given": {"pairs": "p"}, **more}).stages()]
+    assert names() == ["pairs-1", "policy-1"]
+    assert names(rl={"rewards": {"right": 1.0, "alpha": 0}}) == ["pairs-1", "policy-1", "rl-1"]
+    paid = names(rl={"algorithm": "grpo", "n": 2})  # what its steps earn is said by the round's reward model
+    assert paid[:2] == ["solutions-1", "cleaned-1"]
+    assert paid[-5:] == ["prm-1", "scores-1", "pairs-1", "policy-1", "rl-1"]
+    both = {"pairs": "p", "solutions": "s"}
+    assert names(given=both) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
+    assert names(given=both, pairs={"steps": {}}) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
+    later = names(steps=2)
+    assert "prm-1" not in later and "prm-2" in later
+    for more in ({"preference": None, "rl": {}}, {"preference": {"objective": "rejection"}}):
+        with pytest.raises(RecipeError, match="given.pairs needs section preference, with another objective"):
+            names(**more)
+
+
+def test_a_file_is_encoded_again_for_another_tokenizer_and_another_task(tmp_path):
+    one = road(tmp_path, given={"solutions": "s"}).solutions(1)
+    other = road(tmp_path, given={"solutions": "s"}, model={"name": "elsewhere"}).solutions(1)
+    task = road(tmp_path, given={"solutions": "s"}, task={"name": "arith", "options": {"level": 3}}).solutions(1)
+    assert one.settings["words"] == "tiny" and other.settings["words"] == "elsewhere" and task.settings != one.settings
+    pairs = [road(tmp_path, given={"pairs": "p"}, model={"name": m}).given_pairs() for m in ("tiny", "elsewhere")]
+    assert pairs[0].settings != pairs[1].settings
+
+
+def test_scores_of_completions_belong_to_pairs_by_score_alone(tmp_path):
+    """With reinforcement there are scores either way: they are made again when pairs begin to need those of steps."""
+    scores = lambda by: road(tmp_path, pairs={"steps": {"by": by}}, rl={}).scores(1)
+    assert scores("outcome").settings == {"steps": False} and scores("score").settings == {"steps": True}
+    assert "completions" in scores("score").inputs and "completions" not in scores("outcome").inputs
 
 
 def test_each_round_begins_with_the_last_policy(tmp_path):

@@ -98,7 +98,9 @@ def test_types_that_earn_nothing():
 def test_a_group_compares_all_steps_of_its_answers():
     """Steps 1 and 3 of one answer and 2 of another have mean 2 and deviation 1 (n - 1): -1, 1 and 0."""
     a, b = answer("a", [(0, 1), (1, 3)], 1.0), answer("b", [(0, 2)], 1.0)
-    got = against_group([a, b], {"a": [np.array([1.0, 3.0])], "b": [np.array([2.0])]}, "policy", False)
+    earned = {"a": [np.array([1.0, 3.0])], "b": [np.array([2.0])]}
+    every = {name: [np.ones(len(r), bool) for r in rewards] for name, rewards in earned.items()}
+    got = against_group([a, b], earned, "policy", False, every)
     assert got["a"][0].tolist() == pytest.approx([-1, 0, 1, 0], abs=1e-8) and got["b"][0].tolist() == [0, 0, 0]
 
 

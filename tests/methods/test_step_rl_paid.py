@@ -18,6 +18,7 @@ from trailmark.methods.step_rl import (
     against_group,
     on_tokens,
     open_rewards,
+    paid_steps,
     spans_of,
     spread,
     told,
@@ -43,6 +44,7 @@ def play(*turns, right=True, name="e", group="g"):
 
 
 SCORES = {("e", 0): np.array([0.9, 0.1, 0.5, 0.2])}
+SCORES_3 = {("e", 0): np.array([0.9, 0.1, 0.5])}
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,44 @@ def test_a_group_is_compared_over_all_turns_of_its_answers():
     """0 and 1 | 2 in two turns, 3 | 4 | 5 in another answer: mean 2.5, variance 17.5 / 5."""
     a, b = play(written("a\n", "b"), written("c"), name="a"), play(written("d\n", "e\n", "f"), name="b")
     earned = {"a": [np.array([0.0, 1.0]), np.array([2.0])], "b": [np.array([3.0, 4.0, 5.0])]}
-    got = against_group([a, b], earned, "policy", False)
+    every = {name: [np.ones(len(r), bool) for r in rewards] for name, rewards in earned.items()}
+    got = against_group([a, b], earned, "policy", False, every)
     z = [(x - 2.5) / math.sqrt(3.5) for x in range(6)]
     assert got["a"][0].tolist() == pytest.approx([0, z[0], z[1], 0], abs=1e-8)
     assert got["a"][1].tolist() == pytest.approx([z[2], 0], abs=1e-8)
     assert got["b"][0].tolist() == pytest.approx([0, z[3], 0, z[4], z[5], 0], abs=1e-8)
+
+
+def group_credit(answers, scores, settings):
+    """What the tokens of some answers are paid, by group."""
+    earned = {e.id: turn_rewards(e, "policy", scores, settings, WORDS) for e in answers}
+    compared = {e.id: paid_steps(e, "policy", settings, WORDS) for e in answers}
+    return {name: p[0].tolist() for name, p in against_group(answers, earned, "policy", False, compared).items()}
+
+
+def test_outcomes_alone_are_compared_answer_with_answer():
+    """Outcomes 1, 0, 0 have mean 1/3 and deviation sqrt(1/3). Steps that nothing is paid for are worth 0 to all, so a
+    long answer costs nothing."""
+    long, short = written("a\n", "b\n", "c"), written("d")
+    answers = [play(long, name="r"), play(long, right=False, name="l"), play(short, right=False, name="s")]
+    got = group_credit(answers, {}, StepRewards(right=1.0))
+    high, low = (2 / 3) / math.sqrt(1 / 3), -(1 / 3) / math.sqrt(1 / 3)
+    assert got["r"] == pytest.approx([0, 0, 0, 0, high, 0], abs=1e-8)
+    assert got["l"] == pytest.approx([0, 0, 0, 0, low, 0], abs=1e-8) and got["s"] == pytest.approx([low, 0], abs=1e-8)
+    unpaid = {(e.id, 0): np.array([0.7, 0.2, 0.9][: len(e.turns[0].steps)]) for e in answers}
+    assert group_credit(answers, unpaid, StepRewards(model="m", alpha=0.0, right=1.0)) == got
+
+
+def test_types_that_earn_nothing_are_not_compared():
+    """Thoughts 0.9 and 0.5 have mean 0.7 and deviation sqrt(0.08). The Action between them has 0, not -0.7."""
+    e = play(written(*SAID[:3]))
+    z = 0.2 / math.sqrt(0.08)
+    (got,) = group_credit([e], SCORES_3, StepRewards(model="m", skip=["Action"])).values()
+    ends = [end - 1 for _, end in e.turns[0].steps]
+    assert [got[k] for k in ends] == pytest.approx([z, 0.0, -z], abs=1e-8)
+    assert sum(map(abs, got)) == pytest.approx(2 * z, abs=1e-8)
+    both = StepRewards(model="m", skip=["Action"], right=1.0)
+    assert [m.tolist() for m in paid_steps(play(written(*SAID)), "policy", both, WORDS)] == [[True, False, True, True]]
 
 
 def sample(**streams):

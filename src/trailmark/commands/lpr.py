@@ -55,14 +55,17 @@ def _name(config: Any, stage: str, number: int) -> str:
 
 @lpr.command()
 def stages(recipe: Recipe, words: Words = None) -> None:
-    """List the stages of a recipe, and which of them are done."""
+    """List the stages of a recipe, which of them are done, and which will be made again and why."""
     from trailmark.methods.lpr import LAYOUT, Road
+    from trailmark.runs.stages import stage_state
     from trailmark.runs.store import Run
+    from trailmark.seats.names import fix_names
 
     config = _config(recipe, words)
-    for stage in Road(config, Run(config.out)).stages():
-        done = (Path(config.out) / LAYOUT.record.format(name=stage.name)).exists()
-        typer.echo(f"{stage.name:<16}{'done' if done else 'to do'}")
+    run = Run(config.out)
+    config = fix_names(config, run, write=False) if run.recipe_file.is_file() else config
+    for stage in Road(config, run).stages():
+        typer.echo(f"{stage.name:<16}{stage_state(run.path, stage, LAYOUT)}")
 
 
 @lpr.command()
@@ -250,6 +253,7 @@ def records_of(road: Any, name: str) -> list[dict[str, Any]]:
         return records.score_records(road.solved(k), outputs, rewards, words)
     if what == "pairs" and (folder / "pairs.jsonl").exists():
         every = [*road.solved(k), *(road.completed(k) if road.config.pairs.steps is not None else [])]
+        every += read_segment(road.at("worsened", k) / "all.jsonl") if road.config.worsen is not None else []
         return records.pair_records(read_lines(folder / "pairs.jsonl"), every, words)
     raise RunError(
         f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."

@@ -42,10 +42,23 @@ def read_solutions(path: str | Path, tokenizer: Any, seat: str) -> list[Episode]
     """Solutions as episodes: records, or episodes of ours as they are."""
     first = each(path, lambda row: row.value)[0][:1]
     if first and isinstance(first[0], dict) and "turns" in first[0]:
-        return read_segment(path)
+        return [_in_tokens_of(tokenizer, e, path) for e in read_segment(path)]
     made = formats.read("react", path, tokenizer, seat=seat).episodes
     bare = lambda e: {k: v for k, v in e.info.items() if k != "steps"}  # steps are cut anew, as the recipe says
     return [replace(e, turns=tuple(replace(t, steps=()) for t in e.turns), info=bare(e)) for e in made]
+
+
+def _in_tokens_of(tokenizer: Any, e: Episode, path: str | Path) -> Episode:
+    """The episode, if its tokens say its text."""
+    for t in e.turns:
+        ids = t.forced + t.tokens
+        if t.tokens and (max(ids) >= len(tokenizer) or t.text.strip() not in tokenizer.decode(ids)):
+            raise DataError(
+                f"episode '{e.id}' was written in tokens of another tokenizer than the policy's: give it as records "
+                "(trailmark lpr export solutions).",
+                path,
+            )
+    return e
 
 
 def all_solutions(files: Sequence[str], tokenizer: Any, seat: str) -> list[Episode]:

@@ -148,8 +148,13 @@ class Road:
     def tokenizer(self) -> Any:
         """The policy's. It stays the same through all rounds."""
         if self._tokenizer is None:
-            self._tokenizer = load_tokenizer(self.config.model.tokenizer or self.config.model.name, "model.name")
+            self._tokenizer = load_tokenizer(self.words, "model.name")
         return self._tokenizer
+
+    @property
+    def words(self) -> str:
+        """Whose tokenizer encodes what came as text."""
+        return self.config.model.tokenizer or self.config.model.name
 
     def at(self, name: str, k: int | None = None) -> Path:
         return self.root / (name if k is None else f"{name}-{k}")
@@ -176,19 +181,24 @@ class Road:
         name = Path(self.policy(k, after_preference).name)
         return {"policy": name} if name.is_relative_to(self.root) or name.exists() else {}
 
-    def needs_prm(self) -> bool:
-        p, rl = self.config.pairs, self.config.rl
+    def needs_prm(self, k: int) -> bool:
+        """Whether something in round k asks the reward model: its pairs, or its reinforcement."""
+        p = self.config.pairs
         whole = p.process and p.values is None
         ranks = p.states is not None or (whole if p.steps is None else p.steps.by == "score")
-        in_pairs = self.config.preference is not None and ranks
-        pays = rl is not None and "model" not in rl.get("rewards", {}) and rl.get("rewards", {}).get("alpha", 1.0) > 0
-        return in_pairs or pays
+        given = k == 1 and self.config.given.pairs is not None
+        return (self.config.preference is not None and ranks and not given) or self.pays_steps()
+
+    def pays_steps(self) -> bool:
+        """Whether the reinforcement pays what the round's reward model says."""
+        rewards = {} if self.config.rl is None else self.config.rl.get("rewards", {})
+        return self.config.rl is not None and "model" not in rewards and rewards.get("alpha", 1.0) > 0
 
     def kind(self) -> str:
         return self.config.prm.get("kind", "classes")
 
-    def needs_values(self) -> bool:
-        return self.needs_prm() and self.kind() in ("classes", "scalar")
+    def needs_values(self, k: int) -> bool:
+        return self.needs_prm(k) and self.kind() in ("classes", "scalar")
 
     def read(self) -> Any:
         """How rewards are read, with the classes that the reward model has."""
@@ -208,19 +218,21 @@ class Road:
             out += [self.lessons(), self.imitation()]
         for k in range(1, c.steps + 1):
             given = c.given if k == 1 else type(c.given)()
-            if given.pairs and not given.solutions:
+            if given.pairs and not given.solutions and not self.pays_steps():
                 out += [self.given_pairs(), self.preference(k)]
+                out += [self.reinforcement(k)] if c.rl is not None else []
                 continue
             out += [self.solutions(k), self.cleaned(k)]
-            learns = self.needs_prm() and not (given.scores and c.rl is None)  # scores from elsewhere need no model
-            completed = learns and self.needs_values()
-            if completed or c.pairs.steps is not None or c.pairs.values is not None:
+            learns = self.needs_prm(k) and (not given.scores or self.pays_steps())  # given scores need no model
+            completed = learns and self.needs_values(k)
+            by_steps, by_values = (not given.pairs and x is not None for x in (c.pairs.steps, c.pairs.values))
+            if completed or by_steps or by_values:
                 out += [self.states(k), self.completions(k)]
-            if completed or c.pairs.values is not None:
+            if completed or by_values:
                 out.append(self.values(k))
             if learns:
                 out += [*([self.examples(k)] if completed else []), self.prm(k)]
-            if self.needs_prm():
+            if self.needs_prm(k):
                 out.append(self.scores(k))
             if c.preference is not None:
                 out += [self.worsened(k)] if c.worsen is not None and not given.pairs else []
@@ -313,7 +325,12 @@ class Road:
         c, given = self.config, self.config.given if k == 1 else None
         if given and (given.solutions or given.states):
             files = _listed(given.solutions or given.states)
-            return self.stage(f"solutions-{k}", partial(self._import_solutions, files), {}, _named(files))
+            settings = {
+                "task": c.task, "split": c.sample.split, "starts": c.sample.starts, "seed": c.seed, "words": self.words,
+            }  # fmt: skip
+            return self.stage(
+                f"solutions-{k}", partial(self._import_solutions, files), settings, _named(files), ("task.",)
+            )
 
         def make(folder: Path) -> Any:
             source, made = self.source(), 0
@@ -463,7 +480,7 @@ class Road:
             "task": c.task, "complete": {"k": c.complete.k, "sampling": drawn}, "shards": self.annotated(),
             "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT], "sampling": c.sampling, "seed": c.seed,
         }  # fmt: skip
-        inputs = {"states": self.at("states", k), **self.policy_inputs(k)}
+        inputs = {"states": self.at("states", k), "cleaned": self.at("cleaned", k), **self.policy_inputs(k)}
         return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
 
     def _import_completions(self, file: str, folder: Path) -> Any:
@@ -491,11 +508,13 @@ class Road:
             "k": c.complete.k, "duplicates": c.complete.duplicates, "min_chars": c.complete.min_chars,
             "shards": self.annotated(),
         }  # fmt: skip
-        inputs = {name: self.at(name, k) for name in ("completions", "states")}
+        inputs = {name: self.at(name, k) for name in ("completions", "states", "cleaned")}
         return self.stage(f"values-{k}", make, settings, inputs)
 
     def examples(self, k: int) -> Stage:
-        c, before = self.config, [self.at("examples", j) / "train.jsonl" for j in range(1, k)]
+        c, before = self.config, [
+            self.at("examples", j) / "train.jsonl" for j in range(1, k) if self.needs_values(j)
+        ]
         again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
 
         def make(folder: Path) -> Any:
@@ -526,7 +545,8 @@ class Road:
                 formats.write("episodes", folder / f"{name}.jsonl", used, None, annotations=labels)
             return told, out
 
-        inputs = {"values": self.at("values", k), **{f"replay {j}": path for j, path in enumerate(again)}}
+        inputs = {name: self.at(name, k) for name in ("values", "states", "cleaned")}
+        inputs |= {f"replay {j}": path for j, path in enumerate(again)}
         return self.stage(f"examples-{k}", make, {"labels": c.labels, "k": c.complete.k, "seed": c.seed}, inputs)
 
     # -- the reward model -----------------------------------------------------------------------------------------
@@ -542,7 +562,7 @@ class Road:
             given |= {"eval_data": str(examples / "dev.jsonl")} if c.labels.dev_shards else {}
         else:
             given["data"] = str(self.at("cleaned", k) / "all.jsonl")
-        if k > 1 and c.labels.replay and "begin" not in given:
+        if k > 1 and c.labels.replay and "begin" not in given and self.needs_prm(k - 1):
             given["begin"] = str(self.at("prm", k - 1))
         recipe = self.trained(RewardModelRecipe, "reward_model", f"prm-{k}", self.policy(k), given)
         inputs = {
@@ -559,6 +579,8 @@ class Road:
             make_given = partial(self._import_scores, file)
             return self.stage("scores-1", make_given, {}, {"scores": file, "cleaned": self.at("cleaned", 1)})
 
+        by_steps = c.pairs.steps is not None and c.pairs.steps.by == "score"
+
         def make(folder: Path) -> Any:
             lm = load_model(
                 stored_model(c.model, locate_value(self.at("prm", k))).model_copy(update={"lora": None})
@@ -567,14 +589,15 @@ class Road:
             check_classes(lm, HEAD, self.read().classes)
             lm.name = name_in_run(lm.name, self.run)
             every = self.solved(k)
-            if c.pairs.steps is not None and c.pairs.steps.by == "score":
+            if by_steps:
                 every = [*every, *self.steps_of_completions(k)]
             notes = output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm))
             write_notes(folder / "scores.jsonl", notes)
             return {"solutions": len(every), "steps": sum(len(t.steps) for e in every for t in e.turns)}, {}
 
         inputs = {"prm": self.at("prm", k), "cleaned": self.at("cleaned", k)}
-        return self.stage(f"scores-{k}", make, {"steps": c.pairs.steps is not None}, inputs)
+        inputs |= {"completions": self.at("completions", k)} if by_steps else {}
+        return self.stage(f"scores-{k}", make, {"steps": by_steps}, inputs)
 
     def _import_scores(self, file: str, folder: Path) -> Any:
         notes, lost = records.read_scores(file, self.solved(1))
@@ -629,7 +652,7 @@ class Road:
 
     def rewards(self, k: int, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[Any, Any]]:
         """The reward of each solution, and what the head said at each step."""
-        if not self.needs_prm():
+        if not self.needs_prm(k):
             return {}, {}
         outputs = outputs_of(read_segment(self.at("scores", k) / "scores.jsonl", Annotation))
         return lpr_pairs.solution_rewards(episodes, outputs, self.read(), self.tokenizer), outputs
@@ -667,7 +690,7 @@ class Road:
             return told, {}
 
         inputs: dict[str, str | Path] = {"cleaned": self.at("cleaned", k)}
-        inputs |= {"scores": self.at("scores", k)} if self.needs_prm() else {}
+        inputs |= {"scores": self.at("scores", k)} if self.needs_prm(k) else {}
         inputs |= {"completions": self.at("completions", k)} if c.pairs.steps is not None else {}
         inputs |= {"values": self.at("values", k)} if c.pairs.values is not None else {}
         inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
@@ -689,7 +712,8 @@ class Road:
             formats.write("episodes", folder / "sides.jsonl", sides, None)
             return {"pairs": len(sides) // 2}, lost
 
-        return self.stage("pairs-1", make, {"task": c.task, "split": c.sample.split}, {"pairs": file})
+        settings = {"task": c.task, "split": c.sample.split, "words": self.words}
+        return self.stage("pairs-1", make, settings, {"pairs": file}, ("task.",))
 
     def preference(self, k: int) -> Stage:
         c, pairs = self.config, self.at("pairs", k)
@@ -719,7 +743,7 @@ class Road:
         given: dict[str, Any] = dict(c.rl or {})
         rewards = dict(given.get("rewards", {}))
         inputs: dict[str, str | Path] = dict(self.policy_inputs(k, after_preference=True))
-        if self.needs_prm() and "model" not in rewards and rewards.get("alpha", 1.0) > 0:
+        if self.pays_steps():
             rewards = {"classes": self.read().classes, "skip": c.read.skip, **rewards, "model": str(self.at("prm", k))}
             inputs["prm"] = self.at("prm", k)
         given["rewards"] = {"split": c.clean.split, **rewards}

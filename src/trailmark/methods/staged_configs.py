@@ -457,6 +457,8 @@ class LprRecipe(RunConfig):
             raise ValueError("teacher.replay: there is no teacher: name a seat teacher, or set teacher.gold")
         if self.preference is None and self.rl is None:
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
+        if self.given.pairs and (self.preference is None or self.preference.get("objective") == "rejection"):
+            raise ValueError("given.pairs needs section preference, with another objective than rejection")
         known = range(self.states.shards)
         for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
             if wrong := [i for i in shards or () if i not in known]:

@@ -6,7 +6,8 @@ A step earns what a reward model says of it (process), the last one what the who
     ppo     token rewards with the price in them, generalised advantages, clipped surrogate; a critic with an optimiser
             of its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
     grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or
-            behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference
+            behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference.
+            Steps that nothing is paid for are not compared: of outcomes alone, each answer has one reward
     remax   the whole reward against that of the greedy answer; no clipping, no critic
 """
 
@@ -98,7 +99,7 @@ class StepRlMethod(PolicyGradientMethod):
             self._metrics["failed_greedy"] = len({e.group for e in good} - greedy.keys())
             good = [e for e in good if e.group in greedy]
         if c.algorithm == "grpo":
-            paid = against_group(good, earned, self.seat, c.rewards.at_end)
+            paid = against_group(good, earned, self.seat, c.rewards.at_end, {e.id: self.compared(e) for e in good})
         else:
             paid = {e.id: on_tokens(e, earned[e.id], self.seat, c.rewards.at_end) for e in good}
         samples = build_samples(good, self.seat, {"paid": paid})  # type: ignore[dict-item]
@@ -125,6 +126,9 @@ class StepRlMethod(PolicyGradientMethod):
 
     def earned(self, e: Episode, scores: Mapping[tuple[str, int], np.ndarray]) -> list[np.ndarray]:
         return turn_rewards(e, self.seat, scores, self.config.rewards, self.models["policy"].tokenizer)
+
+    def compared(self, e: Episode) -> list[np.ndarray]:
+        return paid_steps(e, self.seat, self.config.rewards, self.models["policy"].tokenizer)
 
     def credited(self, s: Sample, e: Episode, greedy: Mapping[str, float]) -> Sample:
         """A sample with its advantages, and what a critic regresses on."""
@@ -224,6 +228,20 @@ def turn_rewards(
     return out
 
 
+def paid_steps(e: Episode, seat: str, settings: StepRewards, tokenizer: Any = None) -> list[np.ndarray]:
+    """Which steps of each turn of the seat something is paid for, be it 0: those that the reward model judges, and the
+    last one for the outcome."""
+    s, mine = settings, [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
+    out = []
+    for i in mine:
+        types = step_types(e, i, tokenizer) if s.skip else [""] * len(spans_of(e, i))
+        judged = s.model is not None and s.alpha > 0
+        on = np.array([judged and kind not in s.skip for kind in types])
+        on[-1] |= s.right is not None and i == mine[-1]
+        out.append(on)
+    return out
+
+
 def spans_of(e: Episode, turn: int) -> Sequence[tuple[int, int]]:
     t = e.turns[turn]
     return t.steps or ((0, len(t.tokens)),)
@@ -242,14 +260,18 @@ def on_tokens(e: Episode, earned: Sequence[np.ndarray], seat: str, at_end: bool)
     return out
 
 
-def against_group(episodes: Sequence[Episode], earned: Paid, seat: str, at_end: bool) -> dict[str, list[np.ndarray]]:
-    """The rewards of steps, each against all steps of the group, on their tokens."""
+def against_group(
+    episodes: Sequence[Episode], earned: Paid, seat: str, at_end: bool, compared: Mapping[str, list[np.ndarray]]
+) -> dict[str, list[np.ndarray]]:
+    """The rewards of steps, each against all steps of the group that something is paid for (`compared`), on their
+    tokens. The others have 0."""
+    on = [np.concatenate(compared[e.id]) for e in episodes]
     flat = [np.concatenate(earned[e.id]) for e in episodes]
-    normed = group_steps(flat, [e.group for e in episodes])
+    normed = group_steps([r[m] for r, m in zip(flat, on)], [e.group for e in episodes])
     out = {}
-    for e, values in zip(episodes, normed):
+    for e, m, values in zip(episodes, on, normed):
         cuts = np.cumsum([len(r) for r in earned[e.id]])[:-1]
-        out[e.id] = on_tokens(e, np.split(values, cuts), seat, at_end)
+        out[e.id] = on_tokens(e, np.split(spread(values, m), cuts), seat, at_end)
     return out
 
 

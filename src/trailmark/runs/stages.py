@@ -169,6 +169,19 @@ def run_stages(
     return done
 
 
+def stage_state(folder: str | Path, stage: Stage, layout: Layout = Layout()) -> str:
+    """For people: done, begun, to do, or what has changed since the stage was made. Nothing is written."""
+    place = _Place(Path(folder), stage, layout)
+    if not place.record.exists():
+        return "begun" if place.begun.exists() else "to do"
+    record = _read(place.record)
+    try:
+        changed = _changes(record, _wanted(stage), stage.grows)
+    except RunError as problem:  # an input is not there
+        return f"to do again: {problem}"
+    return f"to do again: {changed[0]}" if changed else "done"
+
+
 def _must_be_done(place: _Place, later: str) -> None:
     wanted = _wanted(place.stage)
     record = _record(place, wanted)
