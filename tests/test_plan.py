@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from typer.testing import CliRunner
 
 from trailmark import memory, methods, plan
 from trailmark.commands.app import app
-from trailmark.config import resolve
+from trailmark.config import load_recipe, resolve
 from trailmark.learn.checkpoint import seed_all
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
 
+RECIPES = Path(__file__).parents[1] / "recipes"
 SHAPE = {"layers": 2, "width": 32, "heads": 4, "context": 256}
 ARITH = {"method": "policy_gradient", "task": {"name": "arith"}, "starts": 3, "n": 4, "sampling": {"max_tokens": 6}}
 
@@ -95,8 +97,25 @@ def test_models_besides_the_policy_are_counted(tmp_path):
     weights = lambda **given: plan.make_plan(recipe(tmp_path, **given)[1], probe=False).parts[0].memory.weights
     one = weights(**ARITH)
     assert weights(**ARITH, overlap=True) == 2 * one and weights(**ARITH, kl_reward=0.1) == 2 * one
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "gold": "b"}\n{"prompt": "c", "gold": "d"}\n')
+    gold = {**ARITH, "task": {"name": "prompts", "options": {"path": str(tmp_path / "rows.jsonl")}}}
+    reader = {"kind": "likelihood", "model": {"name": "tiny", "shape": {**SHAPE, "layers": 2}}}
+    assert weights(**gold, reward=reader) == 2 * one
     steps = {**ARITH, "method": "step_rl"}
     assert weights(**steps) == 3 * one and weights(**steps, algorithm="grpo") == 2 * one
+
+
+def test_the_papers_runs_of_vr_cli():
+    """The comment of recipes/vrcli-paper-3b.yaml: what both need on a GPU."""
+    counted = {}
+    for name in ("3b", "7b"):
+        method = methods.get_method("policy_gradient")
+        config = resolve(load_recipe(RECIPES / f"vrcli-paper-{name}.yaml"), method.Config)
+        memory = plan.Memory(device="cuda")
+        plan.count_models(memory, method.holds(config), config)
+        counted[name] = memory.total / 1e9
+        assert config.model.dtype == "float32" and config.learner.amp == "bf16" and config.eval.n is None
+    assert counted == {"3b": pytest.approx(76.3, abs=0.1), "7b": pytest.approx(165.2, abs=0.1)}
 
 
 @pytest.mark.parametrize("name", [*CASES, "overlap"])

@@ -128,16 +128,18 @@ def test_seconds_of_a_run():
 
 
 @pytest.mark.parametrize(("every", "steps", "wanted"), [(0, 10, 0), (3, 10, 4), (5, 10, 2), (20, 10, 1)])
-def test_how_many_evaluations(every, steps, wanted):
-    assert plan._evaluations(SimpleNamespace(eval=SimpleNamespace(every=every)), steps) == wanted
+@pytest.mark.parametrize("first", [False, True])
+def test_how_many_evaluations(every, steps, wanted, first):
+    found = plan._evaluations(SimpleNamespace(eval=SimpleNamespace(every=every, first=first)), steps)
+    assert found == wanted + (first and every > 0)
 
 
 def test_an_evaluation_plays_as_fast_as_a_step_and_reads_in_a_third():
-    c = SimpleNamespace(eval=SimpleNamespace(n=20), starts=2, n=4)
+    c = SimpleNamespace(starts=2, n=4)
     p = part(seconds={"sample": 2.0, "update": 3.0}, tokens=Tokens(written=5))
-    assert plan._evaluation_seconds(p, c) == 2.0 * 20 / 8
-    assert plan._evaluation_seconds(p, SimpleNamespace(eval=c.eval, rl=SimpleNamespace(starts=5))) == 8.0
-    assert plan._evaluation_seconds(part(seconds={"sample": 2.0, "update": 3.0}, tokens=Tokens()), c) == 1.0
+    assert plan._evaluation_seconds(p, c, 20) == 2.0 * 20 / 8
+    assert plan._evaluation_seconds(p, SimpleNamespace(rl=SimpleNamespace(starts=5)), 20) == 8.0
+    assert plan._evaluation_seconds(part(seconds={"sample": 2.0, "update": 3.0}, tokens=Tokens()), c, 20) == 1.0
 
 
 def test_the_rows_that_are_printed():

@@ -183,6 +183,42 @@ def render(
     return t.with_spans(text, kept)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """`answer` is where the answer stands in `tokens`, without what ends it. The turn ends before `end`."""
+
+    tokens: Tokens
+    answer: tuple[int, int]
+    end: int
+
+
+def answered(
+    tokenizer: Tokenizer, messages: Messages, answer: str, *, template: Jinja = "own", **options: Any
+) -> Answered:
+    """The conversation with `answer` as the assistant's next message, character by character: templates that trim
+    messages do not trim it. It is encoded apart from what comes before and after it. So the context never changes its
+    tokens. What the template writes before every answer (a space) belongs to it: the model must write that, too."""
+    t = _Template(tokenizer, template, options)
+    prompt = t.text(messages, prompt=True)
+    head, tail, lead, end = t.frame(messages)
+    if prompt.startswith(head):  # the prompt may open a thought
+        opened = str(t.controls.shown(prompt[len(head) :]))
+        thinks, answer = answer.startswith(opened), answer.removeprefix(opened)
+        prompt = head = prompt if thinks else head
+    if not head.startswith(prompt):
+        raise DataError(
+            f"the chat template prompts with {str(t.controls.shown(prompt[-40:]))!r}, but does not show an answer "
+            "after it: it cannot be scored"
+        )
+    body = head[len(prompt) :] + t.controls.guard(answer)
+    given, both = t.encode(prompt), t.encode(prompt + body)
+    said = both[len(given) :] if both[: len(given)] == given else t.encode(body, end)
+    over = len(given) + len(said)
+    ending = t.encode(lead + end, end)
+    behind = t.encode(tail.removeprefix(lead + end), end)
+    return Answered((*given, *said, *ending, *behind), (len(given), over), over + len(ending))
+
+
 def extends(tokenizer: Tokenizer, messages: Messages, *, template: Jinja = "own", **options: Any) -> Extension:
     """Whether each prompt of this conversation begins with everything that the model has seen and written before."""
     turns = (t := _Template(tokenizer, template, options)).turns(messages)

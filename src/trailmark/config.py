@@ -212,7 +212,8 @@ class EvalConfig(Config):
 
     every: NonNegativeInt = Field(0, description="steps between evaluations; 0: none")
     split: str = Field("test", description="split of the task")
-    n: PositiveInt = Field(64, description="number of starts to play")
+    n: PositiveInt | None = Field(64, description="number of starts to play; none: all of the split")
+    first: bool = Field(False, description="also evaluate before the first step, as step 0 of the metrics")
     patience: PositiveInt | None = Field(
         None, description="stop training after this many evaluations without a better one"
     )

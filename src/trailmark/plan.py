@@ -138,6 +138,7 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
         method = cls(config.model_copy(update={"out": folder}), run)
         part.steps = method.config.steps
         samples = _measure(part, method, probe)
+        starts = config.eval.n or _all_starts(method, config)
         learner = method.learner
         packed = [p.ids.shape for p in learner.pack(samples)] if samples else []
         budget = config.learner.micro_tokens or places(learner.models, learner.optimisers, config.learner.amp == "bf16")
@@ -153,7 +154,7 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
     _room_warnings(part, config, budget)
     part.evaluations = _evaluations(config, part.steps)
     if part.seconds and part.evaluations and part.tokens:
-        part.evaluation_seconds = _evaluation_seconds(part, config)
+        part.evaluation_seconds = _evaluation_seconds(part, config, starts)
     if (part.total_seconds or 0) > LONG and not (config.checkpoint.every and config.checkpoint.every < part.steps):
         part.warnings.append(
             f"about {part.total_seconds or 0:,.0f} s and no checkpoint on the way: a run that is killed begins again; "
@@ -173,7 +174,7 @@ def count_models(memory: Memory, held: Sequence[Held], config: Any) -> None:
         base = {"int8": 1.0, "int4": 0.5}.get(h.model.quant, item)
         adapter = adapter_weights(h.model) if h.model.lora else 0
         trained = adapter or count
-        if h.optim is None and h.engine is None and "frozen" in away:
+        if h.optim is None and h.engine is None and not h.stays and "frozen" in away:
             memory.moved = max(memory.moved, count * base)
         else:
             memory.weights += count * base + adapter * item
@@ -387,17 +388,23 @@ def _timed(spent: dict[str, float], name: str, work: Any) -> Any:
 
 
 def _evaluations(config: Any, steps: int) -> int:
-    return math.ceil(steps / config.eval.every) if config.eval.every else 0
+    return math.ceil(steps / config.eval.every) + config.eval.first if config.eval.every else 0
 
 
-def _evaluation_seconds(part: Part, config: Any) -> float:
-    """An evaluation plays `eval.n` starts as fast as a step plays its own. One that reads a file takes a third of what
+def _all_starts(method: Any, config: Any) -> int:
+    """The number of starts of the split that is evaluated."""
+    source = getattr(method, "source", None)
+    return len(source.tasks(config.eval.split)) if config.eval.every and source is not None else 0
+
+
+def _evaluation_seconds(part: Part, config: Any, starts: int) -> float:
+    """An evaluation plays its starts as fast as a step plays its own. One that reads a file takes a third of what
     learning the same number of rows takes."""
     assert part.seconds is not None
     if part.tokens is not None and part.tokens.written:
         rl = getattr(config, "rl", None)
         episodes = config.starts * config.n if rl is None else rl.starts
-        return part.seconds["sample"] * config.eval.n / max(1, episodes)
+        return part.seconds["sample"] * starts / max(1, episodes)
     return part.seconds["update"] / 3
 
 

@@ -180,3 +180,10 @@ def test_what_is_refused(place, tmp_path):
     assert str(rows) in said and "row 's" in said and not list((tmp_path / "o").glob("b*"))
     (tmp_path / "bad.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
     assert "row 'a' has no 'gold'" in call("write", tmp_path / "bad.jsonl", f"b={base}", *out, code=2)
+
+
+def test_a_text_may_hold_any_end_of_line(tmp_path):
+    rows = [{"id": "a", "text": "one\u2028two\x85three\x0cfour"}, {"id": "b", "text": "five\u2029"}]
+    work = written._Work(tmp_path, tmp_path, {}, written.How(), {}, written.Answers(None), 1)
+    written.write_lines(tmp_path / "rl.jsonl", rows)
+    assert work.read("rl.jsonl") == rows

@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
+from trailmark.learn import checkpoint
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model
 from trailmark.runs.annotations import read_beside
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
+from trailmark.score.likelihood import TextScorer, after_markers
 from trailmark.tasks.stories import prompts as p
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 1024}
@@ -66,7 +68,7 @@ def recipe(**more):
             "task": {"options": {"val": "stories/val.jsonl"}}, "model": {"name": "start"},
             "sampling": {"max_tokens": 12}, "engine": {"slots": 6, "max_len": 1024}, "credit": "group",
             "objective": {"kind": "clipped", "beta": 0.0}, "learner": {"optim": {"lr": 1e-2}},
-            "eval": {"every": 1, "split": "val", "n": 64}, "checkpoint": {"every": 1},
+            "eval": {"every": 1, "split": "val", "n": None}, "checkpoint": {"every": 1},
             "reward": {"kind": "likelihood", "context": p.CONTEXT, "plan": p.PLAN, "empty": p.EMPTY,
                        "markers": [*"etaoinshrdlu"], "reward": "linear"},
             **more,
@@ -118,6 +120,34 @@ def test_a_run_keeps_its_promises(data):
         assert row["eval/brevity"] == pytest.approx(np.mean(want), abs=1e-12) and "brevity" not in row
         notes = [a for a in read_beside(Path(f"run/evaluation/{row['step']:06d}.jsonl")) if a.name == "brevity"]
         assert [a.values[0] for a in notes] == want
+
+
+def test_an_evaluation_before_the_first_step(data, monkeypatch):
+    """It is step 0, of the model that training starts from, on every row of the split; a resumed run keeps it."""
+    config = lambda **more: recipe(eval={"every": 2, "split": "val", "n": None, "first": True}, **more)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint, "save", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+        launch(PolicyGradientMethod, config())
+    first = read_metrics("run")[0]
+    launch(PolicyGradientMethod, config(), resume=True)
+    launch(PolicyGradientMethod, config(out="whole"))
+    assert Path("run/metrics.jsonl").read_bytes() == Path("whole/metrics.jsonl").read_bytes()
+    rows = read_metrics("run")
+    assert [r["step"] for r in rows] == [0, 1, 2] and rows[0] == first
+    played = read_segment("run/evaluation/000000.jsonl")
+    assert sorted(e.task.id for e in played) == sorted(r["id"] for r in data["val"])
+    assert rows[0]["eval/reward"] == pytest.approx(np.mean([e.outcome.reward for e in played]), abs=1e-12)
+    assert "eval/reward" in rows[2] and "reward" not in rows[0] and "eval/reward" not in rows[1]
+    lm = load_model(ModelConfig(name="start"))
+    e, row = played[0], next(r for r in data["val"] if r["id"] == played[0].task.id)
+    plan = after_markers(e.turns[0].text, [*"etaoinshrdlu"])
+    talk = lambda text: [*row["prompt"][:-1], {"role": "user", "content": text}]
+    said = row["information"] + (row["plan_heading"] + plan if plan else "") + row["write_from_plan"]
+    want = TextScorer(lm).improvement(talk(row["information"] + row["write"]), talk(said), row["gold"])
+    assert e.outcome.reward == pytest.approx(want / 100, abs=1e-5)
+    for command in (["verify", "run"], ["report", "run"], ["inspect", "run"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
 
 
 def test_a_contrastive_run_that_stopped_goes_on_as_if_it_had_not(data):

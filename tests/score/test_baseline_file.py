@@ -97,6 +97,25 @@ def test_another_row_is_named(tmp_path, lm):
         BaselineFile(tmp_path / "c.jsonl", TextScorer(lm)).get(rows())
 
 
+def test_a_baseline_over_other_tokens_is_refused(tmp_path, lm):
+    """Such as one that was computed when the gold text was encoded in another way."""
+    data = [{"id": f"r{k}", "prompt": [{"role": "user", "content": f"Story {k}."}], "gold": "Home."} for k in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in data))
+    judge = LikelihoodJudge(LikelihoodJudgeConfig(baselines=str(tmp_path / "b.jsonl")), lm)
+    with_judge(source := Prompts(str(tmp_path / "rows.jsonl"), test=0), judge)
+    judge.keep(tmp_path)
+    plays = [judge._as_play(None, t) for t in source.rows]
+    assert all(v.outcome.reward == 0.0 for v in asyncio.run(judge.judge(plays)))
+    lines = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines()]
+    lines[2]["n_scored_tokens"] -= 1
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    again = LikelihoodJudge(LikelihoodJudgeConfig(baselines=str(tmp_path / "b.jsonl")), lm)
+    again.bind(source)
+    said = r"b.jsonl: the baseline of row 'r1' is over 5 tokens, and its gold text now has 6: use the one"
+    with pytest.raises(DataError, match=said):
+        asyncio.run(again.judge(plays))
+
+
 def test_a_file_of_something_else(tmp_path, lm):
     (tmp_path / "b.jsonl").write_text('{"id": "r0", "text": "an answer"}\n')
     with pytest.raises(DataError, match="b.jsonl: is no file of baselines"):

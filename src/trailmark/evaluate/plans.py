@@ -92,6 +92,7 @@ def score_plans(
         else:
             bases = baselines.get([BaselineRow(i, *pair) for (i, _), pair in zip(some, pairs[::2])])
             nows = scorer.likelihoods(pairs[1::2], rule, names[1::2])
+            baselines.must_match(names[1::2], bases, nows)
         for (i, plan), base, now in zip(some, bases, nows):
             percent = improvement(base, now)
             made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}

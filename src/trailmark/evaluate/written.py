@@ -326,7 +326,8 @@ class _Work:
         return most
 
     def read(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.out / name).read_text("utf-8").splitlines()]
+        # not splitlines(): a text may hold U+2028 and other ends of lines that JSON does not escape
+        return [json.loads(line) for line in (self.out / name).read_text("utf-8").split("\n") if line]
 
     def about(self, v: Variant) -> dict[str, Any]:
         """What a variant has made."""

@@ -20,7 +20,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import Watch
 from trailmark.progress import Phases, Progress
 from trailmark.runs import checkpoints
-from trailmark.runs.store import Run, read_segment, truncate_run
+from trailmark.runs.store import Run, read_metrics, read_segment, truncate_run
 from trailmark.trackers import open_trackers
 from trailmark.types import Annotation, Episode, Failed
 
@@ -114,6 +114,7 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
             print(f"{run.path} is complete: it ended at step {start}", file=sys.stderr)
             return {}, start
     last: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     step = start
     for e in method.evaluations(0, False) if start == 0 else ():  # with the initial models
         if not is_made(run, e, 0):
@@ -125,9 +126,13 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
     watch = Watch()
     trackers = open_trackers(config.trackers, run, config, resumed_at=start)
     with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:
+        if start == 0 and config.eval.every and config.eval.first and not read_metrics(run.path):
+            metrics = {f"eval/{k}": v for k, v in method.evaluate(0).items()}
+            run.log(0, metrics)
+            trackers.log(0, metrics)
         for step in range(start + 1, config.steps + 1):
             began = time.perf_counter()
-            metrics: dict[str, float] = {}
+            metrics = {}
             phases = Phases()
             for update in phases.through("collect", method.updates(step)):
                 with phases.phase("learn", tokens=update.passes * sum(len(s.tokens) for s in update.samples)):

@@ -43,6 +43,7 @@ class Held:
     optim: OptimConfig | None = None  # how it is trained; None: it is frozen
     engine: EngineConfig | None = None  # how it is sampled from; None: it is not
     output: bool = True  # whether its output layer is read, and not only a head
+    stays: bool = False  # `learner.offload` does not move it
 
 
 class Method(Training):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.config import ModelConfig
 from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
@@ -173,9 +174,9 @@ class PolicyGradientMethod(Method):
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
-        """Every model at the table, and the reference if the objective reads one."""
+        """Every model at the table, the reference if the objective reads one, and the one that reads gold texts."""
         refers = getattr(get_objective(config.objective), "beta", 0) or config.kl_reward
-        return [*cls.players(config), *(reference_held(config.model) if refers else [])]
+        return [*cls.players(config), *(reference_held(config.model) if refers else []), *reader_held(config)]
 
     @classmethod
     def players(cls, config: Any) -> list[Held]:
@@ -218,6 +219,14 @@ class PolicyGradientMethod(Method):
         good, dropped = scored(episodes)
         means = {} if own is None else own.metrics(self.noted)
         return {**summary(good), **dropped, **self.judged(self.noted), **means}
+
+
+def reader_held(config: Any) -> list[Held]:
+    """The frozen model of a likelihood reward, if it is in this process."""
+    reward = config.task.options.get("reward")
+    if not isinstance(reward, dict) or reward.get("kind") != "likelihood" or reward.get("server"):
+        return []
+    return [Held("reward", ModelConfig.model_validate(reward.get("model") or {}), stays=True)]
 
 
 def truncated(

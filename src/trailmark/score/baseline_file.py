@@ -98,6 +98,17 @@ class BaselineFile:
         return [Likelihood(float(r["logp"]), int(r["n_scored_tokens"])) for r in stored]
 
 
+    def must_match(self, names: Sequence[str], then: Sequence[Likelihood], now: Sequence[Likelihood]) -> None:
+        """Refuse baselines of other tokens than those that are scored now: the two could not be compared."""
+        for name, before, after in zip(names, then, now):
+            if before.tokens != after.tokens:
+                raise DataError(
+                    f"the baseline of row '{name}' is over {before.tokens} tokens, and its gold text now has "
+                    f"{after.tokens}: {HINT}",
+                    self.path,
+                )
+
+
 def about(scorer: TextScorer, rule: Rule) -> dict[str, Any]:
     """What all baselines of a file depend on, in words that an error can use."""
     lm, tokenizer = scorer.lm, scorer.tokenizer

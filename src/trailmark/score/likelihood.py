@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trailmark.chat import render
+from trailmark.chat import answered
 from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
 from trailmark.score.cache import Cache
 from trailmark.types import Tokens
@@ -66,20 +66,16 @@ class Gold:
 
 
 def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -> Gold:
-    """The context as the model sees it, followed by the gold text as its answer. A context is plain text, or messages
-    that go through the chat template. What is scored: "text" is the gold text only; "turn" adds the token that ends it
-    (a sampler writes it); "template" adds what the template writes after that (the reference implementation of VR-CLI
-    scores it)."""
+    """The context as the model sees it, followed by the gold text as its answer, which no template trims. A context is
+    plain text, or messages that go through the chat template. What is scored: "text" is the gold text only; "turn" adds
+    the token that ends it (a sampler writes it); "template" adds what the template writes after that (the reference
+    implementation of VR-CLI scores it)."""
     talk = [{"role": "user", "content": context}] if isinstance(context, str) else list(context)
-    template = None if isinstance(context, str) else "own"
-    made = render(tokenizer, [*talk, {"role": "assistant", "content": gold}], template=template)
-    if not made.spans or made.spans[-1].message != len(talk):
-        raise DataError("the chat template does not show the gold text as an answer: it cannot be scored")
-    span = made.spans[-1]
-    end = {"text": span.end - 1, "turn": span.end, "template": len(made.tokens)}[rule]
-    if end <= span.start:
+    made = answered(tokenizer, talk, gold, template=None if isinstance(context, str) else "own")
+    start, over = made.answer
+    if over <= start:
         raise DataError("the gold text has no tokens: there is nothing to score")
-    return Gold(made.tokens, span.start, end)
+    return Gold(made.tokens, start, {"text": over, "turn": made.end, "template": len(made.tokens)}[rule])
 
 
 def likelihoods(

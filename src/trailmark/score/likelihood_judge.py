@@ -110,6 +110,8 @@ class LikelihoodJudge(Judge):
         plans = [replace(p, answer=after_markers(p.answer, self.config.markers)) for p in plays]
         base = self._baselines(plays)
         now = self._now(plans)
+        if self.config.baselines is not None:
+            self._file.must_match([p.episode.task.id for p in plays], base, now)
         nothing = [self._with_plan(replace(p, answer="")) for p in plays]
         empty = self.scorer.likelihoods(nothing, self.config.tokens, [p.episode.task.id for p in plays])
         others = self._for_another_story(plans) if self.config.reward == "contrastive" else [0.0] * len(plays)

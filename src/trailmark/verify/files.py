@@ -28,8 +28,8 @@ def check_recipe(ev: Evidence) -> Check:
 
 
 def check_records(ev: Evidence) -> Check:
-    """The steps of the metrics are 1, 2, 3, …; every line of every segment that was read is an episode; and the
-    annotations fit."""
+    """The steps of the metrics are 1, 2, 3, … (there may be an evaluation before them, as step 0); every line of every
+    segment that was read is an episode; and the annotations fit."""
     found = Findings("records")
     for problem in ev.unreadable:
         found.defect("episodes cannot be read", problem)
@@ -38,7 +38,7 @@ def check_records(ev: Evidence) -> Check:
     except TrailmarkError as problem:
         found.defect("the metrics cannot be read", str(problem))
         rows = []
-    steps = [r.get("step") for r in rows]
+    steps = [r.get("step") for r in rows if r is not rows[0] or r.get("step") != 0]
     if steps != list(range(1, len(steps) + 1)):
         at = next((i for i, s in enumerate(steps, 1) if s != i), 0)
         found.defect("the metrics have a gap or a step twice", f"line {at} is of step {steps[at - 1]}")
