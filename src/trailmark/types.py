@@ -91,6 +91,9 @@ class Scored:
     reward: float
     success: bool | None = None
 
+    def __str__(self) -> str:
+        return f"reward {self.reward}{'' if self.success is None else ', won' if self.success else ', not won'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
@@ -98,12 +101,18 @@ class Invalid:
 
     reason: str
 
+    def __str__(self) -> str:
+        return f"invalid: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A world, an engine or a judge crashed. The episode has no reward: it is never a zero, and is in no average."""
 
     error: str
+
+    def __str__(self) -> str:
+        return self.error
 
 
 Outcome = Scored | Invalid | Failed

@@ -166,7 +166,8 @@ def test_verify_sees_what_was_edited(shell):
     edited = dataclasses.replace(first, turns=(turn,), outcomes={"self": Scored(7.5)})
     write_segment("run/episodes", 1, [edited, *others])
     write_segment("run/annotations/reward", 1, [type(note)(note.episode, note.name, note.level, (7.5,)), *rest])
-    assert "the judge now gives another reward than is stored" in " ".join(shell("verify", "run", code=1).split())
+    said = " ".join(shell("verify", "run", code=1).split())
+    assert "the judge now gives another reward than is stored" in said and "stored reward 7.5, now reward " in said
 
 
 def test_a_language_model_gives_the_reward_and_is_asked_nothing_twice(shell):

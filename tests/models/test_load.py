@@ -102,6 +102,8 @@ def test_what_cannot_be_loaded(folder, tmp_path, monkeypatch):
         "neither a local folder nor reachable",
         "model.shape",
     )
+    away = tmp_path / "runs" / "gone"
+    says(ModelConfig(name=str(away)), f"model '{away}': there is no such folder. For a dry run without it")
     (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0broken")
     says(ModelConfig(name=str(folder)), str(folder), "cannot be loaded")
     says(ModelConfig(name="tiny", device="cuda:0" if not torch.cuda.is_available() else "npu"), "is not available")

@@ -52,6 +52,7 @@ def age(run):
 
 def test_translation():
     assert older.translate({"method": "online", "n": 3}) == {"method": "policy_gradient", "n": 3}
+    assert older.translate({"method": "reflect", "restrict": False}) == {"method": "reflect", "head": "vocabulary"}
     dpo = older.translate({**OREO, "objective": "dpo"})
     assert dpo == {
         "method": "preference", "objective": "dpo", "data": "scored.jsonl", "beta": None, "pairs": 3, "desirable": 1.0,
@@ -67,6 +68,11 @@ def test_translation():
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
+        (
+            "method: reflect\nrestrict: true\n",
+            "old.yaml:2: key 'restrict': restrict is now called head: write 'head: listed'.",
+        ),
+        ("method: reflect\nrestrict: false\n", "write 'head: vocabulary'."),
         ("method: online\n", "old.yaml:1: key 'method': method online is now called policy_gradient: write"),
         (
             "method: oreo\nobjective: dpo\n",

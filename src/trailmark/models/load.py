@@ -307,6 +307,8 @@ def _why(path: str, problem: Exception) -> str:
         )
     if Path(path).exists():
         return f"{path}: the model cannot be loaded: {lines[0][:200]}"
+    if path.count("/") > 1 or path.startswith((".", "/", "~")):  # a name on the hub has at most one slash
+        return f"model '{path}': there is no such folder. For a dry run without it, describe it in model.shape"
     answered = not isinstance(problem.__cause__, LocalEntryNotFoundError)
     said = " ".join(lines[: 1 + answered])[:400]  # its second line says what to do: ask for access, log in
     return (

@@ -83,10 +83,20 @@ def _with(value: Recipe, way: Sequence[str], what: Any) -> Recipe:
     return {**value, way[0]: rest}
 
 
+def _head(r: Recipe) -> str:
+    return "listed" if r["restrict"] else "vocabulary"
+
+
 CHANGES: list[Change] = [
     _rate("sft.lr", "sft.optim", "imitation"),
     _rate("rl.critic.lr", "rl.critic.optim", "the critic"),
     _rate("rl.lr", "learner.optim", "play"),
+    Change(
+        "restrict",
+        lambda r: r.get("method") == "reflect" and "restrict" in r,
+        lambda r: {**without(r, "restrict"), "head": _head(r)},
+        lambda r: f"restrict is now called head: write 'head: {_head(r)}'.",
+    ),
     Change(
         "method",
         lambda r: r.get("method") == "online",
