@@ -81,8 +81,8 @@ def free_text(size: str, batch: int, fixed: bool, repeats: int) -> None:
         return float(first.sum())
 
     kind = "fixed shapes" if fixed else "free shapes"
-    compare(f"sampling/text {size} batch {batch}{' fixed' if fixed else ''}", ours, peer, PEER, "tokens/s", repeats,
-            f"free text, groups of {GROUP}, ragged, {kind}")  # fmt: skip
+    compare(f"sampling/text {size} batch {batch}{' fixed' if fixed else ''}", often(batch, ours), often(batch, peer),
+            PEER, "tokens/s", repeats, f"free text, groups of {GROUP}, ragged, {kind}")  # fmt: skip
 
 
 def labels(size: str, batch: int, repeats: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from trailmark.engines import prefill
+from trailmark.engines import local, prefill
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefill import cpu_parts
@@ -101,6 +101,36 @@ def test_free_shapes_on_a_cpu_write_the_same(make_lm, family):
     want, got = (run(LocalEngine(lm, slots=4, max_len=128, fixed=fixed), asked) for fixed in (True, False))
     for (a,), (b,) in zip(want, got):
         assert a.tokens == b.tokens and np.allclose(a.logp, b.logp, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_samples_that_move_to_other_slots_write_the_same(make_lm, family, monkeypatch):
+    """With free shapes a CPU closes the gaps that ended samples leave: only slots in use are computed."""
+    lm = make_lm(family, dtype=torch.float64, window=16 if family == "gemma2" else None)
+    draw = np.random.default_rng(4)
+    asked = [
+        Request(tuple(draw.integers(0, 250, 3 + 5 * i).tolist()), n=2, max_tokens=2 + 7 * (i * 5 % 8), key=f"r{i}")
+        for i in range(8)
+    ]
+    moved, computed = [], []
+    engine = LocalEngine(lm, slots=16, max_len=128, fixed=False)
+    move, step = engine._cache.move, engine._next
+    monkeypatch.setattr(engine._cache, "move", lambda a, b, n: (moved.append((a, b)), move(a, b, n)))
+    monkeypatch.setattr(engine, "_next", lambda index, *a: (computed.append(len(index)), step(index, *a))[1])
+    got = run(engine, asked)
+    want = [run(LocalEngine(lm, slots=2, max_len=128), [r])[0] for r in asked]
+    for a, b in zip(sum(want, []), sum(got, [])):
+        assert a.tokens == b.tokens
+        assert np.allclose(a.logp, b.logp, rtol=0, atol=1e-6)
+    assert moved and all(min(a) > max(b) for a, b in moved)
+    assert computed[0] == 16 and computed[-1] == 2 and computed == sorted(computed, reverse=True)
+
+
+def test_noise_of_several_tokens_at_once_is_that_of_one_at_a_time(make_lm, monkeypatch):
+    lm, asked = make_lm("llama"), requests()
+    at_once = run(LocalEngine(lm, slots=8, max_len=128), asked)
+    monkeypatch.setattr(local, "NOISE_AHEAD", 1)
+    assert run(LocalEngine(lm, slots=8, max_len=128), asked) == at_once
 
 
 def test_which_prompts_a_cpu_computes_together():

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import chi2, chi2_contingency
 
 from trailmark.engines.base import draw_key
+from trailmark.models import law as law_module
 from trailmark.models.law import NEVER, entropy, gumbel, law_logits, working
 from trailmark.types import SamplingLaw
 
@@ -356,3 +357,16 @@ def test_one_law_for_all_rows_is_that_law_for_each():
     wanted = torch.full((5, 30), -torch.inf)
     wanted[:, [3, 7, 11]] = logits[:, [3, 7, 11]] / torch.tensor(0.7)
     assert torch.equal(alike, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_little_noise_is_the_noise_of_much(dtype, monkeypatch):
+    """On a CPU little noise is computed in 32 bits by numpy, much of it in 64 by torch: bit for bit the same."""
+    edges = [(0, 0), (2**32 - 1, 0), (0, 2**32 - 1), (2**32 - 1, 2**32 - 1)]
+    keys = torch.tensor([*edges, *(draw_key(3, "k", n) for n in range(60))])
+    places, ids = torch.arange(64) * 97, torch.tensor([*range(300), 151_935, 262_143])
+    little = gumbel(keys, places, ids, dtype)
+    monkeypatch.setattr(law_module, "SMALL", 0)
+    much = gumbel(keys, places, ids, dtype)
+    assert little.dtype == much.dtype == dtype and torch.equal(little, much)
+    assert len(little.unique()) > 0.99 * little.numel() and torch.isfinite(little).all()

@@ -3,7 +3,7 @@
 Requests arrive from many coroutines. Those that wait are prefilled together, each distinct prompt once; every sample
 then decodes in a slot of its own and leaves it when it ends. With `fixed=True` all shapes are constant (rows of a
 prefill, slots, columns), which on one CPU thread, or on a GPU, makes a sample bitwise independent of slot, neighbours
-and arrival order. `fixed=False` prefills only the rows and looks only at the columns in use.
+and arrival order. `fixed=False` prefills only the rows, and decodes only the slots and columns in use.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple 
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
 HOLD = 8  # most turns that a prefill waits for more prompts
 AHEAD = False  # decode as on a GPU on any device: for tests
+NOISE_AHEAD = 16  # most tokens whose noise is computed at once on a CPU
+SMALL_NOISE = 1 << 16  # numbers of noise: more are computed for one token at a time
+NO_NOISE = np.zeros((0, 0), np.float32)
+OWN = SamplingLaw()  # the model's own distribution
 DEFAULT_LEN = 1024  # default longest sequence; every slot reserves memory for it
 
 
@@ -84,6 +88,8 @@ class _Live:
     logq: list[float] = field(default_factory=list)
     top: tuple[tuple[int, float], ...] = ()  # the most likely tokens at the last position
     watch: Watch | None = None  # for stop texts
+    noise: np.ndarray = field(default_factory=lambda: NO_NOISE)  # of the tokens before number `noise_end`, [tokens, V]
+    noise_end: int = 0
 
 
 def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
@@ -119,6 +125,7 @@ class LocalEngine:
         self._flying: tuple[int, list[_Live | None]] | None = None
         self.prefiller = Prefiller(lm, fixed, not fixed and lm.device.type == "cuda", self.bucket, prefill_rows)
         self._compiled_draw: Callable[..., torch.Tensor] | None = None
+        self._ids = torch.arange(lm.vocab, device=lm.device)
         self._held = 0  # turns that the waiting prefill has been delayed
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
@@ -409,14 +416,30 @@ class LocalEngine:
 
     @torch.inference_mode()
     def _decode(self) -> None:
-        device = self.lm.device
         self.lm.train(False)
         if self._ahead is not None:
             return self._decode_ahead(self._ahead)
-        index, last = (torch.as_tensor(x, device=device) for x in (self._index, self._last))
-        width = self.capacity if self.fixed else -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
-        self._draw(self._next(index, last, width), self._rows)
-        self._advance(self._rows)
+        rows, width = self.slots, self.capacity
+        if not self.fixed:
+            width = -(-(int(self._index.max()) + 1) // self.bucket) * self.bucket
+            rows = self._close_gaps(width)
+        index, last = (torch.as_tensor(x[:rows], device=self._ids.device) for x in (self._index, self._last))
+        lives = self._rows[:rows]
+        self._draw(self._next(index, last, width), lives)
+        self._advance(lives)
+
+    def _close_gaps(self, width: int) -> int:
+        """How many of the first slots hold all samples. If many of these are free, the last samples move there."""
+        used = [row for row, live in enumerate(self._rows) if live is not None]
+        free = [row for row in range(len(used)) if self._rows[row] is None]
+        if 8 * len(free) < used[-1] + 1 or not free:
+            return used[-1] + 1
+        moving = used[len(used) - len(free) :]
+        self._cache.move(moving, free, width)
+        for row, to in zip(moving, free):
+            self._rows[to], self._index[to], self._last[to] = self._rows[row], self._index[row], self._last[row]
+            self._rows[row], self._index[row], self._last[row] = None, 0, 0
+        return len(used)
 
     def _decode_ahead(self, ahead: Ahead) -> None:
         """Start a step, then read the step before it. If a law needs sampling on the host, or a listener wants the most
@@ -522,34 +545,45 @@ class LocalEngine:
 
     def _draw_by_law(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
         """As `_draw`, under any law."""
-        idle = Request(prompt=())
-        requests = [idle if live is None else live.request for live in lives]
-        table = {law: k for k, law in enumerate(dict.fromkeys(r.law for r in requests))}
-        written = np.array([0 if live is None else len(live.tokens) for live in lives])
-        index = np.array([table[r.law] for r in requests])
-        own = working(logits)
-        under = law_logits(logits, list(table), index, written)
-        keys = torch.as_tensor([(0, 0) if live is None else live.keys for live in lives], device=logits.device)
-        ids = torch.arange(logits.shape[1], device=logits.device)
-        if all(
-            r.law.allowed is not None for r, live in zip(requests, lives) if live is not None
-        ):  # noise for labels only
-            ids = ids[sorted({t for r in requests for t in r.law.allowed or ()})]
-        noise = gumbel(keys, torch.as_tensor(written, device=logits.device), ids, own.dtype)
-        token = ids[((under if len(ids) == under.shape[1] else under[:, ids]) + noise).argmax(-1, keepdim=True)]
+        laws = [OWN if live is None else live.request.law for live in lives]
+        under = own = working(logits)
+        if not all(law is laws[0] for law in laws) or not laws[0].plain:
+            table = {law: k for k, law in enumerate(dict.fromkeys(laws))}
+            written = np.array([0 if live is None else len(live.tokens) for live in lives])
+            under = law_logits(logits, list(table), np.array([table[law] for law in laws]), written)
+        listed = {law.allowed for law, live in zip(laws, lives) if live is not None}
+        if None in listed:
+            token = (under + self._noise(lives, own.dtype)).argmax(-1)
+        else:  # noise for labels only
+            ids = torch.as_tensor(sorted({t for allowed in listed for t in allowed or ()}), device=own.device)
+            token = ids[(under[:, ids] + gumbel(*_keys(lives, own.device), ids, own.dtype)).argmax(-1)]
         whole = own.log_softmax(-1)
-        logp = whole.gather(1, token)
-        logq = logp if under is own else under.log_softmax(-1).gather(1, token)
-        real = own.dtype if own.device.type == "mps" else torch.float64
-        drawn = torch.cat([token.to(real), logp.to(real), logq.to(real)], 1).cpu().double().numpy()
-        for live, (t, p, q) in zip(lives, drawn):
+        drawn = picked(token, whole, whole if under is own else under.log_softmax(-1))
+        for live, t, p, q in zip(lives, *drawn):
             if live is not None:
-                live.tokens.append(int(t))
-                live.logp.append(float(p))
-                live.logq.append(float(q))
+                live.tokens.append(t)
+                live.logp.append(p)
+                live.logq.append(q)
                 self.decoded += 1
         if self._listeners:
             self._note_top(whole, lives)
+
+    def _noise(self, lives: Sequence[_Live | None], dtype: torch.dtype) -> torch.Tensor:
+        """[N, V] noise for the next token of every sample. Little of it costs a CPU as much as that of several tokens,
+        so it is computed for several."""
+        many = min(NOISE_AHEAD, SMALL_NOISE // (len(lives) * len(self._ids)))
+        if many < 2 or self._ids.device.type != "cpu":
+            return gumbel(*_keys(lives, self._ids.device), self._ids, dtype)
+        spent = [live for live in lives if live is not None and len(live.tokens) >= live.noise_end]
+        if spent:
+            keys, written = _keys(spent, self._ids.device)
+            places = (written[:, None] + torch.arange(many)).view(-1)
+            made = gumbel(keys.repeat_interleave(many, 0), places, self._ids, dtype).view(len(spent), many, -1)
+            for live, noise in zip(spent, made.numpy()):
+                live.noise, live.noise_end = noise, len(live.tokens) + many
+        idle = np.zeros(len(self._ids), np.float64 if dtype == torch.float64 else np.float32)
+        rows = [idle if live is None else live.noise[len(live.tokens) - live.noise_end] for live in lives]
+        return torch.from_numpy(np.stack(rows))
 
     def _note_top(self, whole: torch.Tensor, lives: Sequence[_Live | None]) -> None:
         none = (None, 0)
@@ -584,6 +618,26 @@ class LocalEngine:
         if stop is None:
             return None
         return Completion(tuple(tokens), tuple(live.logp), tuple(live.logq), text or "", stop)
+
+
+def _keys(lives: Sequence[_Live | None], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The draw keys of samples, and how many tokens each has."""
+    keys = np.array([(0, 0) if live is None else live.keys for live in lives])
+    written = np.array([0 if live is None else len(live.tokens) for live in lives])
+    return torch.as_tensor(keys, device=device), torch.as_tensor(written, device=device)
+
+
+def picked(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
+    """Tokens [N] and their numbers in two tables [N, V], as lists."""
+    if token.device.type == "cpu":
+        tokens = token.tolist()
+        p, q = logp.numpy(), logq.numpy()
+        p = [float(row[t]) for row, t in zip(p, tokens)]
+        return tokens, p, p if logq is logp else [float(row[t]) for row, t in zip(q, tokens)]
+    real = logp.dtype if token.device.type == "mps" else torch.float64
+    rows = [token.to(real), *(x.gather(1, token[:, None])[:, 0].to(real) for x in (logp, logq))]
+    t, p, q = torch.stack(rows).tolist()  # one transfer
+    return [int(x) for x in t], p, q
 
 
 def simple(law: SamplingLaw) -> bool:

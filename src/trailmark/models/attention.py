@@ -170,6 +170,7 @@ class Slots:
 
     def __init__(self, rows: int, capacity: int):
         self.rows, self.capacity = rows, capacity
+        self._heads: dict[int, Tensor] = {}  # number of heads -> [rows, heads], where each begins among all tokens
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -193,17 +194,41 @@ class Slots:
         at = torch.tensor(rows, device=next(iter(self.keys.values())).device)
         return {n: (k[at, :, :columns], self.values[n][at, :, :columns]) for n, k in self.keys.items()}
 
+    def move(self, rows: list[int], to: list[int], columns: int) -> None:
+        """Copy slots `rows`, as far as `columns`, to the slots `to`."""
+        device = next(iter(self.keys.values())).device
+        a, b = torch.tensor(rows, device=device), torch.tensor(to, device=device)
+        for layer in self.keys:
+            for kept in (self.keys[layer], self.values[layer]):
+                kept[b, :, :columns] = kept[a, :, :columns]
+
+    def heads(self, number: int) -> Tensor:
+        if number not in self._heads:
+            self._heads[number] = torch.arange(self.rows * number).view(self.rows, number) * self.capacity
+        return self._heads[number]
+
     def at(self, index: Tensor, width: int | None = None) -> Decoding:
-        """One step: the next token of every row goes to `index`; `width` limits how many columns are looked at."""
+        """One step: the next token of the first len(index) rows goes to `index`; `width` limits how many columns are
+        looked at."""
         return Decoding(self, index, width or self.capacity)
 
 
 class Decoding:
-    """One token of every row of some slots."""
+    """One token of the first len(index) rows of some slots."""
 
     def __init__(self, slots: Slots, index: Tensor, width: int):
         self.slots, self.index, self.width = slots, index, width
         self._masks: dict[int | None, Tensor] = {}
+        self._places: dict[int, Tensor] = {}  # number of heads -> where new tokens go among all tokens of all heads
+
+    def _write(self, new: Tensor, kept: Tensor) -> None:
+        rows, heads, _, size = new.shape
+        if new.device.type != "cpu":
+            kept[torch.arange(rows, device=new.device), :, self.index] = new[:, :, 0]
+            return
+        if heads not in self._places:  # computed once for all layers
+            self._places[heads] = (self.slots.heads(heads)[:rows] + self.index[:, None]).view(-1)
+        kept.view(-1, size).index_copy_(0, self._places[heads], new.reshape(-1, size))
 
     def attend(
         self,
@@ -215,11 +240,10 @@ class Decoding:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        rows = torch.arange(self.slots.rows, device=q.device)
-        layer = number_of(module)
+        layer, rows = number_of(module), len(q)
         keys, values = self.slots.keys[layer], self.slots.values[layer]
-        keys[rows, :, self.index] = k[:, :, 0]
-        values[rows, :, self.index] = v[:, :, 0]
+        self._write(k, keys)
+        self._write(v, values)
         if decode_kernel.suits(q, keys):
             return decode_kernel.attend(q, keys, values, self.index, scale, window, softcap)
         if window not in self._masks:
@@ -229,7 +253,8 @@ class Decoding:
                 allowed = allowed & (self.index[:, None] - j < window)
             self._masks[window] = allowed[:, None, None, :]
         attend = _one_token if q.is_cuda and softcap is None else _dense
-        return attend(q, keys[:, :, : self.width], values[:, :, : self.width], self._masks[window], scale, softcap)
+        k, v = keys[:rows, :, : self.width], values[:rows, :, : self.width]
+        return attend(q, k, v, self._masks[window], scale, softcap)
 
 
 def _one_token(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, softcap: float | None) -> Tensor:

@@ -30,6 +30,8 @@ def law_logits(
     get log-prob -inf, and the run would end.
     """
     out = working(logits)
+    if all(law.plain for law in laws):
+        return out
     if len(index) and index[0] >= 0 and (index == index[0]).all() and _only_lists(laws[index[0]]):
         return _listed(out, [laws[index[0]]])  # the usual case of label decisions, without looking for groups
     changed: list[tuple[Tensor, Tensor]] = []
@@ -110,6 +112,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 _MASK = 0xFFFFFFFF
+SMALL = 1 << 20  # up to so many numbers, numpy in 32 bits is faster than torch in 64
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -121,12 +124,36 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
+def _mix_in_place(x: np.ndarray) -> np.ndarray:
+    """`_mix` of 32-bit unsigned values, in place: products wrap around by themselves."""
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x
+
+
+def _small_bits(keys: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The same bits as in `gumbel`: small arrays cost numpy less than torch."""
+    row = _mix_in_place(keys[:, :1] ^ _mix_in_place(positions[:, None] * np.uint32(0x9E3779B9) + np.uint32(0x632BE5AB)))
+    bits = _mix_in_place((ids * np.uint32(0x9E3779B9))[None, :] + row)
+    bits ^= _mix_in_place(row ^ keys[:, 1:])
+    return _mix_in_place(bits)
+
+
 def gumbel(keys: Tensor, positions: Tensor, ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """[N, len(ids)] Gumbel noise that depends only on (key, position, token id). keys [N, 2]: two 32-bit words each.
 
     arg max(logits + noise) samples softmax(logits). The noise comes from the key, not from a random stream. So a draw
     does not depend on batch, order or slot, and rounding noise in the logits almost never changes it.
     """
+    if keys.device.type == "cpu" and len(keys) * len(ids) <= SMALL:
+        uniform = (_small_bits(*(x.numpy().astype(np.uint32) for x in (keys, positions, ids))) + 0.5) / 2.0**32
+        noise = torch.from_numpy(uniform)
+        for _ in range(2):
+            np.negative(noise.log_().numpy(), out=uniform)
+        return noise.to(dtype)
     row = _mix(keys[:, :1] ^ _mix((positions[:, None] * 0x9E3779B9 + 0x632BE5AB) & _MASK))
     bits = _mix(_mix((ids[None, :] * 0x9E3779B9 + row) & _MASK) ^ _mix(row ^ keys[:, 1:]))
     real = torch.float32 if keys.device.type == "mps" else torch.float64  # mps has no float64

@@ -38,6 +38,8 @@ class LM:
             base.set_attn_implementation(NAME)
         # A 4D mask is passed through unchanged; our attention reads the layout.
         self._dummy = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
+        after = ("logits_scaling", "logit_scale", "final_logit_softcapping")
+        self._after = tuple(getattr(base.config, name, None) for name in after)  # asked once: it is slow
 
     @property
     def base(self) -> Any:
@@ -74,7 +76,7 @@ class LM:
 
     def hidden(self, ids: Tensor, layout: Layout | Decoding, pos: Tensor) -> Tensor:
         """[B, L] ids -> [B, L, width]. Each place attends to the places that the layout allows."""
-        if self.device.type != "cuda":
+        if not ids.is_cuda:
             return self.body(ids, layout, pos)
         return self.compiled.run(self.base, layout, lambda: self.body(ids, layout, pos))
 
@@ -86,13 +88,13 @@ class LM:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer on any [..., width], with the scaling that some families apply after it."""
-        config, head = self.base.config, self.base.get_output_embeddings()
-        out = head(hidden)
-        if scale := getattr(config, "logits_scaling", None):
-            out = out / scale
-        if scale := getattr(config, "logit_scale", None):
+        out = self.base.get_output_embeddings()(hidden)
+        divisor, scale, cap = self._after
+        if divisor:
+            out = out / divisor
+        if scale:
             out = out * scale
-        if cap := getattr(config, "final_logit_softcapping", None):
+        if cap:
             out = cap * torch.tanh(out / cap)
         return out
 
@@ -120,7 +122,8 @@ class LM:
     def train(self, mode: bool = True) -> None:
         if self.model.training != mode:  # visiting every module costs as much as decoding a token of a tiny model
             self.model.train(mode)
-        self.heads.train(mode)
+        if self.heads.training != mode:
+            self.heads.train(mode)
 
     def freeze(self) -> LM:
         for p in [*self.model.parameters(), *self.heads.parameters()]:
