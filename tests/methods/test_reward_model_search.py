@@ -8,6 +8,7 @@ import pytest
 
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, resolve
+from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.evaluate.searched import load_values
@@ -17,6 +18,7 @@ from trailmark.methods.reward_model import RewardModelMethod
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
+from trailmark.rollout.search import Plan, answer_ends, search
 from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.launch import launch
 from trailmark.runs.store import to_json
@@ -50,21 +52,53 @@ def trained(folder, **read):
     return load_values(folder / "prm", WORDS, dtype="float64")
 
 
-@pytest.mark.parametrize("skip", [[], ["Action"]])
-def test_best_of_reads_the_steps_that_were_learnt(tmp_path, skip):
-    """The product over ReAct steps, read behind their last token and without the kinds that take no part."""
-    values = trained(tmp_path, over="product", split="react", skip=skip)
+@pytest.mark.parametrize(
+    ("skip", "offset", "over", "raw"),
+    [
+        ([], 0, "product", False),
+        (["Action"], 0, "product", False),
+        ([], 1, "product", False),
+        (["Action"], 0, "last", False),  # the last step that is not skipped
+        ([], 1, "last", False),
+        ([], 0, "sum", True),
+    ],
+)
+def test_best_of_reads_the_steps_that_were_learnt(tmp_path, skip, offset, over, raw):
+    """ReAct steps, read behind their last token, without the kinds and the last steps that take no part."""
+    values = trained(tmp_path, over=over, split="react", skip=skip, offset=offset, raw=raw)
     wanted = {}
     for k, text in enumerate(SAID):
         e = solution(k, text)
-        each = class_numbers(step_outputs(values.lm, [e])[e.id, 0], [2, 3])
+        said = step_outputs(values.lm, [e])[e.id, 0]
+        each = said[:, 3].tolist() if raw else class_numbers(said, [2, 3]).tolist()
         kinds = step_types(e, 0, WORDS)
         assert len(kinds) == (5, 2)[k]
-        wanted[e.id] = math.prod(v for v, kind in zip(each, kinds) if kind not in skip)
+        taken = [v for v, kind in list(zip(each, kinds))[: len(kinds) - offset] if kind not in skip]
+        wanted[e.id] = {"product": math.prod(taken), "last": taken[-1], "sum": sum(taken)}[over]
     bare = [solution(k, text, marked=False) for k, text in enumerate(SAID)]
     (best,) = best_by_value(bare, values, Seat("policy", ScriptedEngine(lambda prompt, draw: "", WORDS)))
     assert best.id == max(wanted, key=wanted.get)
     assert best.info["search"]["score"] == pytest.approx(wanted[best.id], abs=1e-9)
+
+
+def test_a_beam_reads_named_steps_before_their_newline(tmp_path):
+    """A beam stops behind a newline, and the model of named steps has learnt to read before it."""
+    values = trained(tmp_path, over="product", split="react", offset=1)
+    text = SAID[0]
+    tokens = tuple(WORDS(text, add_special_tokens=False).input_ids)
+    prompt = tuple(WORDS("Which?\nThought 1:", add_special_tokens=False).input_ids)
+    size = lambda said: len(WORDS(said, add_special_tokens=False).input_ids)
+    ends = [size(text[: text.index(m)]) for m in ("\nAction 1", "\nObservation", "\nThought", "\nAction 2")]
+    assert answer_ends(values, WORDS, prompt, tokens, text, ("\n",)) == tuple(ends)
+    begun = text[: text.index("Observation")]
+    some = tuple(WORDS(begun, add_special_tokens=False).input_ids)
+    assert answer_ends(values, WORDS, prompt, some, begun, ("\n",), whole=False) == tuple(ends[:2])
+    asked = []
+    values.score, score = lambda lines: asked.extend(lines) or score(lines), values.score
+    engine = ScriptedEngine(lambda prompt, draw: f"Thought 2: I see {draw.randrange(99)}.\n", WORDS)
+    search(engine, [Request(prompt, max_tokens=200)], values, Plan("beam", 2, rounds=2))
+    assert {len(x.ends) for x in asked} == {1, 2}  # the first line goes on what the prompt opened
+    assert all(WORDS.decode(x.tokens)[-1] == "\n" and WORDS.decode(x.tokens[: x.ends[-1]])[-1] == "." for x in asked)
 
 
 def test_a_server_chooses_over_all_steps(tmp_path):

@@ -28,7 +28,7 @@ from trailmark.rollout.play import Seat
 from trailmark.rollout.search import Plan, parse_plan
 from trailmark.rollout.search_episodes import search_episodes
 from trailmark.score.classes import must_share_tokenizer
-from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer
+from trailmark.score.values import HeadValues, HttpValues, LogProb, Scorer, read_as
 from trailmark.seats.locate import is_address, locate, locate_value
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Episode
@@ -143,6 +143,4 @@ def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", d
     lm = load_model(ModelConfig.model_validate({"name": folder, "device": device, "dtype": dtype})).freeze()
     if tokenizer is not None:
         must_share_tokenizer(lm, tokenizer, str(name))
-    told = locate(folder).section("read")
-    more = {key: told[key] for key in ("split", "skip") if told.get(key)}
-    return HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"), **more)
+    return HeadValues(lm, **read_as(locate(folder).section("read")))

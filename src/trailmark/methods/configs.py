@@ -300,6 +300,8 @@ class ReadConfig(Config):
     )
     over: Over = Field("last", description="one number over all steps: last, min, mean, product, geomean or sum")
     skip: list[str] = Field([], description="types of steps that take no part, such as Action (with split react)")
+    offset: NonNegativeInt = Field(0, description="so many last steps take no part")
+    raw: bool = Field(False, description="the head's number for the last class, in place of a probability")
 
 
 class ReadWhole(ReadConfig):

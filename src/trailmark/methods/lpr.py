@@ -555,7 +555,8 @@ class Road:
         c, kind = self.config, self.kind()
         examples = self.at("examples", k)
         told = self.read().model_dump(include={"classes", "over"})
-        told |= {k: v for k, v in (("skip", c.read.skip), ("split", c.clean.split)) if v and v != "newline"}
+        more = {"skip": c.read.skip, "split": c.clean.split, "offset": c.read.offset, "raw": c.read.raw}
+        told |= {k: v for k, v in more.items() if v and v != "newline"}
         given: dict[str, Any] = {"read": told, **c.prm}
         if kind in ("classes", "scalar"):
             given |= {"data": str(examples / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.k + 1}

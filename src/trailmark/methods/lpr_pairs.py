@@ -395,9 +395,7 @@ def step_numbers(out: Any, read: LprRead) -> list[float]:
     """The score of each step."""
     if out.ndim == 2 and read.classes is not None and max(read.classes) >= out.shape[1]:
         raise DataError(f"read.classes has {max(read.classes)}, and the scores are of classes 0 to {out.shape[1] - 1}.")
-    if read.raw and out.ndim == 2:
-        return out[:, max(read.classes) if read.classes else -1].tolist()
-    return class_numbers(out, read.classes).tolist()
+    return class_numbers(out, read.classes, read.raw).tolist()
 
 
 def taking_part(e: Episode, turn: int, read: LprRead, tokenizer: Any) -> list[int]:

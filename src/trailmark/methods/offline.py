@@ -37,7 +37,7 @@ from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
 from trailmark.score.classes import must_share_tokenizer
-from trailmark.score.values import HeadValues
+from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate, locate_value, stored_model
 from trailmark.tasks import get_task, keep_judge
@@ -141,9 +141,7 @@ class OfflineMethod(Method):
             folder = str(locate_value(value))
             lm = load_model(stored_model(self.config.model, folder).model_copy(update={"lora": None})).freeze()
             must_share_tokenizer(lm, seat.engine.tokenizer, value)
-            told = locate(folder).section("read")
-            more = {key: told[key] for key in ("split", "skip") if told.get(key)}
-            scorer = HeadValues(lm, over=told.get("over", "last"), classes=told.get("classes"), **more)
+            scorer = HeadValues(lm, **read_as(locate(folder).section("read")))
             return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
         groups: dict[str, list[Episode]] = {}
         for e in every:

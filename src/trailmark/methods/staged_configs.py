@@ -306,8 +306,6 @@ class LprRead(ReadConfig):
         None, description="the classes whose probabilities are summed; none: two or more right completions"
     )
     over: Over = Field("product", description="one number over all steps")
-    offset: NonNegativeInt = Field(0, description="so many last steps take no part")
-    raw: bool = Field(False, description="the head's number for the last class, in place of a probability")
 
 
 class LprAccept(Config):

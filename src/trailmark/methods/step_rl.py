@@ -193,10 +193,7 @@ class StepJudge:
             return {}, []
         s = self.settings
         outs = step_outputs(self.lm, episodes, "step", seat)
-        raw = lambda out: out if out.ndim == 1 else out[:, max(s.classes) if s.classes else -1]
-        found = {
-            key: np.asarray(raw(out) if s.raw else class_numbers(out, s.classes), float) for key, out in outs.items()
-        }
+        found = {key: np.asarray(class_numbers(out, s.classes, s.raw), float) for key, out in outs.items()}
         source = source_of(self.lm)
         return found, [Annotation(e, "step_score", "step", tuple(v.tolist()), i, source) for (e, i), v in found.items()]
 

@@ -197,6 +197,9 @@ class _Search:
                 break
             grown = await self._expand(open_, done, most)
             if plan.width > 1:
+                for _, t, _ in grown if getattr(self.scorer, "picks", False) else ():
+                    args = self.request.prompt, t.tokens, t.text, plan.step_ends
+                    t.ends = answer_ends(self.scorer, self.engine.tokenizer, *args, whole=t.stop != "")
                 await self._score([t for _, t, _ in grown])
             open_ = self._sorted(grown, done, pool)
             done += 1
@@ -297,17 +300,26 @@ class _Search:
 
 
 def answer_ends(
-    scorer: Scorer, tokenizer: Any, prompt: Tokens, tokens: Tokens, text: str, delimiters: Sequence[str]
+    scorer: Scorer,
+    tokenizer: Any,
+    prompt: Tokens,
+    tokens: Tokens,
+    text: str,
+    delimiters: Sequence[str],
+    whole: bool = True,
 ) -> tuple[int, ...]:
-    """Where the steps of a whole answer end that a scorer reads: cut as its model has learnt it (`split`), without the
-    kinds that take no part (`skip`). A scorer that reads the end alone needs none of this."""
-    if getattr(scorer, "over", None) == "last":
+    """Where the steps of an answer end that a scorer reads: cut as its model has learnt it (`split`), without the kinds
+    that take no part (`skip`), and of a whole answer without its last steps (`offset`). A scorer that reads the end
+    alone needs none of this."""
+    if getattr(scorer, "over", None) == "last" and not getattr(scorer, "picks", False):
         return (len(tokens),)
     split: Any = getattr(scorer, "split", "newline")
     skip = getattr(scorer, "skip", ())
     shown = tokenizer.decode(prompt) if split not in ("newline", "sentence", "turn") else ""
     spans, kinds = cut_tokens(tokenizer, tokens, text, split, shown, delimiters)
-    return tuple(end for (_, end), kind in zip(spans, kinds) if kind not in skip) or (len(tokens),)
+    taking = [(end, kind) for (_, end), kind in zip(spans, kinds)]
+    taking = taking[: max(0, len(taking) - getattr(scorer, "offset", 0))] if whole else taking
+    return tuple(end for end, kind in taking if kind not in skip) or (len(tokens),)
 
 
 def search(engine: Engine, requests: Sequence[Request], scorer: Scorer, plan: Plan) -> list[Found]:

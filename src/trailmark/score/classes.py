@@ -68,14 +68,16 @@ def check_classes(lm: LM, head: str, classes: Sequence[int] | None) -> None:
         )
 
 
-def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None) -> np.ndarray:
+def class_numbers(out: np.ndarray, classes: Sequence[int] | None = None, raw: bool = False) -> np.ndarray:
     """From a head's output [N] or [N, C] to [N]: the single number as it is, or the probability of `classes` (None: of
-    the last class)."""
+    the last class). `raw`: the head's number for the last of these classes."""
     import torch
 
     numbers = torch.as_tensor(out).double()
     if numbers.ndim == 1:
         return numbers.numpy()
+    if raw:
+        return numbers[..., max(classes) if classes else -1].numpy()
     p = numbers.softmax(-1)
     return (p[..., -1] if classes is None else p[..., list(classes)].sum(-1)).numpy()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trailmark.errors import ModelError
 from trailmark.models.layout import FIXED_ROWS
 from trailmark.score.classes import Over, check_classes, class_head, class_numbers, over_steps
-from trailmark.steps import Split
+from trailmark.steps import NAMES, Split
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class HeadValues:
     `over` (a model of steps). A head of several classes gives the probability of `classes`, or of its last class.
     Simultaneous requests are computed together. With `fixed`, passes have constant shapes, so that on one CPU thread or
     a GPU a result does not depend on other requests. Without it, shared prefixes are computed once. `amp`: compute in
-    bfloat16, for a value that was trained so. `split` says how answers are cut into steps, and `skip` which kinds of
-    steps take no part."""
+    bfloat16, for a value that was trained so. `split` says how answers are cut into steps, `skip` which kinds of steps
+    take no part, and `offset` how many last steps of a whole answer. `raw`: the number of a class as the head has
+    it."""
 
     def __init__(
         self,
@@ -70,8 +71,11 @@ class HeadValues:
         classes: Sequence[int] | None = None,
         split: Split = "newline",
         skip: Sequence[str] = (),
+        offset: int = 0,
+        raw: bool = False,
     ):
-        self.split, self.skip = split, tuple(skip)
+        self.split, self.skip, self.offset, self.raw = split, tuple(skip), offset, raw
+        self.picks = split in NAMES or bool(skip) or offset > 0  # some places where lines end are not read
         self.lm, self.over, self.fixed, self.amp, self.classes = lm, over, fixed, amp, classes
         first = class_head(lm) if classes is not None else "value" if "value" in lm.heads else next(iter(lm.heads), "")
         self.head = head or first
@@ -83,7 +87,9 @@ class HeadValues:
         asked = []
         for x in lines:
             last = len(x.prompt) + len(x.tokens) - 1
-            ends = {len(x.prompt) + e - 1 for e in x.ends} if self.over != "last" else set()
+            ends = {len(x.prompt) + e - 1 for e in x.ends}
+            if self.over == "last":
+                ends = {max(ends)} if ends and self.picks else set()
             asked.append((x.prompt + x.tokens, tuple(sorted(ends or {last}))))
         return [over_steps(v, self.over) for v in await self.read(asked)]
 
@@ -162,7 +168,13 @@ class HeadValues:
         head = Readout("head", "head", model="value", head=self.head, at="after", where="read")
         self.lm.train(False)
         out = fill(models, samples, packs, [head], self.amp)
-        return [class_numbers(s.streams["head"][list(at)], self.classes).tolist() for s, at in zip(out, places)]
+        read = [s.streams["head"][list(at)] for s, at in zip(out, places)]
+        return [class_numbers(numbers, self.classes, self.raw).tolist() for numbers in read]
+
+
+def read_as(told: Mapping[str, Any]) -> dict[str, Any]:
+    """How `HeadValues` reads a reward model, from section `read` of its recipe."""
+    return {key: told[key] for key in ("over", "classes", "split", "skip", "offset", "raw") if told.get(key)}
 
 
 class HttpValues:
