@@ -140,3 +140,85 @@ def test_the_released_metrics():
     assert p.anova([np.tile(g, 2) for g in three])[1] < 0.001  # with the rows twice, as released
     small = [found.values[k, "pct_unique_tris"] for k in ("base3", "basewr3", "rl3")]
     assert round(p.anova(small)[1], 5) == 3e-5
+
+
+# Sections 7.1 and 7.2: % that A beats B by dimension (overall quality last), win rates with ties, and RL's by genre
+PAIRS = [("sft", "b"), ("br", "b"), ("br", "sft"), ("rl", "sft"), ("rl", "b"), ("rl", "br")]
+PREFERRED = {
+    "7b": ["5.3 72.2 83.3 89.5 52.9 62.5", "26.3 68.8 84.2 89.5 46.7 61.5", "21.1 57.1 82.4 84.2 81.3 70.6",
+           "22.2 68.8 88.2 89.5 52.9 66.7", "35.0 66.7 76.5 88.9 80.0 58.8", "15.0 66.7 83.3 90.0 76.5 64.7"],
+    "3b": ["5.6 58.8 83.3 83.3 66.7 57.1", "17.6 52.9 80.0 94.1 52.9 69.2", "17.6 66.7 77.8 86.7 53.8 38.5",
+           "22.2 61.1 73.7 92.9 66.7 57.1", "15.0 62.5 78.9 94.4 46.7 42.9", "5.9 60.0 85.0 94.1 52.9 62.5"],
+}  # fmt: skip
+WIN_RATES = {"7b": "15 60 75 90 65 55", "3b": "5 60 85 80 45 50"}
+GENRES = {  # RL against SFT, B and BR
+    "7b": {"scifi": "100 100 60", "fantasy": "80 40 60", "romance": "100 40 60", "historical": "80 60 50"},
+    "3b": {"scifi": "80 60 60", "fantasy": "80 30 60", "romance": "80 20 40", "historical": "80 50 50"},
+}
+STRENGTHS = {
+    "7b": {"b": 17.0, "sft": 4.3, "br": 28.4, "rl": 50.3},
+    "3b": {"b": 27.8, "sft": 3.2, "br": 29.1, "rl": 39.9},
+}
+MEANS = {  # section 7.4: words, unique words, unseen trigrams, ROUGE-L F and P
+    "base3": "1383.1 35.6 83.3 .0972 .2835", "base7": "1486.5 32.7 77.8 .1030 .2863",
+    "sft3": "1149.3 25.3 56.0 .0840 .3200", "sft7": "1278.1 23.7 53.8 .0868 .3077",
+    "basewr3": "1441.2 34.1 82.8 .0990 .2770", "basewr7": "1568.0 31.8 77.5 .1059 .2822",
+    "rl3": "1353.2 34.9 82.5 .0966 .2830", "rl7": "1479.5 33.2 77.2 .1097 .3057",
+    "reas3": "845.8 29.8 62.2 .0891 .3805", "reas7": "777.0 30.5 60.7 .0843 .3732",
+    "trainreas3": "721.6 25.5 48.8 .0786 .4054", "trainreas7": "796.4 26.8 29.8 .0993 .4547",
+}  # fmt: skip
+SECTIONS = {  # of reasoning: ROUGE-L P against the previous chapter, the summary, the plan, the sheets and the synopsis
+    "reas7": ".229 .162 .180 .244 .114", "trainreas7": ".243 .200 .220 .322 .120",
+    "reas3": ".235 .167 .183 .257 .113", "trainreas3": ".248 .178 .195 .243 .186",
+}  # fmt: skip
+
+
+def numbers(text):
+    return [float(x) for x in text.split()]
+
+
+@pytest.mark.data
+def test_every_published_number_from_one_command():
+    root = Path(os.environ["TRAILMARK_DATA"]) / "stories_votes"
+    files = [str(root / f"{size}_pairwise_annotations.csv") for size in ("7b", "3b")]
+    words = ["votes", *files, "--metrics", str(root / "raw_automated_metrics.csv.gz"), "--json"]
+    said = json.loads(CliRunner().invoke(app, words).stdout)
+    for size, found in zip(("7b", "3b"), said["files"]):
+        name = {"b": f"base{size}", "sft": f"basesft_{size}", "br": f"basewr_{size}", "rl": f"trained_{size}"}
+        pairs = {(r["first"], r["second"]): r for r in found["pairs"]}
+        rows = [pairs[name[a], name[b]] for a, b in PAIRS]
+        dims = ["plot", "character", "creativity", "development", "language", "overall_quality"]
+        for dim, line in zip(dims, PREFERRED[size]):
+            assert [100 * r[dim]["preference"] for r in rows] == pytest.approx(numbers(line), abs=0.051)
+            assert all(r[dim]["low"] < r[dim]["preference"] < r[dim]["high"] for r in rows)
+        assert [100 * r["overall_quality"]["win_rate"] for r in rows] == pytest.approx(numbers(WIN_RATES[size]))
+        for genre, line in GENRES[size].items():
+            rl = [pairs[name["rl"], name[x]] for x in ("sft", "b", "br")]
+            assert [100 * r["subsets"][genre] for r in rl] == pytest.approx(numbers(line))
+            ends = [r["subset_intervals"][genre] for r in rl]
+            assert all(e["n"] in (5, 10) and 0 <= e["low"] < e["high"] <= 1 for e in ends)
+        assert {k: round(found["strengths"][name[k]]["value"], 1) for k in name} == STRENGTHS[size]
+    means, ends = said["metrics"]["means"], said["metrics"]["intervals"]
+    for system, line in MEANS.items():
+        columns = ("num_words", "pct_unique_words", "pct_tri_overlap", "rouge-l-f", "rouge-l-p")
+        for column, want, places in zip(columns, numbers(line), (1, 1, 1, 4, 4)):
+            assert means[system][column] == pytest.approx(want, abs=0.51 * 10**-places)
+            assert ends[system][column][0] < means[system][column] < ends[system][column][1]
+    sections = ("story_text", "prior_plot_summary", "high_level_plot_summary", "character_sheets")
+    for system, line in SECTIONS.items():
+        for section, want in zip((*sections, "next_chapter_synopsis"), numbers(line)):
+            assert means[system][f"{section}_rouge_p"] == pytest.approx(want, abs=0.00051)
+
+
+@pytest.mark.data
+def test_a_narrow_terminal_shows_every_number(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    root = Path(os.environ["TRAILMARK_DATA"]) / "stories_votes"
+    votes, metrics = root / "7b_pairwise_annotations.csv", root / "raw_automated_metrics.csv.gz"
+    words = ["votes", str(votes), "--metrics", str(metrics)]
+    said = CliRunner().invoke(app, words).stdout
+    assert "…" not in said and max(map(len, said.splitlines()[1:])) <= 80
+    each = p.read_metrics(metrics).values["rl7", "rouge-l-p"]
+    half = 1.973231 * each.std(ddof=1) / 181**0.5  # Student's t with 180 degrees of freedom
+    for part in ("trained_7b > basesft_7b", "76.5 (13-4)", "[52.7, 90.4]", f"0.3057 ± {half:.3g}", "scifi"):
+        assert part in said

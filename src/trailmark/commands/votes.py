@@ -21,6 +21,7 @@ def votes(
     """Preferences, win rates and strengths from pairwise judgements, with intervals."""
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import pairwise as p
+    from trailmark.evaluate.stats import t_interval
 
     result: dict[str, Any] = {"command": "votes", "files": []}
     number = lambda x: None if x != x else x  # JSON knows no "not a number"
@@ -41,8 +42,9 @@ def votes(
                 row[d] = {"wins": s.wins, "losses": s.losses, "ties": s.ties, "preference": number(pref.value),
                           "low": pref.low, "high": pref.high, "win_rate": number(rate.value), "win_rate_low": rate.low,
                           "win_rate_high": rate.high, "p": s.p}  # fmt: skip
-            rates = {g: p.score(found, first, second, main, g).win_rate.value for g in p.subsets_of(found)}
-            row["subsets"] = {g: number(r) for g, r in rates.items()}
+            rates = {g: p.score(found, first, second, main, g).win_rate for g in p.subsets_of(found)}
+            row["subsets"] = {g: number(r.value) for g, r in rates.items()}
+            row["subset_intervals"] = {g: {"low": r.low, "high": r.high, "n": r.n} for g, r in rates.items()}
             rows.append(row)
         strong, used = p.strengths_with_intervals(found, main, prior)
         fit = {n: {"value": i.value, "low": i.low, "high": i.high} for n, i in strong.items()}
@@ -51,8 +53,11 @@ def votes(
     if metrics is not None:
         held = p.read_metrics(metrics)
         means: dict[str, dict[str, float]] = {}
+        ends: dict[str, dict[str, list[float | None]]] = {}
         for (system, name), values in held.values.items():
             means.setdefault(system, {})[name] = float(values.mean())
+            around = t_interval(values)
+            ends.setdefault(system, {})[name] = [around.low, around.high]
         tests = {}
         for words in compare or ():
             some = [w.strip() for w in words.split(",")]
@@ -64,7 +69,8 @@ def votes(
             if few := next((n for n in shared if all(len(held.values[w, n]) < 2 for w in some)), None):
                 raise TrailmarkError(f"votes: --compare '{words}': each has one value of '{few}': a test needs more.")
             tests[words] = {n: p.anova([held.values[w, n] for w in some])[1] for n in shared}
-        result["metrics"] = {"means": means, "doubled": [list(k) for k in held.doubled], "anova": tests}
+        doubled = [list(k) for k in held.doubled]
+        result["metrics"] = {"means": means, "intervals": ends, "doubled": doubled, "anova": tests}
     if json:
         from json import dumps
 
@@ -79,39 +85,56 @@ def _show(result: dict[str, Any]) -> None:
 
     console = Console()
     percent = lambda x: "–" if x is None or x != x else f"{100 * x:.1f}"
+    around = lambda low, high: "" if low is None else f"\n[{percent(low)}, {percent(high)}]"
+    named = Column("pair", overflow="fold", min_width=10)
     for f in result["files"]:
-        dims = [k for k in f["pairs"][0] if k not in ("first", "second", "subsets")] if f["pairs"] else []
-        table = Table("pair", *dims, title=f"{f['file']}: % that the first is preferred (wins-losses) [95 % interval]")
-        for row in f["pairs"]:
-            cells = [
-                f"{percent(row[d]['preference'])} ({row[d]['wins']}-{row[d]['losses']})\n"
-                f"[{percent(row[d]['low'])}, {percent(row[d]['high'])}]"
-                for d in dims
-            ]
-            table.add_row(f"{row['first']} > {row['second']}", *cells)
-        console.print(table)
+        dims = [k for k in f["pairs"][0] if k not in NO_DIMENSION] if f["pairs"] else []
+        console.print(f"{f['file']}: % that the first is preferred (wins-losses) [95 % interval]", soft_wrap=True)
+        for some in _portions(dims, console.width - 26, 16):
+            table = Table(named, *some)
+            for row in f["pairs"]:
+                told = [row[d] for d in some]
+                cells = [f"{percent(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
+                         for x in told]  # fmt: skip
+                table.add_row(f"{row['first']} > {row['second']}", *cells)
+            console.print(table)
         main = f["dimension"]
         groups = list(f["pairs"][0]["subsets"]) if f["pairs"] else []
-        table = Table("pair", "win rate, ties counted", "sign test p", *groups, title=f"{main}: win rates in %")
-        for row in f["pairs"]:
-            d = row[main]
-            rate = f"{percent(d['win_rate'])} [{percent(d['win_rate_low'])}, {percent(d['win_rate_high'])}]"
-            cells = [percent(row["subsets"][g]) for g in groups]
-            table.add_row(f"{row['first']} > {row['second']}", rate, f"{d['p']:.3g}", *cells)
-        console.print(table)
+        console.print(f"{main}: win rates in %, ties counted [95 % interval], and the sign test", soft_wrap=True)
+        for k, some in enumerate(_portions(["all", *groups], console.width - 36, 16)):
+            table = Table(named, *some, *(["p"] if k == 0 else []))
+            for row in f["pairs"]:
+                d, within = row[main], row["subset_intervals"]
+                rates = {"all": percent(d["win_rate"]) + around(d["win_rate_low"], d["win_rate_high"])}
+                rates |= {g: percent(row["subsets"][g]) + around(x["low"], x["high"]) for g, x in within.items()}
+                cells = [rates[g] for g in some] + ([f"{d['p']:.3g}"] if k == 0 else [])
+                table.add_row(f"{row['first']} > {row['second']}", *cells)
+            console.print(table)
         table = Table("system", "strength", "95 % interval", title=f"{main}: Bradley-Terry, prior {f['prior']:g} votes")
         for name, s in sorted(f["strengths"].items(), key=lambda x: -x[1]["value"]):
             table.add_row(name, f"{s['value']:.1f}", f"{s['low']:.1f} – {s['high']:.1f}")
         console.print(table)
     if "metrics" in result:
-        means, tests = result["metrics"]["means"], result["metrics"]["anova"]
+        means, ends, tests = (result["metrics"][k] for k in ("means", "intervals", "anova"))
         names = dict.fromkeys(n for m in means.values() for n in m)
-        columns = [Column("metric", no_wrap=True), *means, *(f"p {w}" for w in tests)]
-        table = Table(*columns, title="Means of automatic metrics")
-        for n in names:
-            cells = [f"{m[n]:.4g}" if n in m else "–" for m in means.values()]
-            table.add_row(n, *cells, *(f"{t[n]:.2g}" if n in t else "–" for t in tests.values()))
-        console.print(table)
+        half = lambda low, high: "" if low is None else f" ± {(high - low) / 2:.3g}"
+        columns = {w: {n: f"{m[n]:.4g}" + half(*ends[w][n]) for n in m} for w, m in means.items()}
+        columns |= {f"p {w}": {n: f"{x:.2g}" for n, x in t.items()} for w, t in tests.items()}
+        console.print("Means of automatic metrics, ± half of the 95 % interval", soft_wrap=True)
+        for some in _portions(list(columns), console.width - max(map(len, names), default=0) - 4, 17):
+            table = Table(Column("metric", no_wrap=True), *some)
+            for n in names:
+                table.add_row(n, *(columns[w].get(n, "–") for w in some))
+            console.print(table)
         if doubled := result["metrics"]["doubled"]:
             kinds = sorted({name for _, name in doubled})
             console.print(f"warning: {len(doubled)} columns are in the file twice ({', '.join(kinds)}): counted once.")
+
+
+NO_DIMENSION = ("first", "second", "subsets", "subset_intervals")
+
+
+def _portions(columns: list[str], room: int, each: int) -> list[list[str]]:
+    """Columns in tables that fit a terminal: `room` characters, of which a column takes about `each`."""
+    size = max(1, room // each)
+    return [columns[k : k + size] for k in range(0, len(columns), size)]
