@@ -12,9 +12,16 @@ ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
 
 
-def imported(text, package):
-    """The full names that a module imports anywhere, also inside functions. `package` is the one that it lies in."""
-    for node in ast.walk(ast.parse(text)):
+def imported(text, package, types=True):
+    """The full names that a module imports anywhere, also inside functions; without `types`, not those that only a type
+    checker imports. `package` is the one that the module lies in."""
+    tree, skipped = ast.parse(text), set()
+    for node in () if types else ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            skipped |= {id(inner) for part in node.body for inner in ast.walk(part)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -29,6 +36,18 @@ def imports(root):
         parts = file.relative_to(root).with_suffix("").parts
         names = imported(file.read_text(), ".".join(["trailmark", *parts[:-1]]))
         edges[parts[0]] |= {n.split(".")[1] for n in names if n.startswith("trailmark.")} - {parts[0]}
+    return edges
+
+
+def module_imports(root):
+    """Module -> the modules that it imports when it runs, at once or later."""
+    name = lambda f: ".".join(["trailmark", *f.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+    files = {name(f): f for f in root.rglob("*.py")}
+    edges = {}
+    for module, file in files.items():
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+        names = imported(file.read_text(), package, types=False)
+        edges[module] = {n if n in files else n.rpartition(".")[0] for n in names} & files.keys() - {module}
     return edges
 
 
@@ -56,6 +75,8 @@ def test_every_way_to_import_is_seen():
     text += "def late():\n    from ..h import i\n    from trailmark.j.k import l\n"
     want = ["a", "b", "c.x", "own.d", "own.e.f.g", "h.i", "j.k.l"]
     assert list(imported(text, "trailmark.own")) == [f"trailmark.{name}" for name in want]
+    checked = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\nimport b\n"
+    assert list(imported(checked, "own", types=False)) == ["typing.TYPE_CHECKING", "b"]
 
 
 def test_packages_form_an_order():
@@ -63,6 +84,13 @@ def test_packages_form_an_order():
     assert {"errors", "texts"} <= edges["chat"]
     assert {"types", "tasks"} <= edges["rollout"] and "methods" in edges["evaluate"]  # the imports are seen at all
     assert circles(edges) == set(), "these import each other, directly or in a circle"
+
+
+def test_modules_form_an_order():
+    """An import inside a function may save time. It never holds two modules together that need each other."""
+    edges = module_imports(ROOT)
+    assert {"trailmark.score.judge", "trailmark.score.base"} <= edges["trailmark.score.open_judge"]
+    assert circles(edges) == set(), "these import each other, at once or inside functions"
 
 
 def test_a_folder_of_tests_needs_no_other_folder():
