@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
-from .errors import DataError, ModelError
-from .texts import PROBE, Marked, controls_of, mark
-from .token_bounds import Bounds
-from .types import Tokens
+from trailmark.errors import DataError, ModelError
+from trailmark.texts import PROBE, Marked, controls_of, mark
+from trailmark.token_bounds import Bounds
+from trailmark.types import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer

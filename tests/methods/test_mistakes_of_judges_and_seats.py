@@ -81,7 +81,7 @@ def test_a_wrong_judge_is_one_sentence_with_its_own_key(shell, reward, said):
 
 def test_weights_are_what_a_judge_is_known_by(shell, tmp_path):
     section = lambda name, **more: {"kind": "likelihood", "model": {"name": str(name), **more}}
-    from trailmark.score.base import open_judge
+    from trailmark.score.open_judge import open_judge
 
     lm = load_model(ModelConfig.model_validate(yaml.safe_load(TINY)))
     other = load_model(ModelConfig.model_validate({**yaml.safe_load(TINY), "seed": 1}))

@@ -9,9 +9,10 @@ import torch
 
 from trailmark.errors import JudgeError, RecipeError, TrailmarkError
 from trailmark.functions import load_function
-from trailmark.score.base import Judge, Play, open_judge
+from trailmark.score.base import Judge, Play
 from trailmark.score.function import FunctionJudge
 from trailmark.score.likelihood import TextScorer
+from trailmark.score.open_judge import open_judge
 from trailmark.types import Episode, Invalid, Scored, Task
 
 PLAYS = [

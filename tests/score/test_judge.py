@@ -20,10 +20,10 @@ from trailmark.commands.serve import serving
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import JudgeError
-from trailmark.score.base import open_judge
 from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge, Unreadable, objects, read_mark
+from trailmark.score.open_judge import open_judge
 from trailmark.types import Failed, Scored
 
 

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 import torch
-from test_serve_command import ENV, refused
+from serve_calls import ENV, refused
 
 from trailmark import methods
 from trailmark.commands.serve import serving

@@ -19,7 +19,6 @@ from trailmark.errors import ModelError
 from trailmark.memory import need
 
 if TYPE_CHECKING:
-    import torch
 
     from trailmark.models.lm import LM
 
@@ -222,14 +221,3 @@ def _read(file: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{file}: expected a mapping")
     return found
-
-
-def load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A LoRA checkpoint with its base, and the tokenizer of the one that has a tokenizer."""
-    from trailmark.models.load import load_tokenizer, pretrained
-
-    base = find_base(folder)
-    has_tokenizer = (folder / "tokenizer_config.json").is_file()
-    tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base.path))
-    model = pretrained(base.path, config.model_copy(update={"revision": base.revision}), device, dtype)
-    return attach(model, folder, base), tokenizer

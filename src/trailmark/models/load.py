@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig, ModelShape
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.memory import LAYER, need, parameters
-from trailmark.models.adapters import add_lora, find_base, is_adapter, load_adapter
+from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
         path = str(smollm2_folder())
     folder = Path(path)
     if is_adapter(folder):
-        return load_adapter(folder, config, device, dtype)
+        return _load_adapter(folder, config, device, dtype)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json: this folder is not a model that transformers can load")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
@@ -280,6 +280,15 @@ def tokenizer_by_name(name: str) -> Any:
 
         name = str(smollm2_folder())
     return load_tokenizer(name)
+
+
+def _load_adapter(folder: Path, config: ModelConfig, device: str, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A LoRA checkpoint with its base, and the tokenizer of the one that has a tokenizer."""
+    base = find_base(folder)
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    tokenizer = load_tokenizer(config.tokenizer or (str(folder) if has_tokenizer else base.path))
+    model = pretrained(base.path, config.model_copy(update={"revision": base.revision}), device, dtype)
+    return attach(model, folder, base), tokenizer
 
 
 def _hub_answers(path: str) -> bool:

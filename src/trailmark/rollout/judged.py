@@ -141,7 +141,8 @@ def _with_verdict(e: Episode, verdict: Verdict, judge: Judge, notes: list[Annota
 
 
 def as_play(e: Episode, first: Observation) -> Play:
-    """An episode as a judge sees it. `first` is its first prompt. The row is a copy: a user's function may change it."""
+    """An episode as a judge sees it. `first` is its first prompt. The row is a copy, which a user's function may
+    change."""
     acted = last_act(e)
     answer = "" if acted is None else e.turns[acted].action or ""
     return Play(e, first.text, answer, copy.deepcopy({**e.task.data, **e.task.meta}), first.messages)

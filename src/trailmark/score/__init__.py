@@ -8,6 +8,7 @@
     baseline_file, likelihood_judge   VR-CLI's baselines in a file by row id, and its reward
     function     a user's Python function
     judge        a language model that gives marks
+    open_judge   the judge that a recipe names
 
 Everything that runs a model goes through `models/forward.py`, so a shared prefix is computed once.
 """

@@ -11,13 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trailmark.errors import JudgeError
 from trailmark.types import Annotation, Episode, Outcome, Scored
-
-if TYPE_CHECKING:
-    from trailmark.score.config import JudgeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +125,6 @@ def filled(template: str, play: Play) -> str:
     known = {**{k: str(v) for k, v in play.row.items()}, "prompt": play.prompt, "answer": play.answer}
     known["dialogue"] = "\n".join(f"{t.seat}: {t.text}" for t in play.episode.turns)
 
-
     def fill(m: re.Match[str]) -> str:
         name, before = m.group(1), template[: m.start()][-1:]
         if name not in known and name.isidentifier() and not before.isalnum():
@@ -137,22 +133,3 @@ def filled(template: str, play: Play) -> str:
         return known.get(name, m.group(0))
 
     return re.sub(r"\{(\w+)\}", fill, template)
-
-
-def open_judge(reward: JudgeConfig | str | Mapping[str, Any]) -> Judge:
-    """The judge that a recipe names: a text such as `my_file.py:score`, or a section with a `kind`. This is the only
-    place that makes judges from settings. Models are loaded when they are first needed."""
-    from trailmark.score import config
-
-    settings = config.judge_config(reward)
-    if isinstance(settings, config.FunctionJudgeConfig):
-        from trailmark.score.function import open_function
-
-        return open_function(settings)
-    if isinstance(settings, config.ModelJudgeConfig):
-        from trailmark.score.judge import ModelJudge
-
-        return ModelJudge(settings)
-    from trailmark.score.likelihood_judge import LikelihoodJudge
-
-    return LikelihoodJudge(settings)

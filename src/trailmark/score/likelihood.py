@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trailmark.chat import answered
 from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
 from trailmark.score.cache import Cache
-from trailmark.types import Tokens
+from trailmark.score.gold import Gold, Likelihood
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig, ServerConfig
@@ -33,36 +32,6 @@ Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
 Gain = Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"]
 STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: smallest improvement in percent, and its reward
-
-
-@dataclass(frozen=True, slots=True)
-class Likelihood:
-    """The log-probability of a text, summed over its scored tokens."""
-
-    logp: float
-    tokens: int
-
-    @property
-    def mean(self) -> float:
-        """Log-prob per token."""
-        return self.logp / self.tokens
-
-    @property
-    def nll(self) -> float:
-        return -self.mean
-
-    @property
-    def perplexity(self) -> float:
-        return math.exp(self.nll) if self.nll < 700 else math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Gold:
-    """A sequence in which the tokens [start, end) are the gold text."""
-
-    tokens: Tokens
-    start: int
-    end: int
 
 
 def gold_row(tokenizer: Any, context: Context, gold: str, rule: Rule = "turn") -> Gold:

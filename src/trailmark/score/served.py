@@ -17,7 +17,7 @@ from trailmark.engines.base import EngineError
 from trailmark.engines.http import OWNER, HttpEngine, http_engine
 from trailmark.errors import JudgeError
 from trailmark.run_async import wait
-from trailmark.score.likelihood import Gold, Likelihood
+from trailmark.score.gold import Gold, Likelihood
 from trailmark.texts import encode
 
 T = TypeVar("T")

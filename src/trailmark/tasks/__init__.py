@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import RecipeError, TaskError, nearest
-from trailmark.score.base import Judge, open_judge
+from trailmark.score.base import Judge
+from trailmark.score.open_judge import open_judge
 from trailmark.tasks.base import TaskSource, declared
 
 _TASKS = {

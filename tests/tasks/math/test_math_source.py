@@ -72,6 +72,7 @@ def data(tmp_path):
 
 def test_gsm8k(data):
     source = get_task("math", dataset="gsm8k", path=str(data), style="plain")
+    ready = source.checker.pool.started  # the first source of a process checks the parser
     tasks = source.tasks("train")
     assert [t.id for t in tasks] == [f"gsm8k-train-{k}" for k in range(10)] and len(source.tasks("test")) == 3
     assert tasks[1].data["answer"] == "4" and tasks[1].meta["gold"] == "She has 2+2 = 4 pens.\n#### 4"
@@ -84,7 +85,7 @@ def test_gsm8k(data):
     assert step.outcome == Scored(0.0, False) and step.info == {"answer": "400", "reason": "different"}
     with pytest.raises(TaskError, match="call reset"):
         world.step("#### 4")
-    assert source.checker.pool.started == 0
+    assert source.checker.pool.started == ready  # numbers are compared here, not in another process
 
 
 def test_starts_are_drawn_by_seed_each_once(data):
