@@ -129,7 +129,7 @@ def left(found: list[dict[str, Any]]) -> list[str]:
     """What is left of the time of GRPO's gradient: the work that ours and TRL's do, by counting, and the profile."""
     lines = [
         "What is left: sharing saves places, but every written token still attends to the whole prompt, and our",
-        "readout computes the vocabulary twice, to save memory. So at equal FLOP/s the ratio would be that of the work,",
+        "readout computes the vocabulary twice, to save memory. At equal FLOP/s the ratio would be that of the work,",
         "which `work` in `bench/table.py` counts:",
         "",
         "| what | TFLOP, ours | TFLOP, TRL | ratio of the work | ratio of places | ours, of 989 TFLOP/s | TRL |",
