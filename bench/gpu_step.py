@@ -80,7 +80,8 @@ def ours(home: Path, model: Path, steps: int, more: Sequence[str] = (), name: st
     rows = read_metrics(home / name)
     seconds = [t["train_seconds"] for t in timings]
     peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else 0.0
-    kept = {k: rows[-1][k] for k in ("written_tokens", "loss", "ratio", "ratio_max", "truncated") if k in rows[-1]}
+    wanted = ("written_tokens", "loss", "ratio", "stale_ratio", "stale_ratio_max", "stale_cut")
+    kept = {k: rows[-1][k] for k in wanted if k in rows[-1]}
     return {"seconds": seconds, "phases": timings[-1], "whole": whole, "peak_gib": peak, **kept}
 
 

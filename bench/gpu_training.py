@@ -335,7 +335,7 @@ def main() -> None:
             forget()
         row = record(case, found, trl, about)
         keep(row, args.out)
-    if not args.no_exactness:
+    if not args.no_exactness and not args.profile:
         found = exactness(episodes(512, 256, 8))
         row = {"name": "gpu_training/gradient of a tree", "ours": found["float32_tree_against_flat"],
                "unit": "distance from flat", **about, "details": found}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where the host waits for a GPU inside an update, and whether the first ratio of new to old log-probs is exactly 1.
+"""Where the host waits for a GPU inside an update, and the mean ratio of new to old log-probs, which must be 1.
 
     PYTHONPATH=src python bench/gpu_waits.py [--commit HASH]
 
@@ -76,7 +76,7 @@ def main() -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__}, "where": dict(found),
         "report": report, "offload_equal": bool(torch.equal(plain, moved)), "moments_gib": [here, there],
     }  # fmt: skip
-    row["what"] = f"of the host in one update; ratio {report.get('ratio_min')} to {report.get('ratio_max')}"
+    row["what"] = f"of the host in one update; mean ratio {report['ratio']:.9g}, clipped {report['clip_fraction']:.9g}"
     keep(row, args.out)
 
 

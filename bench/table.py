@@ -8,6 +8,7 @@ It also draws `docs/plots/gpu_growth.png`, how cost grows on a GPU.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
             f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | {number(r['peer'])} | {r['unit']} | "
             f"**{r['ratio']:.2f}** | {low:.2f} – {high:.2f} | {r.get('what', '')} |"
         )
+    if name == "gpu_training":
+        lines += ["", *left(found)]
     told: dict[str, list[str]] = {}
     for r in found:
         used = ", ".join(f"{k} {v}" for k, v in r["versions"].items())
@@ -106,6 +109,51 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
         which = "" if len(told) == 1 else f" ({', '.join(n.partition('/')[2] for n in names)})"
         lines.append(f"Measured on {about}{which}.\n")
     return "\n".join(lines)
+
+
+def work(prompt: int, written: int, rows: int, shared: bool) -> float:
+    """FLOPs of GRPO's gradient at Qwen2-0.5B's shape: the weights of the layers at every place (6 for each weight), the
+    vocabulary at every written token (6; 8 if it is computed again in the backward pass, as ours is), and attention
+    over every pair of places that see each other (14 for each number of a query: two products, and five in the backward
+    pass)."""
+    layers, width, middle, narrow, vocabulary = 24, 896, 4864, 128, 151_936
+    weights = layers * (2 * width * width + 2 * width * narrow + 3 * width * middle)
+    places = prompt + rows * written if shared else rows * (prompt + written)
+    own = written * prompt + written**2 / 2
+    pairs = prompt**2 / 2 + rows * own if shared else rows * (prompt**2 / 2 + own)
+    readout = (8 if shared else 6) * vocabulary * width * rows * written
+    return 6.0 * weights * places + readout + 14.0 * layers * width * pairs
+
+
+def left(found: list[dict[str, Any]]) -> list[str]:
+    """What is left of the time of GRPO's gradient: the work that ours and TRL's do, by counting, and the profile."""
+    lines = [
+        "What is left: sharing saves places, but every written token still attends to the whole prompt, and our",
+        "readout computes the vocabulary twice, to save memory. At equal FLOP/s the ratio would be that of the work,",
+        "which `work` in `bench/table.py` counts:",
+        "",
+        "| what | TFLOP, ours | TFLOP, TRL | ratio of the work | ratio of places | ours, of 989 TFLOP/s | TRL |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for r in found:
+        lengths = re.match(r"(\d+) samples of (\d+) after (\d+)", r.get("what", ""))
+        if "ratio" not in r or lengths is None:
+            continue
+        rows, written, prompt = map(int, lengths.groups())
+        mine, theirs = (work(prompt, written, rows, shared) / 1e12 for shared in (True, False))
+        places = rows * (prompt + written) / (prompt + rows * written)
+        lines.append(
+            f"| {r['name'].partition('/')[2]} | {mine:.1f} | {theirs:.1f} | {theirs / mine:.2f} | {places:.2f} | "
+            f"{mine * r['ours'] / 989:.0%} | {theirs * r['peer'] / 989:.0%} |"
+        )
+    missing = [c for c in ("512", "4096", "12000") if not any(r["name"].endswith(f"/profile {c}") for r in found)]
+    if missing:
+        lines += [
+            "",
+            "Which kernels take that time is not yet measured:",
+            f"`python bench/gpu_training.py --profile --cases {','.join(missing)}` on a GPU adds it here.",
+        ]
+    return lines
 
 
 def draw(found: list[dict[str, Any]]) -> None:

@@ -56,3 +56,13 @@ def test_a_comparison_is_a_ratio_of_neighbours(tmp_path, monkeypatch, capsys):
     assert (row["ours"], row["peer"], row["ratio"], row["spread"]) == (4.0, 4.0, 1.0, [0.5, 2.0])
     assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "speed.jsonl").read_text()) == row
     assert set(row) >= TABLE["FIELDS"]
+
+
+def test_the_work_of_a_gradient_is_counted_and_a_missing_profile_is_named():
+    """A prompt of 2 and 3 rows of 1, by hand: 5 places against 9, and 2 + 3 * 2.5 pairs against 3 * (2 + 2.5)."""
+    weights, vocabulary = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
+    assert TABLE["work"](2, 1, 3, True) == 6 * weights * 5 + 8 * vocabulary * 3 + 14 * 24 * 896 * 9.5
+    assert TABLE["work"](2, 1, 3, False) == 6 * weights * 9 + 6 * vocabulary * 3 + 14 * 24 * 896 * 13.5
+    row = {**ROW, "name": "gpu_training/grpo 512", "what": "16 samples of 512 after 512; 1 GiB"}
+    page = TABLE["section"]("gpu_training", [row, {**ROW, "name": "gpu_training/profile 512"}])
+    assert "| grpo 512 | 29.5 | 44.4 | 1.50 | 1.88 |" in page and "--profile --cases 4096,12000`" in page

@@ -547,10 +547,12 @@ class LocalEngine:
         """As `_draw`, under any law."""
         laws = [OWN if live is None else live.request.law for live in lives]
         under = own = working(logits)
-        if not all(law is laws[0] for law in laws) or not laws[0].plain:
-            table = {law: k for k, law in enumerate(dict.fromkeys(laws))}
+        one = all(law is laws[0] for law in laws)  # the usual case, without hashing laws
+        if not one or not laws[0].plain:
+            table = {law: k for k, law in enumerate(dict.fromkeys(laws[:1] if one else laws))}
+            index = np.array([0 if one else table[law] for law in laws])
             written = np.array([0 if live is None else len(live.tokens) for live in lives])
-            under = law_logits(logits, list(table), np.array([table[law] for law in laws]), written)
+            under = law_logits(logits, list(table), index, written)
         listed = {law.allowed for law, live in zip(laws, lives) if live is not None}
         if None in listed:
             token = (under + self._noise(lives, own.dtype)).argmax(-1)
