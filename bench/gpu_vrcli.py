@@ -8,12 +8,14 @@ recipes/vrcli-novels-gpu.yaml. An update is: old log-probs, those of the referen
 step, for 16 answers of 256 tokens to each prompt of 4,096. "one group" has one prompt, and all its 16 answers are in
 one micro-batch: its memory is that of the layout. "four groups" has four prompts, and micro-batches fill the card. A
 likelihood is that of a gold text of 512 tokens after the prompt and a plan. Writes bench/results/gpu_vrcli.jsonl and
-prints a JSON line for each case. `--small` rehearses everything on a CPU.
+prints a JSON line for each case; a case that stands there for this commit and device is not measured again, so a call
+that was cut goes on. `--small` rehearses everything on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +159,12 @@ def main() -> None:
         "update, four groups": (lambda x: updates(4, x, False), f"{N} answers of {WRITTEN} after four of {PROMPT}"),
         "likelihoods": (scores, f"a gold text of {GOLD} after {N} plans of {WRITTEN} and one prompt of {PROMPT}"),
     }
+    held = [json.loads(line) for line in Path(args.out).read_text().splitlines()] if Path(args.out).exists() else []
+    known = {r["name"] for r in held if (r["commit"], r["device"]) == (args.commit, named())}
     for name, (make, what) in cases.items():
+        if args.commit and f"gpu_vrcli/{name}" in known:
+            print(f"{name}: measured before", flush=True)
+            continue
         try:
             keep(record(name, compared(make, args.repeats), what, about), args.out)
         except (torch.OutOfMemoryError, LearnError) as problem:

@@ -115,7 +115,8 @@ def score_reader(
                     f"{reader.lm.name} reads row '{i}' in other tokens than {scorer.lm.name}, so their perplexities "
                     "cannot be compared: choose a reader with the same tokenizer and chat template."
                 )
-        for i, base, now in zip(some, scorer.likelihoods(pairs, rule), reader.likelihoods(pairs, rule)):
+        bases, nows = scorer.likelihoods(pairs, rule, some), reader.likelihoods(pairs, rule, some)
+        for i, base, now in zip(some, bases, nows):
             percent = improvement(base, now)
             made = {"id": i, "plan": "", "baseline_ppl": base.perplexity, "ppl": now.perplexity}
             found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
