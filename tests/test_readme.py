@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trailmark.methods import METHODS
+from trailmark.tasks import task_names
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -59,6 +62,20 @@ def test_the_same_reward_from_python(tmp_path):
 def test_every_file_the_readme_names_exists():
     for name in re.findall(r"`((?:tests|recipes|docs|bench)/[\w./-]+)`", (ROOT / "README.md").read_text()):
         assert (ROOT / name).exists(), name
+
+
+def test_the_table_of_folders_has_every_folder_method_and_task():
+    table = (ROOT / "README.md").read_text().split("| folder | what it holds |")[1].split("\n\n")[0]
+    rows = dict(re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.M))
+    named = [n for first in rows for n in re.findall(r"`([\w./]+)`", first)]
+    package = ROOT / "src/trailmark"
+    assert [n for n in named if not (package / n).exists()] == []
+    folders = {f"{f.parent.name}/" for f in package.glob("*/__init__.py")}
+    assert folders - set(named) == set()
+    words = lambda row: set(re.findall(r"`([\w-]+)`", rows[f"`{row}/`"]))
+    assert set(task_names()) - words("tasks") == {"gym"} and "Gymnasium" in rows["`tasks/`"]
+    parts = {"reflect_imitation", "oreo_rounds"}  # stages and rounds of methods that are named
+    assert set(METHODS) - words("methods") == parts
 
 
 def test_the_api_page_and_its_notebook():

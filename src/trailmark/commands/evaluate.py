@@ -13,6 +13,7 @@ from trailmark import MOST_SEED
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
+    from trailmark.types import Annotation, Episode
 
 Json = Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")]
 
@@ -206,23 +207,18 @@ def _play(
     leaderboard: Path | None,
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
-    from dataclasses import replace
-
     from trailmark.config import SamplingConfig
     from trailmark.errors import RunError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
-    from trailmark.runs.annotations import write_beside
-    from trailmark.runs.store import atomic_write, to_json
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
 
-    if out is not None and out.exists():
-        raise RunError(f"{out} exists: choose another file.")
-    if leaderboard is not None and leaderboard.exists():
-        raise RunError(f"{leaderboard} exists: choose another file.")
+    for file in (out, leaderboard):
+        if file is not None and file.exists():
+            raise RunError(f"{file} exists: choose another file.")
     if leaderboard is not None and (vary or wish.n):
         raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:
@@ -247,13 +243,7 @@ def _play(
         for name, some in wishes.items():
             rows.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
     if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        kept = {e.id for played, _ in made.values() for e in played}  # a search stores only the plays that it chose
-        if not vary:
-            write_beside(out, [a for a in noted if a.episode in kept])
-        mark = lambda name, e: replace(e, id=f"{name}:{e.id}") if vary else e  # one start is played several times
-        lines = [to_json(mark(name, e)) + "\n" for name, (played, _) in made.items() for e in played]
-        atomic_write(out, "".join(lines).encode())
+        _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
     about = next(iter(made.values()))[1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
@@ -264,6 +254,24 @@ def _play(
     title = f"{about['task']} {about['split']}"
     finish(result, json, lambda width: [table(rows, title, width), *warnings(whole), *told])
     _must_have_scores(whole)
+
+
+def _write_episodes(
+    out: Path, made: Mapping[str, Sequence[Episode]], notes: Sequence[Annotation], varied: bool
+) -> None:
+    """Write the episodes of all models to one file, and the judge's notes on them next to it."""
+    from dataclasses import replace
+
+    from trailmark.runs.annotations import write_beside
+    from trailmark.runs.store import atomic_write, to_json
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    kept = {e.id for played in made.values() for e in played}  # a search stores only the plays that it chose
+    if not varied:
+        write_beside(out, [a for a in notes if a.episode in kept])
+    mark = lambda name, e: replace(e, id=f"{name}:{e.id}") if varied else e  # one start is played several times
+    lines = [to_json(mark(name, e)) + "\n" for name, played in made.items() for e in played]
+    atomic_write(out, "".join(lines).encode())
 
 
 def _write_leaderboard(path: Path, played: Sequence[Any], about: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The data of OREO: one sample per trajectory, and collecting trajectories.
 
-samples      one sequence per trajectory; streams mark its states and actions collection   n episodes of each start, or
-a balanced number of right and wrong ones
+    samples      one sequence per trajectory; streams mark its states and actions
+    collection   n episodes of each start, or a balanced number of right and wrong ones
 """
 
 from __future__ import annotations
