@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trailmark.models import compiled
+from trailmark.models import attention, compiled
 from trailmark.models.attention import Layout, Prefill
 from trailmark.models.compiled import CompiledLayers
 
@@ -139,3 +139,41 @@ def test_log_probs_and_entropies_against_a_loop():
         p = [x / sum(raw) for x in raw]
         assert float(logp[r]) == pytest.approx(math.log(p[target[r]]), abs=1e-5)
         assert float(entropy[r]) == pytest.approx(-sum(x * math.log(x) for x in p), abs=1e-5)
+
+
+def test_a_torch_that_cannot_compile_flex_attention_computes_with_a_mask_and_says_so(make_lm, monkeypatch, capsys):
+    """As on a GPU: lines of 128 go to FlexAttention, whose compiler fails here, in the mask or in the attention."""
+    lm = make_lm("llama", layers=2)
+    ids = (torch.arange(128)[None] * 37 + 11) % lm.vocab
+    pos = torch.arange(128)[None]
+    end = torch.full_like(ids, 128)
+    want = lm.hidden(ids, Layout(end, pos), pos)
+
+    def refuses(*args, **kwargs):
+        tries.append(1)
+        raise FAILURE("no kernel")
+
+    whole = property(lambda self: attention.Flex.works and self.end.shape[1] % attention.FLEX_BLOCK == 0)
+    monkeypatch.setattr(Layout, "flexible", whole)
+    mask = lambda *args, **kwargs: None
+    for flex in ((refuses, mask), (mask, refuses)):
+        monkeypatch.setattr(attention.Flex, "works", True)
+        monkeypatch.setattr(attention, "_flex", lambda flex=flex: flex)
+        tries = []
+        for _ in range(2):
+            assert torch.equal(lm.hidden(ids, Layout(end, pos), pos), want)
+        assert len(tries) == 1 and attention.Flex.works is False
+        said = f"this torch cannot compile FlexAttention ({FAILURE.__name__}): attention is computed with a mask, "
+        assert capsys.readouterr().err == said + "more slowly\n"
+
+
+def test_a_mask_that_cannot_be_compiled_is_a_failure_of_the_layers_too(make_lm, monkeypatch, capsys):
+    base, layers = make_lm("llama", layers=1).base, CompiledLayers(wanted=True)
+    monkeypatch.setattr(Layout, "flexible", property(lambda self: True))
+
+    def refuses(*args, **kwargs):
+        raise FAILURE("no kernel")
+
+    monkeypatch.setattr(attention, "_flex", lambda: (refuses, refuses))
+    assert layers.run(base, line(128), lambda: torch.tensor(3.0)) == 3
+    assert layers.wanted is False and "it runs uncompiled" in capsys.readouterr().err

@@ -31,6 +31,7 @@ from trailmark.models.forward import fill, pack
 from trailmark.models.law import gumbel, law_logits, working
 from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
+from trailmark.models.load import check_bf16
 from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
 from trailmark.types import Sample, SamplingLaw
@@ -97,6 +98,8 @@ def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngi
     `engine.dtype`), which `publish(version, lm)` updates."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
     own = wanted == lm.dtype and not apart
+    if config.dtype == "bfloat16":
+        check_bf16(lm.device, "engine.dtype", "float32 or float16")
     return LocalEngine(lm if own else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed)
 
 

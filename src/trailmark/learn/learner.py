@@ -21,6 +21,7 @@ from trailmark.learn.optim import Optimiser
 from trailmark.models.forward import fill, pack, view
 from trailmark.models.layout import Packed
 from trailmark.models.lm import LM
+from trailmark.models.load import check_bf16
 from trailmark.models.readout import Readout
 from trailmark.objectives.base import Note, Objective
 from trailmark.types import Sample
@@ -53,6 +54,8 @@ class Learner:
     ):
         """`total` is the number of optimiser steps of the schedule; a mapping gives it for each model."""
         self.models, self.config = models, config
+        if config.amp == "bf16":
+            check_bf16(next(iter(models.values())).device, "learner.amp", "none")
         self.keeps: tuple[str, ...] = ()  # models that are not trained but stored in checkpoints
         self.learned: dict[
             str, dict[str, float]

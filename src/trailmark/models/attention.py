@@ -12,6 +12,7 @@ layout from the keyword `tree`. Without it, the model uses ordinary SDPA (or eag
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -26,6 +27,35 @@ from trailmark.models import decode_kernel
 
 NAME = "trailmark"
 FLEX_BLOCK = 128
+
+
+def _failures() -> tuple[type[BaseException], ...]:
+    import torch._dynamo.exc
+    import torch._inductor.exc
+    import torch._inductor.runtime.triton_heuristics as heuristics
+
+    found = [
+        torch._dynamo.exc.TorchDynamoException,
+        getattr(torch._inductor.exc, "InductorError", None),
+        getattr(heuristics, "NoTritonConfigsError", None),
+    ]
+    return tuple(f for f in found if f is not None)
+
+
+FAILURES = _failures()  # what torch raises if it cannot compile
+
+
+class Flex:
+    """Whether FlexAttention can be compiled on this machine: yes, until it fails."""
+
+    works = True
+
+    @classmethod
+    def failed(cls, problem: BaseException) -> None:
+        if cls.works:
+            print(f"this torch cannot compile FlexAttention ({type(problem).__name__}): attention is computed with a "
+                  "mask, more slowly", file=sys.stderr)  # fmt: skip
+        cls.works = False
 
 
 class Layout:
@@ -51,7 +81,7 @@ class Layout:
     @property
     def flexible(self) -> bool:
         """Whether FlexAttention computes this layout."""
-        return self.end.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0
+        return Flex.works and self.end.is_cuda and self.end.shape[1] % FLEX_BLOCK == 0
 
     def block_mask(self, window: int | None) -> Any:
         """The same rule for FlexAttention, without ever forming [L, L]."""
@@ -79,8 +109,13 @@ class Layout:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        if self.flexible:
+        if self.flexible and torch.compiler.is_compiling():
             return flexed(q, k, v, self.block_mask(window), scale, softcap)
+        if self.flexible:
+            try:
+                return flexed(q, k, v, self.block_mask(window), scale, softcap)
+            except FAILURES as problem:
+                Flex.failed(problem)
         return _dense(q, k, v, self.mask(window), scale, softcap)
 
 
@@ -296,10 +331,21 @@ def _softcap(cap: float) -> Any:
 
 
 @functools.cache
-def _flex() -> tuple[Any, Any]:
-    # Uncompiled, a block mask materialises [L, L] and attention its scores; and past its limit of variants (dtype,
-    # window, grad mode, number of heads) torch falls back to just that, with a warning only.
+def set_up() -> None:
+    """Settings of the compiler."""
+    import torch._functorch.config as functorch
+
+    # Past its limit of variants (dtype, window, grad mode, number of heads) torch runs code uncompiled, with a warning
+    # only. Uncompiled, a block mask materialises [L, L] and attention its scores.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
+    if hasattr(functorch, "force_non_lazy_backward_lowering"):
+        # So a failure to compile shows in the forward pass.
+        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]
+
+
+@functools.cache
+def _flex() -> tuple[Any, Any]:
+    set_up()
     return torch.compile(flex_attention, dynamic=True), torch.compile(create_block_mask, dynamic=True)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trailmark.models.attention import Layout, Prefill
+from trailmark.models.attention import FAILURES, Layout, Prefill, set_up
 
 LEAST = 30_000_000  # smallest number of weights of a model that is worth compiling
 MOST = 24  # most shapes that are compiled
@@ -43,10 +43,10 @@ class CompiledLayers:
             self._switch(base, False)
             return forward()
         self._switch(base, True)
-        if type(layout) is Layout:
-            for window in _windows(base.config):
-                layout.block_mask(window)  # built here, because a compiled layer can only read it
         try:
+            if type(layout) is Layout:
+                for window in _windows(base.config):
+                    layout.block_mask(window)  # built here, because a compiled layer can only read it
             return forward()
         except FAILURES as problem:
             print(f"this torch cannot compile {type(base).__name__} ({type(problem).__name__}): it runs uncompiled",
@@ -89,7 +89,7 @@ class CompiledLayers:
         """Stays the same until the next pass: a checkpointed layer runs again in the backward pass and must be the
         same."""
         if on and not self._calls:
-            _set_up()
+            set_up()
             self._calls = {id(x): torch.compile(x._call_impl, dynamic=False) for x in _layers(base)}
         if self._calls:
             for layer in _layers(base):
@@ -110,30 +110,9 @@ def _windows(config: Any) -> list[int | None]:
     return [None, window] if getattr(config, "layer_types", None) else [window]
 
 
-@functools.cache
-def _set_up() -> None:
-    import torch._functorch.config as functorch
-
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 128)
-    if hasattr(functorch, "force_non_lazy_backward_lowering"):
-        # So a failure to compile shows in the forward pass.
-        functorch.force_non_lazy_backward_lowering = True  # type: ignore[assignment]
-
-
-def _failures() -> tuple[type[BaseException], ...]:
-    import torch._dynamo.exc
-    import torch._inductor.exc
-
-    found = [torch._dynamo.exc.TorchDynamoException, getattr(torch._inductor.exc, "InductorError", None)]
-    return tuple(f for f in found if f is not None)
-
-
-FAILURES = _failures()
-
-
 def whole(step: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Compile a step of constant shapes. If torch cannot, the step runs uncompiled, with a one-line warning."""
-    _set_up()
+    set_up()
     made = torch.compile(step, dynamic=False)
 
     def call(*args: Any) -> Any:

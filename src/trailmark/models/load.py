@@ -40,6 +40,19 @@ def pick_device(wish: str = "auto") -> str:
     return wish
 
 
+def check_bf16(device: Any, key: str, instead: str) -> None:
+    """Refuse bfloat16 on a GPU that only imitates it: its kernels fail there, or are many times slower."""
+    import torch
+
+    if not str(device).startswith("cuda"):
+        return
+    with torch.cuda.device(device):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise ModelError(
+                f"{key}: {torch.cuda.get_device_name()} does not compute in bfloat16: set {key} to {instead}"
+            )
+
+
 def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     """Load a model, add adapters, move it to its device, and test which layouts are exact for it. `words` become single
     tokens of a tiny tokenizer."""
@@ -51,6 +64,8 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
 
     logging.disable_progress_bar()  # Trailmark shows its own progress
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
+    if dtype == torch.bfloat16:
+        check_bf16(device, "model.dtype", "float32 or float16")
     model, tokenizer = _weights(config, device, dtype, words)
     adapted = hasattr(model, "peft_config")
     _no_dropout(model)
