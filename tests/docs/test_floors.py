@@ -138,6 +138,12 @@ def test_plans_from_a_planted_hint(here):
     assert max(gain["start"], gain["other-plan"], gain["random-words"]) < 0 < gain["trained"]
 
 
+def test_the_quickstart_of_oreo(here):
+    result = json.loads(shell("quickstart", "--method", "oreo", "--json").strip().splitlines()[-1])
+    rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
+    assert min(rows["OREO"], rows["rejection sampling"]) >= 0.8 > rows["SFT"]
+
+
 def test_the_quickstart_of_lpr(here):
     result = json.loads(shell("quickstart", "--method", "lpr", "--out", "runs/lpr", "--json").strip().splitlines()[-1])
     rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}

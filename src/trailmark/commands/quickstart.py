@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,11 @@ import typer
 from trailmark import MOST_SEED
 from trailmark.errors import RecipeError, RunError, nearest
 
+SUMS = 4000  # worked ones that OREO's first model imitates
+
 
 def quickstart(
-    method: Annotated[str, typer.Option(help="The method to show: reflect, lpr or vrcli.")] = "reflect",
+    method: Annotated[str, typer.Option(help="The method to show: reflect, oreo, lpr or vrcli.")] = "reflect",
     out: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted quickstart.")] = False,
@@ -83,24 +86,11 @@ def vrcli(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """VR-CLI on rows with a planted hint: a tiny reader learns to follow plans, a policy learns to write useful ones,
     and what could explain the improvement otherwise stands beside it."""
     from trailmark.data.stories.hints import Hints, write
-    from trailmark.methods import get_method, resolve_recipe
-    from trailmark.recipe import load_recipe
-    from trailmark.runs.launch import launch
     from trailmark.runs.store import read_segment
     from trailmark.seats.locate import newest_checkpoint
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    recipes, rows = Path(__file__).parent.parent / "recipes", out / "rows"
-
-    file = lambda key, path: f"{key}={json.dumps(str(path))}"
-
-    def trained(name: str, folder: str, *words: str) -> Path:
-        where = out / folder
-        given = [*words, *_further(folder), f"seed={seed}", f"model.seed={seed}", file("out", where), f"name={folder}"]
-        config = resolve_recipe(load_recipe(recipes / f"{name}.yaml", given))
-        launch(get_method(config.method), config, resume and where.exists())
-        return where
-
+    rows, file, trained = out / "rows", _file, partial(_trained, out, seed, resume)
     if not (rows / "tokenizer" / "tokenizer.json").is_file():  # written last
         rows.mkdir(parents=True, exist_ok=True)
         write(rows, Hints(seed=seed))
@@ -132,6 +122,64 @@ def vrcli(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         metrics=("reward",),
         read_next="docs/vrcli.md, docs/studies/vrcli-laptop.md",
     )
+
+
+def oreo(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+    """OREO on sums: a model imitates a teacher who forgets carries, its answers are kept, right or wrong, and a policy
+    and a value learn from them. Rejection sampling learns from the same answers."""
+    from trailmark.data import gold
+    from trailmark.runs.store import read_segment, segments
+    from trailmark.seats.locate import newest_checkpoint
+
+    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    lessons, trained = out / "arith.jsonl", partial(_trained, out, seed, resume)
+    if not lessons.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        gold.make("arith", lessons, {"level": 2, "careless": 0.7}, SUMS, "train", seed)
+    say("a tiny model imitates a teacher who forgets seven of ten carries")
+    sft = trained("arith-sft", "sft", _file("data", lessons), "steps=700")
+    start = _file("model.name", newest_checkpoint(sft) / "policy")
+    say("it answers 1,000 questions eight times; all answers are kept, right or wrong")
+    answers = _file("data", segments(trained("oreo-arith-data", "data", start) / "episodes")[-1])
+    say("rejection sampling: it imitates the right ones")
+    imitates = ("objective=rejection", "beta=null", "learner.optim.lr=3e-4", "final.start=true")
+    other = trained("preference-arith", "rejection", start, answers, *imitates)
+    say("OREO: a policy and a value learn from all of them")
+    run = trained("oreo-arith", "oreo", start, answers, "final.search=[beam:3]")
+    files = {
+        "SFT": other / "evaluation/start.jsonl",
+        "rejection sampling": segments(other / "evaluation")[-1],
+        "OREO": segments(run / "evaluation")[-1],
+        "OREO, beam of 3 at temperature 1": run / "evaluation/beam-3.jsonl",
+    }
+    finish(
+        out,
+        {name: read_segment(path) for name, path in files.items()},
+        {n: str(p) for n, p in files.items()},
+        run,
+        quiet,
+        title="200 sums such as 7-2+9, 95 % intervals",
+        main="OREO",
+        metrics=("success",),
+        read_next="docs/oreo.md, docs/studies/oreo-arith.md",
+    )
+
+
+def _trained(out: Path, seed: int, resume: bool, name: str, folder: str, *words: str) -> Path:
+    """A run of a packaged recipe in a folder of the quickstart."""
+    from trailmark.methods import get_method, resolve_recipe
+    from trailmark.recipe import load_recipe
+    from trailmark.runs.launch import launch
+
+    where = out / folder
+    given = [*words, *_further(folder), f"seed={seed}", f"model.seed={seed}", _file("out", where), f"name={folder}"]
+    config = resolve_recipe(load_recipe(Path(__file__).parent.parent / "recipes" / f"{name}.yaml", given))
+    launch(get_method(config.method), config, resume and where.exists())
+    return where
+
+
+def _file(key: str, path: Path) -> str:
+    return f"{key}={json.dumps(str(path))}"
 
 
 def _further(folder: str) -> list[str]:
@@ -224,6 +272,7 @@ def _lpr_recipe(file: Path, out: Path, seed: int) -> dict[str, Any]:
 # A new method is one more line here.
 QUICKSTARTS: dict[str, Callable[[Path, int, bool, bool], None]] = {
     "reflect": reflect,
+    "oreo": oreo,
     "lpr": lpr,
     "vrcli": vrcli,
 }
