@@ -87,7 +87,11 @@ def test_a_prompt_over_the_limit(made, tmp_path):
     write(here / "grown.jsonl", [{**row, "information": "word " * 400}])
     out = here / "o.jsonl"
     code, said = call("improvement", here / "grown.jsonl", "--model", "tiny", "--control", "gold", "--out", out)
-    assert code == 2 and f"row '{row['id']}' has" in said and not out.exists(), said
+    assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}' has" in said and not out.exists(), said
+    code, said = call("improvement", here / "grown.jsonl", "--model", "tiny", "--reader", "same=tiny")
+    assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}' has" in said, said
+    code, said = call("improvement", here / "grown.jsonl", "--model", "tiny", "--control", "synopsis")
+    assert code == 2 and f"{here / 'grown.jsonl'}: control 'synopsis': row '{row['id']}' has none" in said, said
     write(here / "grown.jsonl", [{**row, "prompt": [{**ASK, "content": "word " * 400}]}])
     code, said = call("write", here / "grown.jsonl", "x=tiny,tiny", "--out", here / "written")
     assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}': the prompt has" in said, said
@@ -97,3 +101,10 @@ def test_a_prompt_over_the_limit(made, tmp_path):
     code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1")
     assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}': the prompt has 2019 tokens" in said, said
     assert "the engine holds 1024 with the answer" in said and not list((here / "run").glob("episodes/*"))
+    # the policy's prompt fits, and the reader's with a plan does not: told before anything is played
+    write(here / "grown.jsonl", [{**row, "split": "train", "information": "word " * 180}])
+    code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "sampling.max_tokens=200")
+    assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}' has " in said, said
+    assert "a plan of up to 200 tokens does not fit" in said and not (here / "run/recipe.yaml").exists()
+    code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "eval.every=0", "starts=1", "n=2")
+    assert code == 0, said  # a shorter plan does

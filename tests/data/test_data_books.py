@@ -259,6 +259,8 @@ def test_the_skipped_chapters_are_an_option(tmp_path):
     toy = write(tmp_path / "toy.jsonl", BOOK)
     run([toy], tmp_path / "o", "--skip", 1)
     assert [r["chapter_index"] for r in lines(tmp_path / "o/rows.jsonl")] == [1, 2, 3, 4]
+    run([toy], tmp_path / "o", "--skip", 1, "--last", 3)
+    assert [r["last_n_chapters"] for r in lines(tmp_path / "o/rows.jsonl")] == [1, 2, 3, 3]  # as many as there are
 
 
 @pytest.mark.kill

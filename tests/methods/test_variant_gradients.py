@@ -10,7 +10,7 @@ import torch
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_config, get_method
 from trailmark.methods.configs import VARIANTS
-from trailmark.methods.policy_gradient import advantages, credit_name, penalised
+from trailmark.methods.policy_gradient import advantages, credit_name, penalised, varied
 from trailmark.models.load import load_model
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics, read_segment
@@ -159,6 +159,13 @@ def test_credit_by_hand():
     assert advantages(episodes, "group", 1.0) == {
         "a": [pytest.approx(-1 / deviation)], "b": [pytest.approx(1 / deviation)] * 2, "c": [0.0], "d": [0.0]
     }  # fmt: skip
+    tiny = [play(e.id, e.group, 1e-8 * e.outcome.reward) for e in episodes]  # in another unit: the same advantages
+    assert advantages(tiny, "group", 1.0)["a"] == [pytest.approx(-1 / deviation, rel=0.1)]
+    assert advantages(tiny, "group_mean", 1.0)["b"] == [pytest.approx(1e-8)] and len(varied(tiny)) == 1
+    same = [play("a", "g", 0.9), play("b", "g", 0.9), play("c", "g", 0.9)]
+    assert advantages(same, "group", 1.0) == {"a": [0.0], "b": [0.0], "c": [0.0]} and varied(same) == set()
+    large = [play("a", "g", 1e9), play("b", "g", 0.0), play("c", "h", 1.0), play("d", "h", 1.0 + 1e-4)]
+    assert advantages(large, "group", 1.0)["c"] == [0.0] and varied(large) == {"g"}
     assert advantages(episodes, "group_mean", 1.0) == {"a": [-1.0], "b": [1.0, 1.0], "c": [0.0], "d": [0.0]}
     assert advantages(episodes, "leave_one_out", 1.0) == {"a": [-2.0], "b": [2.0, 2.0], "c": [0.0], "d": [0.0]}
     assert advantages(episodes, "batch", 1.0) == {"a": [1.0], "b": [3.0, 3.0], "c": [4.0], "d": [4.0]}

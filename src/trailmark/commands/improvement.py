@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +65,8 @@ def improvement(
     for kind in control or ():
         if kind in arms:
             raise TrailmarkError(f"improvement: two arms are called '{kind}'.")
-        arms[kind] = p.control(found, kind), None
+        with _in(rows):
+            arms[kind] = p.control(found, kind), None
     readers = dict(named_files(reader or [], "improvement"))
     if twice := next((name for name in readers if name in arms), None):
         raise TrailmarkError(f"improvement: two arms are called '{twice}'.")
@@ -71,16 +74,19 @@ def improvement(
     opened = lambda name: fix_names(resolve({"name": name, "dtype": dtype}, ModelConfig))
     scorer = TextScorer(opened(model), cache, there, "--server")
     result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}
-    stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
+    with _in(rows):
+        stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
     if stored is not None:
         result["baselines"] = {"file": str(baselines), "rows": len(found), "computed": stored.computed}
     lines = []
     for name, (made, share) in arms.items():
-        scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
+        with _in(rows):
+            scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
         result["arms"][name] = {**p.summary(scores, found), "markers": share}
         lines += [{"arm": name, **s} for s in scores]
     for name, other in readers.items():
-        scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
+        with _in(rows):
+            scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
         result["arms"][name] = {**p.summary(scores, found), "markers": None, "reader": str(other)}
         lines += [{"arm": name, **s} for s in scores]
     if out is not None:
@@ -93,6 +99,17 @@ def improvement(
         typer.echo(dumps(result))
     else:
         _show(result)
+
+
+@contextmanager
+def _in(rows: Path) -> Iterator[None]:
+    """Errors about a row name its file."""
+    from trailmark.errors import DataError
+
+    try:
+        yield
+    except DataError as problem:
+        raise problem if problem.file is not None else DataError(problem.text, rows) from None
 
 
 def _show(result: dict[str, Any]) -> None:

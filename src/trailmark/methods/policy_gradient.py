@@ -28,6 +28,7 @@ from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
+from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
@@ -77,6 +78,8 @@ class PolicyGradientMethod(Method):
         self.table.bind(self.source)
         if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
             self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len)
+            if isinstance(self.source.judge, LikelihoodJudge):
+                self.source.judge.must_fit(self.table.seats[0].max_tokens, self.source.path)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
         return policy
@@ -253,9 +256,15 @@ def varied(episodes: Sequence[Episode]) -> set[str]:
     for e in episodes:
         if isinstance(e.outcome, Scored):
             rewards.setdefault(e.group, []).append(e.outcome.reward)
-    every = [r for group in rewards.values() for r in group]
-    least = SAME * (max(every) - min(every)) if every else 0.0
-    return {name for name, group in rewards.items() if max(group) - min(group) > least}
+    least = least_range([r for group in rewards.values() for r in group])
+    return {name for name, group in rewards.items() if max(group) - min(group) >= least}
+
+
+def least_range(rewards: Sequence[float]) -> float:
+    """The smallest range of a group that is a difference and no rounding: relative to the rewards of the batch, so that
+    rewards in any unit count."""
+    known = [r for r in rewards if np.isfinite(r)]
+    return max(SAME * (max(known) - min(known)) if known else 0.0, float(np.finfo(np.float64).tiny))
 
 
 def penalised(samples: Sequence[Sample], weight: float) -> tuple[list[Sample], float]:
@@ -299,5 +308,5 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str
     elif credit == "leave_one_out":
         each = leave_one_out(rewards, groups)
     else:
-        each = group_relative(rewards, groups, "std" if credit == "group" else "none")
+        each = group_relative(rewards, groups, "std" if credit == "group" else "none", guard=least_range(rewards))
     return {e.id: [float(a)] * sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e, a in zip(episodes, each)}

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import JudgeError, RecipeError, TaskError
+from trailmark.errors import DataError, JudgeError, RecipeError, TaskError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -26,16 +26,19 @@ from trailmark.score.likelihood import (
     TextScorer,
     after_markers,
     gain_reward,
+    gold_row,
     improvement,
     smallest_reward,
 )
 from trailmark.score.words import copied_share, correlation
+from trailmark.texts import encode
 from trailmark.types import Annotation, Invalid, Task
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig
     from trailmark.models.lm import LM
 
+FRAME = 64  # more tokens than a chat template writes around a message
 LATER = {"server", "baselines", "no_marker", "weight", "seed"}  # keys that judges of older runs did not have
 
 
@@ -98,6 +101,30 @@ class LikelihoodJudge(Judge):
         if self.config.baselines is not None:
             known = [self._as_play(None, task) for task in getattr(self._world, "rows", ())]
             self._file.check([self._row(play) for play in known])
+
+    def must_fit(self, longest: int, path: str | Path | None = None) -> None:
+        """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such
+        plan. Most rows are surely short enough, and are not rendered."""
+        room = self.scorer.context
+        if room is None:
+            return
+        tokenizer = self.scorer.tokenizer
+        for task in self._world.rows:
+            context, gold = self._with_plan(replace(self._as_play(None, task), answer="-"))
+            texts = [context] if isinstance(context, str) else [str(m["content"]) for m in context]
+            most = longest + FRAME * (len(texts) + 1)
+            if most + sum(len(t.encode()) for t in (*texts, gold)) <= room:
+                continue
+            if most + sum(len(encode(tokenizer, t)) for t in (*texts, gold)) <= room:
+                continue
+            size = gold_row(tokenizer, context, gold, self.config.tokens).end
+            if size + longest > room:
+                raise DataError(
+                    f"row '{task.id}' has {size} tokens with its gold text, and the model that reads it holds {room}: "
+                    f"a plan of up to {longest} tokens does not fit. Shorten the row, lower sampling.max_tokens, or "
+                    "choose a reader with a longer context (reward.model).",
+                    path,
+                )
 
     @cached_property
     def _file(self) -> BaselineFile:

@@ -311,7 +311,7 @@ class _Work:
                 before = b.chapters[max(0, k - self.plan.last) : k]
                 row = StoryRow(
                     content_id([b.name, k, text]), f"{header}\n\n{text}" if header else text,
-                    "\n".join(f"{h}\n\n{t}" if h else t for h, t in before), self.plan.last, so_far, whole, known,
+                    "\n".join(f"{h}\n\n{t}" if h else t for h, t in before), len(before), so_far, whole, known,
                     synopsis, header, k, b.name, b.split,
                 )  # fmt: skip
                 rows.append(row.plain())
