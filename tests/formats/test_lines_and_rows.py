@@ -7,8 +7,8 @@ import re
 import pytest
 
 from trailmark.errors import DataError
-from trailmark.formats import lines as lines_module
-from trailmark.formats.lines import Lines
+from trailmark.formats import line_file as lines_module
+from trailmark.formats.line_file import Lines
 from trailmark.formats.rows import Row, RowFile, as_number, dump, each, parse_line, put_number
 
 MIXED = b"\xef\xbb\xbf[a\n\n \t\r\nb\r\n\xc3\xa9\nlast"

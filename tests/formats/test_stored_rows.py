@@ -8,8 +8,8 @@ import pytest
 from trailmark import formats
 from trailmark.errors import DataError
 from trailmark.formats import on_demand
+from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
-from trailmark.formats.stored import StoredFile
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.episode_json import to_json
 from trailmark.types import Annotation

@@ -151,6 +151,7 @@ def test_an_edited_output_is_refused_and_nothing_is_touched(pipe, edit):
 def test_files_of_somebody_else_are_refused(pipe):
     (pipe.folder / "numbers").mkdir(parents=True)
     (pipe.folder / "numbers/letter.txt").write_text("dear")
+    (pipe.folder / "numbers/.lock").touch()
     with pytest.raises(RunError, match=r"stage 'numbers' writes to .* did not make \('letter.txt'\): move them away"):
         pipe()
 

@@ -37,7 +37,7 @@ class Format:
 
 
 FORMATS = {
-    "episodes": Format("own", "Trailmark's own: everything; annotations in NAME.annotations.jsonl beside it"),
+    "episodes": Format("own_episodes", "Trailmark's own: everything; annotations in NAME.annotations.jsonl beside it"),
     "messages": Format("messages", "lines of {messages: [{role, content}]}", rewards=False),
     "sharegpt": Format("sharegpt", "list of {conversations: [{from, value, score}], score}", "list", holds=("score",)),
     "trajectories": Format("scored", "lines of {prompt, response, reward}"),
@@ -75,12 +75,12 @@ def read(
     """Everything in a file. `seat` is the speaker, and `prefix` goes before every id. `skip_bad` leaves out rows that
     cannot be read; without it such a row refuses the file."""
     kind = find(format)
-    from trailmark.formats import own, turns
+    from trailmark.formats import own_episodes, turns
     from trailmark.formats.messages import unread
     from trailmark.formats.rows import each
 
     if format == "episodes":
-        return own.read(path)
+        return own_episodes.read(path)
     reader = turns.Reader(tokenizer, seat or kind.seat, turns.Starts(prefix))
     from_row = row_reader(format)
     made, skipped = each(path, lambda row: from_row(reader, row), skip_bad, unread)
@@ -98,10 +98,10 @@ def write(
 ) -> None:
     """Write all or nothing. `seat` says whose view is written, if several seats played."""
     kind = find(format)
-    from trailmark.formats import own, turns
+    from trailmark.formats import own_episodes, turns
     from trailmark.formats.rows import dump
 
     if format == "episodes":
-        return own.write(path, episodes, annotations)
+        return own_episodes.write(path, episodes, annotations)
     rows = _function(format, "to_rows")(turns.Writer(tokenizer, seat, annotations), list(episodes))
     dump(path, rows, kind.layout)

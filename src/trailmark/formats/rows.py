@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trailmark.errors import DataError
-from trailmark.formats.lines import Lines
+from trailmark.formats.line_file import Lines
 from trailmark.progress import counted
 from trailmark.runs.store import atomic_write
 

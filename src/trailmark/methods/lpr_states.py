@@ -120,8 +120,9 @@ def cut_turn(turn: Turn, text: str, tokenizer: Any) -> Turn | None:
 def sample_states(
     episodes: Sequence[Episode], s: LprStates, tokenizer: Any, seat: str, seed: int
 ) -> list[list[dict[str, Any]]]:
-    """The states of each shard. Every step but the last has a coin of its own, which depends on the seed and on the
-    solution alone: no switch moves another state's coin. Questions are spread over shards evenly and in order."""
+    """The states of each shard. Every step but the last is drawn or not by a random number of its own, which depends
+    only on the seed and on the solution. So an option that leaves states out does not change which others are drawn.
+    Questions are spread over shards evenly and in order."""
     questions: dict[str, list[dict[str, Any]]] = {}
     for e in episodes:
         found = questions.setdefault(e.group, [])

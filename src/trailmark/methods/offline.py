@@ -17,10 +17,10 @@ from typing import Any
 
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, RecipeError
+from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import RowFile
 from trailmark.formats.scored import SIDES
-from trailmark.formats.stored import StoredFile
 from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary

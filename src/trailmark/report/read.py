@@ -82,7 +82,7 @@ def _held(path: Path) -> bool:
     try:
         os.kill(int(path.read_text("ascii")), 0)
     except PermissionError:
-        pass  # a process of another user is a process too
+        pass  # there is such a process, and another user started it
     except (OSError, ValueError, OverflowError):
         return False
     try:

@@ -481,12 +481,10 @@ def _has_files(path: Path) -> bool:
 
 
 def _first(place: _Place) -> str:
+    """One of the outputs, for a message; a hidden file only if there is no other."""
     first = place.parts()[0]
-    return (
-        first.name
-        if first.is_file()
-        else next(str(p.relative_to(place.home)) for p in sorted(first.rglob("*")) if p.is_file())
-    )
+    files = [first] if first.is_file() else sorted(p for p in first.rglob("*") if p.is_file())
+    return str(min(files, key=lambda p: p.name.startswith(".")).relative_to(place.home))
 
 
 def remove_empty(folder: Path) -> None:

@@ -20,7 +20,7 @@ from trailmark.errors import DataError
 from trailmark.score.base import digest
 from trailmark.score.cache import Cache
 from trailmark.score.likelihood import Context, Likelihood, Rule, TextScorer
-from trailmark.score.served import same_model
+from trailmark.score.model_server import same_model
 
 HINT = "use the one that it was made with, or name another file of baselines."
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trailmark.config import ModelConfig, ServerConfig
     from trailmark.models.layout import Shape
     from trailmark.models.lm import LM
-    from trailmark.score.served import ServedModel
+    from trailmark.score.model_server import ServedModel
 
 Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
@@ -163,7 +163,7 @@ class Baselines:
         """A server may have another model under the same name than the one that filled this file."""
         if (probe := getattr(self.lm, "probe", None)) is None:
             return
-        from trailmark.score.served import same_model
+        from trailmark.score.model_server import same_model
 
         key = f"probe of {self.fingerprint}"
         if key not in self.cache:
@@ -202,7 +202,7 @@ class TextScorer:
         try:
             if self.server is not None:
                 from trailmark.models.load import load_tokenizer, tokenizer_by_name
-                from trailmark.score.served import ServedModel
+                from trailmark.score.model_server import ServedModel
 
                 if not isinstance(given, ModelConfig):
                     return ServedModel(self.server, given.tokenizer, self.key)

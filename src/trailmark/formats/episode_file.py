@@ -14,8 +14,8 @@ from typing import Any
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats import own, turns
-from trailmark.formats.lines import Lines
+from trailmark.formats import own_episodes, turns
+from trailmark.formats.line_file import Lines
 from trailmark.formats.messages import unread
 from trailmark.formats.rows import Row, RowFile
 from trailmark.progress import counted
@@ -64,7 +64,7 @@ class StoredFile:
         if not self._lines.ended:
             last = len(self._lines)
             raise DataError(f"line {last} is cut off: it does not end with a newline.", self.path, last)
-        notes = own.beside(self.path)
+        notes = own_episodes.beside(self.path)
         known: set[str] | None = set() if notes.exists() else None
         for i in counted(range(len(self._lines)), f"checking {self.path.name}", "episodes", len(self._lines)):
             made = self.read(i)
@@ -72,7 +72,7 @@ class StoredFile:
                 known.add(made[0].id)
             use(i, made)
         if known is not None:
-            own.check_notes(self.path, read_segment(notes, Annotation), known)
+            own_episodes.check_notes(self.path, read_segment(notes, Annotation), known)
 
     def read(self, i: int) -> list[Episode]:
         """The episodes of row `i`."""
