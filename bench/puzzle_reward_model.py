@@ -1,7 +1,7 @@
-"""How far reward models of order puzzles can choose. The start of a road answers 200 questions of the split `val` eight
-times, and each model scores every step. For each way to make one number of them: the correlation with being right within
-a question, the correlation with the number of steps, and the share of right answers among the best of eight. `z` is what
-GRPO pays: the sum of the normalised scores. `short` takes the shortest answer and needs no model.
+"""How far reward models of order puzzles can choose. The start of a road answers 200 questions of the split `val`
+eight times, and each model scores every step. For each way to make one number of them: the correlation with being right
+within a question, the correlation with the number of steps, and the share of right answers among the best of eight. `z`
+is what GRPO pays: the sum of the normalised scores. `short` takes the shortest answer and needs no model.
 
     python bench/puzzle_reward_model.py ROAD PRM PRM …
 """
@@ -64,7 +64,8 @@ def main(road: str, models: list[str]) -> None:
             x = np.array(found)
             best = np.mean([right[max(mine, key=lambda i: x[i])] for mine in rows])
             along = np.corrcoef(centred(x), centred(right))[0, 1], np.corrcoef(x, length)[0, 1]
-            print(f"{model[-23:] if over != 'short' else '':<24}{over:<10}{along[0]:>12.2f}{along[1]:>13.2f}{best:>11.3f}")
+            name = model[-23:] if over != "short" else ""
+            print(f"{name:<24}{over:<10}{along[0]:>12.2f}{along[1]:>13.2f}{best:>11.3f}")
 
 
 if __name__ == "__main__":
