@@ -183,7 +183,7 @@ def test_completions_enter_and_leave_as_they_were(tmp_path, good):
 
 
 def test_completions_of_no_state_and_without_a_label(tmp_path, good):
-    rows = [{"response": ["x", "y"], "id": key} for key in ("7_1", "7", "8_0", "7_x")]
+    rows = [{"response": ["x", "y"], "pred": ["", ""], "id": key} for key in ("7_1", "7", "8_0", "7_x")]
     rows.append({"response": "x", "pred": "B", "id": "7_0"})
     made, out = lpr.read_completions(put(tmp_path, rows), [state(good[0], 0, 0)], good, WORDS, "policy")
     assert out == {"completions of a state that is not here": 8}
@@ -197,6 +197,7 @@ def test_a_bad_completion_is_told_by_its_line(tmp_path, good):
     read = lambda path: lpr.read_completions(path, [state(good[0], 0, 0)], good, WORDS, "policy")
     for row, key, why in (
         ({"response": ["x"], "pred": ["B", "C"], "id": "7_0"}, "pred", "has 2 entries for 1 responses."),
+        ({"response": ["x"], "id": "7_0"}, "pred", "is missing. Found: response, id."),  # else all would be wrong
         ({"response": [3], "pred": ["B"], "id": "7_0"}, "response", "must be text, not 3."),
         ({"respons": ["x"], "id": "7_0"}, "respons", "is not known. Did you mean 'response'?"),
     ):

@@ -135,4 +135,6 @@ def test_states_and_steps():
     assert [(p.chosen.end, p.rejected.end) for p in state_pairs(states[:2], 10, 0.05)] == [(3, 7)]  # of one answer
     ways = [Answer("s/0", True, 0.6, end=2), Answer("s/1", False, 0.9, end=3), Answer("s/2", False, 0.1, end=2)]
     assert [p.chosen.id + p.rejected.id for p in step_pairs(ways, None)] == ["s/0s/1", "s/0s/2"]
+    shares = {"s/0": 0.5, "s/1": 1.0, "s/2": 0.5}  # several wrote the step of s/0, and half of them are right
+    assert [p.chosen.id + p.rejected.id for p in step_pairs(ways, None, shares)] == ["s/1s/0", "s/1s/2"]
     assert [p.chosen.id + p.rejected.id for p in step_pairs(ways, 0.45)] == ["s/0s/2", "s/1s/2"]

@@ -243,6 +243,14 @@ def test_pairs_of_rewards_that_were_written_down(tmp_path):
     assert [p["chosen"] + p["rejected"] for p in lines(tmp_path / "second")] == ["aw", "bw", "cw"]
 
 
+def test_short_right_answers_are_not_imitated_either(tmp_path):
+    r = road(tmp_path, pairs={"process": False, "min_right_steps": 3})
+    put(r, [solution(r, "a", "a\nx\ny", True), solution(r, "b", "b\nx", True), solution(r, "w", "w\nx", False)])
+    made(r.pairs(1), r.at("pairs", 1))
+    assert [p["chosen"] + p["rejected"] for p in lines(r.at("pairs", 1))] == ["aw"]
+    assert [e.id for e in read_segment(r.at("pairs", 1) / "chosen.jsonl")] == ["a"]
+
+
 def test_pairs_of_states_are_products_up_to_there(tmp_path):
     """Of a: 1, then 1/2; of w: 1/2, then 1/4. Above by more than 0.4: only a's first step, above three others."""
     r = road(tmp_path, prm={"kind": "scalar"}, pairs={"states": {"margin": 0.4}, "right_pairs": "none"})
@@ -275,6 +283,23 @@ def test_pairs_of_steps_behind_one_state(tmp_path, whole, ends):
     (pair,) = lines(r.at("pairs", 1))
     assert (pair["chosen"], pair["rejected"], pair["kind"]) == ("0", "1", "step")
     assert [pair.get("chosen_end"), pair.get("rejected_end")] == ends
+
+
+def test_a_step_that_several_wrote_is_as_good_as_they_are(tmp_path):
+    """x was written three times, by two who ended right, and first by one who did not: it is above y."""
+    r = road(tmp_path, pairs={"steps": {}})
+    origin = solution(r, "o", "s\nt\nu", True)
+    put(r, [origin])
+    every = []
+    for k, (text, right) in enumerate([("x\n1", False), ("x\n2", True), ("y\n3", False), ("x\n4", True)]):
+        t = solution(r, str(k), "s\n" + text, right).turns[0]
+        t = replace(t, forced=t.tokens[:2], tokens=t.tokens[2:], steps=())
+        every.append(replace(origin, id=str(k), group="o>0.2", turns=(t,), parent=Parent("o", 0, 2),
+                             outcomes={"self": Scored(float(right), right)}))  # fmt: skip
+    r.at("completions", 1).mkdir()
+    formats.write("episodes", r.at("completions", 1) / "all.jsonl", every, None)
+    made(r.pairs(1), r.at("pairs", 1))
+    assert [(p["chosen"], p["rejected"]) for p in lines(r.at("pairs", 1))] == [("0", "2")]
 
 
 def test_no_pair_can_be_made(tmp_path):

@@ -145,18 +145,19 @@ def test_values_count_right_completions_and_discard_what_they_must(solutions):
         ("0/0", 0): (1, 1, 0),
         ("0/0", 1): (1, 1, 1),
         ("0/1", 0): (0, 0, 0),
-        ("0/1", 1): (0, None, 1),
+        ("0/1", 1): (0, "unjudged", 1),
         ("1/0", 0): (1, 0, 0),
         ("1/0", 1): (1, 1, "empty"),
         ("1/1", 0): (1, 0, "same"),
-        ("1/1", 1): (1, 0),
+        ("1/1", 1): (1, 0, None),
     }
     completions = []
     for s in states:
         for j, win in enumerate(wins[s["episode"], s["step"]]):
             text = {"empty": " ", "same": "0"}.get(win, str(j))
             tokens = tuple(WORDS(text, add_special_tokens=False)["input_ids"])
-            outcome = Failed("x") if win is None else Scored(float(win == 1), win == 1)
+            odd = {None: Failed("x"), "unjudged": Invalid("x")}
+            outcome = odd.get(win) or Scored(float(win == 1), win == 1)
             completions.append(
                 Episode(
                     f"{s['episode']}>{s['token']}/{j}",

@@ -143,12 +143,11 @@ def read_completions(
     reader, out, made = Reader(tokenizer, seat, Starts()), Counter[str](), list[Episode]()
 
     def read(row: Row) -> None:
-        v = row.fields(row.value, "", ["response", "id"], ["text", "label", "pred"])
+        v = row.fields(row.value, "", ["response", "id", "pred"], ["text", "label"])
         question, _, number = str(v["id"]).rpartition("_")
         state = places.get((question, int(number))) if number.isdecimal() else None
         said = v["response"] if isinstance(v["response"], list) else [v["response"]]
-        preds = v.get("pred", [""] * len(said))
-        preds = preds if isinstance(preds, list) else [preds]
+        preds = v["pred"] if isinstance(v["pred"], list) else [v["pred"]]
         if len(preds) != len(said):
             raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
         if state is None:

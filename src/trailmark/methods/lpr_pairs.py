@@ -168,13 +168,16 @@ def some_of(pairs: Sequence[Chosen], most: int | None, draw: random.Random) -> l
     return [pairs[i] for i in sorted(draw.sample(range(len(pairs)), most))]
 
 
-def step_pairs(continuations: Sequence[Answer], margin: float | None) -> list[Chosen]:
-    """Continuations of one state: right ones above wrong ones, or, with a margin, by what their step is worth."""
+def step_pairs(
+    continuations: Sequence[Answer], margin: float | None, shares: Mapping[str, float] | None = None
+) -> list[Chosen]:
+    """Continuations of one state: right ones above wrong ones, or, with a margin, by what their step is worth. Where
+    several wrote the same step, `shares` says how many of them are right, and more are above fewer."""
     if margin is not None:
         known = _scored(continuations)
         return margin_pairs(known, known, margin, "step")
-    right, wrong = ([a for a in continuations if a.right is side] for side in (True, False))
-    return [Chosen(c, r, "step") for c in right for r in wrong]
+    share = lambda a: float(a.right) if shares is None else shares[a.id]
+    return [Chosen(c, r, "step") for c in continuations for r in continuations if share(c) > share(r)]
 
 
 def all_pairs(
@@ -214,7 +217,7 @@ def all_pairs(
     known = {e.id: e for e in episodes}
     chosen: list[Episode] = []
     for answers in questions.values():
-        right = [a for a in answers if a.right]
+        right = [a for a in answers if a.right and a.steps >= s.min_right_steps]
         ranked = chosen_right(_scored(right), s) if s.process and rewards else right
         chosen += [known[a.id] for a in ranked]
     return made, chosen, {**counts(made, questions), "chosen answers": len(chosen)}
@@ -357,19 +360,21 @@ def pairs_of_steps(ways: Sequence[Episode], outputs: Outputs, s: LprPairs, read:
     made = list[Chosen]()
     assert s.steps is not None
     for group in by_group(ways).values():
-        answers, seen = [], set[tuple[int, ...]]()
+        answers, seen, same = [], dict[tuple[int, ...], str](), dict[str, list[bool]]()
         for e in group:
             turn = e.turns[-1]
             if not turn.steps or not turn.prompt:
                 continue
             end = None if s.steps.whole else turn.steps[0][1]
-            if (said := turn.tokens[:end]) in seen:  # the same step twice: it is not better than itself
+            first = seen.setdefault(turn.tokens[:end], e.id)
+            same.setdefault(first, []).append(won(e))
+            if first != e.id:  # the same step twice: it is not better than itself
                 continue
-            seen.add(said)
             at = (e.id, len(e.turns) - 1)
             reward = step_numbers(outputs[at], read)[0] if at in outputs else None
             answers.append(Answer(e.id, won(e), reward, len(turn.steps), end))
-        made += step_pairs(answers, s.steps.margin if s.steps.by == "score" else None)
+        shares = {name: sum(each) / len(each) for name, each in same.items()}
+        made += step_pairs(answers, s.steps.margin if s.steps.by == "score" else None, shares)
     return made
 
 

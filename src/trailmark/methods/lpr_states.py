@@ -22,7 +22,7 @@ from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, L
 from trailmark.rollout.branch import Point
 from trailmark.steps import NAMED, mark_steps, step_types, token_border, without_end
 from trailmark.tasks.logic.answer import LETTERS, read_answer
-from trailmark.types import Annotation, Episode, Failed, Invalid, Turn
+from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
 Cleaner = Callable[[str], Any]  # text -> cleaned text or None, alone or with the reason (`tasks/logic/clean.py`)
 Place = tuple[str, int, int]  # episode, turn, token: a state
@@ -176,7 +176,7 @@ def state_values(
     out: Counter[str] = Counter()
     for state in states:
         place = place_of(state)
-        good = [e for e in made.get(place, ()) if not isinstance(e.outcome, Failed)][: c.k]  # a file may hold more
+        good = [e for e in made.get(place, ()) if isinstance(e.outcome, Scored)][: c.k]  # a file may hold more
         said = [written(e, tokenizer) for e in good]
         turn = known[place[0]].turns[place[1]]
         step = turn.tokens[turn.steps[state["step"]][0] : place[2]]
