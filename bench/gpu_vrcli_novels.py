@@ -81,7 +81,8 @@ class Stages:
     def sft(self) -> None:
         files = [f"data={self.data / 'sft_train.jsonl'}", f"eval_data={self.data / 'sft_val.jsonl'}"]
         run = self.train("vrcli-novels-sft-gpu", "vrcli-novels-sft", *files, *self.more["sft"])
-        said = self.call("improvement", self.data / "test.jsonl", "--reader", f"sft={run}", *self.reader)
+        reader = ["--reader", f"sft={run}/checkpoints/best", *self.reader]
+        said = self.call("improvement", self.data / "test.jsonl", *reader)
         (self.out / "sft.json").write_text(said)
 
     def reasoning(self) -> None:

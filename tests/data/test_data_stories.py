@@ -197,6 +197,11 @@ def test_leaks_by_hand():
     )
     assert leaked("To the side.", "", talk("It went to the side, then?")) == 1.0
     assert leaked("To the side.", "", [*talk("It went to"), *talk("the side")]) == 0.0
+    # scripts without spaces: each character is a word, so a copied sentence in a line is found
+    assert leaked("他走了很久，然后回家了。", "", talk("问：他走了很久，然后回家了。为什么？")) == 1.0
+    assert leaked("他走了很久，然后回家了。", "", talk("问：他走了很久，后来呢？")) == 0.0
+    assert leaked("家へ帰った", "", talk("彼は家へ帰ったのだ")) == 1.0
+    assert leaked("日本 Tokyo", "", talk("日本 tokyo?")) == 1.0
 
 
 def test_a_leak_stops_the_build(tmp_path):

@@ -169,3 +169,18 @@ def test_the_command_says_what_a_name_lacks(runs, tmp_path):
         )
     dry = told(f"model={{name: {runs}/first}}", "--dry-run", code=0)
     assert f"model: {runs}/first/checkpoints/000002/policy (llama" in dry and f"name: {runs}/first\n" in dry
+
+
+def test_the_best_checkpoint(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "first", run)
+    with pytest.raises(ModelError, match="has no best checkpoint: nothing was evaluated"):
+        locate(f"{run}/checkpoints/best")
+    state = run / "checkpoints/000002/state.json"
+    held = json.loads(state.read_text())
+    state.write_text(json.dumps({**held, "best": [[0.5, 1], [0.25, 2]]}))
+    found = locate(f"{run}/checkpoints/best")
+    assert (found.kind, found.folder) == ("checkpoint", f"{run}/checkpoints/000001/policy") and found.run == run
+    shutil.rmtree(run / "checkpoints/000001")
+    with pytest.raises(ModelError, match="its best checkpoint, 000001, was not kept"):
+        locate(f"{run}/checkpoints/best")

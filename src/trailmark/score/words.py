@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-_WORD = re.compile(r"\w+")
+_NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[^\W{_NO_SPACES}]+|[{_NO_SPACES}]")
 
 
 def words_of(text: str) -> list[str]:
-    """Words in lower case, without punctuation."""
+    """Words in lower case, without punctuation. In scripts without spaces between words (Chinese, Japanese, Thai and
+    others) each character counts as one: otherwise a copied sentence would be one word."""
     return _WORD.findall(text.lower())
 
 

@@ -6,6 +6,7 @@
     FOLDER                           a model that transformers can load, or an adapter
     RUN                              a seat of its newest checkpoint
     RUN/checkpoints/000200           a seat of this checkpoint
+    RUN/checkpoints/best             a seat of the checkpoint that is best by `checkpoint.metric`
     RUN/checkpoints/000200/policy    this folder; its run and recipe are found from its path
 
 It imports without torch, so a wrong name is reported at once.
@@ -13,6 +14,7 @@ It imports without torch, so a wrong name is reported at once.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -74,6 +76,8 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
     if is_address(name):
         return Located(name, "server", name, seat)
     folder = Path(name)
+    if folder.name == "best" and folder.parent.name == "checkpoints" and is_run(folder.parent.parent):
+        folder = best_checkpoint(folder.parent.parent, key)
     if not folder.is_dir():
         above = [p for p in folder.parents if p != Path()]  # a recipe.yaml here says nothing of "tiny"
         if run := next((p for p in above if is_run(p)), None):
@@ -122,6 +126,21 @@ def newest_checkpoint(run: str | Path, key: str = "") -> Path:
             f"{says}{run} has no checkpoint of its own, but runs inside it: {', '.join(inside)}. Name one of these."
         )
     raise ModelError(f"{says}{run} has no checkpoint yet: a run writes one at its end, or as checkpoint.every says.")
+
+
+def best_checkpoint(run: str | Path, key: str = "") -> Path:
+    """The checkpoint that the evaluations of a run found best, as its newest one remembers."""
+    newest, says = newest_checkpoint(run, key), f"{key}: " if key else ""
+    try:
+        best = json.loads((newest / "state.json").read_bytes()).get("best")
+    except (OSError, ValueError) as problem:
+        raise ModelError(f"{says}{newest / 'state.json'} cannot be read ({problem}).") from None
+    if not best:
+        raise ModelError(f"{says}{run} has no best checkpoint: nothing was evaluated (eval.every). Name a checkpoint.")
+    folder = newest.with_name(f"{int(best[0][1]):06d}")
+    if not is_checkpoint(folder):
+        raise ModelError(f"{says}{run}: its best checkpoint, {folder.name}, was not kept (checkpoint.keep_best).")
+    return folder
 
 
 def models_in(checkpoint: Path) -> dict[str, Path]:

@@ -3,25 +3,18 @@
 The header is in both by design, so it is removed from the gold text first. What is left is compared by runs of eight
 words: the share of its runs that stand in the prompt. Names and stock phrases make a share of some per mille. A gold
 text of less than eight words has no such run: it leaks if all of it stands in the prompt. One or two words may stand
-anywhere by chance: they leak if they are a line of the prompt.
+anywhere by chance: they leak if they are a line of the prompt. In scripts without spaces a character is a word.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from trailmark.score.words import words_of
 from trailmark.tasks.stories.prompts import Messages
 
 N = 8
 MOST = 0.02
-
-_WORD = re.compile(r"\w+")
-
-
-def words_of(text: str) -> list[str]:
-    """Words in lower case, without punctuation."""
-    return _WORD.findall(text.lower())
 
 
 def runs(words: Sequence[str], n: int = N) -> list[tuple[str, ...]]:
