@@ -108,3 +108,12 @@ def test_a_folder_of_tests_needs_no_other_folder():
     ]
     assert len(helpers["small_home"]) == 1 and alien == []
     assert [n for n, where in helpers.items() if len(where) > 1 and n not in ("conftest", "__init__")] == []
+
+
+def test_nothing_else_is_built_on_the_parts_of_reflect_rl_and_oreo():
+    """What others need too is not in a method's own files. Only the quickstart names the method that it shows."""
+    edges = module_imports(ROOT)
+    own = {m for m in edges if m.startswith(("trailmark.methods.reflect", "trailmark.methods.oreo"))}
+    assert len(own) == 6
+    who = {m for m in edges if edges[m] & own and m not in own}
+    assert who == {"trailmark.commands.quickstart"}

@@ -14,9 +14,9 @@ from trailmark.engines.scripted import ScriptedEngine
 from trailmark.evaluate.prompted import Prompted, read_choice
 from trailmark.evaluate.replies import read_reply
 from trailmark.evaluate.run import summarise
-from trailmark.methods.reflect_play import best_label
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play_all, start_all
+from trailmark.rollout.reference_players import best_label
 from trailmark.tasks import get_task
 from trailmark.types import Turn
 

@@ -14,6 +14,7 @@ from trailmark.errors import ModelError, RecipeError, RunError
 from trailmark.learn.loop import train
 from trailmark.methods import oreo, oreo_rounds
 from trailmark.methods.oreo_data import trajectory_samples
+from trailmark.methods.value_model import foreign_head
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.runs.collect import Collection
@@ -232,7 +233,7 @@ def test_an_openrlhf_critic(tmp_path, data, name):
     weights[name] = load_file(ours / "heads.safetensors")["value.weight"]
     save_file(weights, theirs / "model.safetensors", metadata={"format": "pt"})
     (theirs / "heads.safetensors").unlink()
-    assert oreo.foreign_head(theirs) == name and oreo.foreign_head(ours) == ""
+    assert foreign_head(theirs) == name and foreign_head(ours) == ""
     method = oreo.OreoMethod(config(tmp_path, data, "x", critic={"name": str(theirs)}), run)
     assert np.array_equal(values(method), want) and np.abs(want).max() > 1e-3
     again = oreo.OreoMethod(config(tmp_path, data, "x", critic={"name": str(theirs)}), run)  # as a resumed run would

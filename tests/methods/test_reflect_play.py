@@ -11,6 +11,7 @@ from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import Seat, play
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task
@@ -171,15 +172,15 @@ def test_one_forward_for_a_decision(engine):
 
 def test_random_and_oracle_rows():
     source = get_task("taxi", mode="pickup", history="none")
-    best = how.oracle_player(source, 1, TOKENIZER)
+    best = oracle_player(source, 1, TOKENIZER)
     assert len(best) == 300 and all(e.outcome.success for e in best)
-    full = how.oracle_player(get_task("taxi", mode="full", history="none"), 1, TOKENIZER)
+    full = oracle_player(get_task("taxi", mode="full", history="none"), 1, TOKENIZER)
     assert sum(e.outcome.success for e in full) == 242  # 80.7 % within 15 steps
-    luck = how.random_player(source, 1, TOKENIZER)
-    assert luck == how.random_player(source, 1, TOKENIZER) and sum(e.outcome.success for e in luck) < 15
+    luck = random_player(source, 1, TOKENIZER)
+    assert luck == random_player(source, 1, TOKENIZER) and sum(e.outcome.success for e in luck) < 15
     assert {t.action for e in luck for t in e.turns} == set("012345")
     with pytest.raises(TaskError, match="does not know its best action"):
-        how.oracle_player(Menu(), 1, TOKENIZER)
+        oracle_player(Menu(), 1, TOKENIZER)
 
 
 def test_a_reflection_that_grew_in_the_policy_s_tokens_is_cut_and_the_play_goes_on():

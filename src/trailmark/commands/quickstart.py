@@ -43,8 +43,8 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.config import resolve
     from trailmark.methods import get_method
     from trailmark.methods.reflect import ReflectRecipe, evaluate_advice
-    from trailmark.methods.reflect_play import random_player
     from trailmark.models.tiny import tiny_tokenizer
+    from trailmark.rollout.reference_players import random_player
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run, read_segment
     from trailmark.tasks import get_task

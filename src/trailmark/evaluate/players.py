@@ -134,8 +134,8 @@ def _play_alone(
              "seed": seed, "sampling": sampling.model_dump()}  # fmt: skip
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
-        from trailmark.methods.reflect_play import oracle_player, random_player
         from trailmark.models.tiny import tiny_tokenizer
+        from trailmark.rollout.reference_players import oracle_player, random_player
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts() for _ in range(wish.samples)]

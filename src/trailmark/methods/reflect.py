@@ -59,12 +59,13 @@ from trailmark.methods.reflect_imitation import (
     seat_model,
     talk_of,
 )
-from trailmark.methods.reflect_play import oracle_player, random_player, two_players
+from trailmark.methods.reflect_play import two_players
 from trailmark.methods.staged_configs import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_all, start_all
+from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.run_async import wait
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json

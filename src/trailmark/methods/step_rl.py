@@ -26,8 +26,8 @@ from trailmark.learn.watch import sampler_gap
 from trailmark.methods.base import Held, reference_held
 from trailmark.methods.configs import StepRewards, StepRlRecipe
 from trailmark.methods.offline import won
-from trailmark.methods.oreo import critic_held, load_critic
 from trailmark.methods.policy_gradient import PolicyGradientMethod
+from trailmark.methods.value_model import critic_held, load_critic
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Value, WeightedLogp
