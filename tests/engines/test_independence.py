@@ -195,6 +195,11 @@ def test_requests_that_cannot_be_served(make_lm):
     engine = LocalEngine(make_lm("gpt2"), slots=4, max_len=16)
     with pytest.raises(EngineError, match="17 tokens and 'tiny-gpt2' holds 16"):
         run(engine, [Request(tuple(range(17)))])
+    with pytest.raises(EngineError, match="shorten it or raise engine.max_len$"):
+        run(engine, [Request(tuple(range(17)))])
+    short = LocalEngine(make_lm("gpt2", context=16), slots=4, max_len=64)  # here a longer engine would not help
+    with pytest.raises(EngineError, match="17 tokens .* holds 16: shorten it or use a model with a longer context$"):
+        run(short, [Request(tuple(range(17)))])
     with pytest.raises(EngineError, match="empty prompt"):
         run(engine, [Request(())])
     with pytest.raises(EngineError, match="token 100000"):

@@ -175,9 +175,10 @@ class LocalEngine:
         if not request.prompt:
             raise EngineError("an empty prompt cannot be continued: give at least one token (a BOS, say)")
         if room < 1:
+            more = "raise engine.max_len" if self.max_len < self.lm.context else "use a model with a longer context"
             raise EngineError(
                 f"the prompt has {len(request.prompt)} tokens and '{self.name}' holds {self.max_len}: shorten it or "
-                "raise engine.max_len"
+                f"{more}"
             )
         vocab = self.lm.vocab
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:

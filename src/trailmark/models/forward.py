@@ -48,7 +48,10 @@ def pack(
     poorest = min(models.values(), key=lambda lm: RICHNESS[lm.sharing])
     longest, context = max((len(s.tokens) for s in samples), default=0), min(lm.context for lm in models.values())
     if longest > context:
-        raise LearnError(f"a sample of {longest} tokens does not fit the model's context of {context}")
+        raise LearnError(
+            f"a sample of {longest} tokens does not fit the model's context of {context}: leave it out, or use a model "
+            "with a longer context"
+        )
     multiple = max(lm.pad_multiple for lm in models.values())
     return micro_batches(samples, budget, choose_shape(shape, poorest), multiple)
 
