@@ -60,6 +60,9 @@ def test_the_list_says_what_will_be_made_again(shell):
     first = lambda *words: shell("stages", "r.yaml", *words)[1].splitlines()[0].split(maxsplit=1)[1]
     assert first() == "done"
     assert first("sample.n=5") == "to do again: key 'sample.n' was 4 and is 5"
+    assert shell("run", "cleaned", "r.yaml")[0] == 0
+    second = shell("stages", "r.yaml", "sample.n=5")[1].splitlines()[1]
+    assert second == "cleaned-1       done, and looked at again after solutions-1"
     Path("run/stages/solutions-1.json").rename("run/stages/solutions-1.begun.json")
     assert first() == "begun"
 

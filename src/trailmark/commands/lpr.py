@@ -64,8 +64,15 @@ def stages(recipe: Recipe, words: Words = None) -> None:
     config = _config(recipe, words)
     run = Run(config.out)
     config = fix_names(config, run, write=False) if run.recipe_file.is_file() else config
+    open_ = dict[Path, str]()  # folders that will be written, by stage
     for stage in Road(config, run).stages():
-        typer.echo(f"{stage.name:<16}{stage_state(run.path, stage, LAYOUT)}")
+        state = stage_state(run.path, stage, LAYOUT)
+        above = next((open_[p] for p in map(Path, stage.inputs.values()) if p in open_), None)
+        if state == "done" and above is not None:
+            state = f"done, and looked at again after {above}"
+        if state != "done":
+            open_[run.path / stage.name] = stage.name
+        typer.echo(f"{stage.name:<16}{state}")
 
 
 @lpr.command()

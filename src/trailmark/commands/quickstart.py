@@ -253,7 +253,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         {n: str(p) for n, p in files.items()},
         trained,
         quiet,
-        title="order puzzles: 200 questions, temperature 1, 95 % intervals; sound: the share of steps that are true",
+        title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
         main="pDPO, one answer",
         metrics=("success", "sound"),
         read_next="docs/lpr.md, and docs/studies/lpr-puzzle.md: eight methods, five seeds",
