@@ -108,3 +108,9 @@ def test_a_prompt_over_the_limit(made, tmp_path):
     assert "a plan of up to 200 tokens does not fit" in said and not (here / "run/recipe.yaml").exists()
     code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "eval.every=0", "starts=1", "n=2")
     assert code == 0, said  # a shorter plan does
+    # a row of the second file that has no gold text is named with that file
+    bare = write(here / "bare.jsonl", [{k: v for k, v in row.items() if k not in ("gold", "split")}])
+    words[:2] = [f"data={here / 'stories/train.jsonl'}", f"task.options.val={bare}"]
+    code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words[:2], f"out={here / 'other'}", "steps=1")
+    assert code == 2 and f"{bare}: row '{row['id']}' has no text 'gold' (reward.gold)" in said, said
+    assert not (here / "other/recipe.yaml").exists()

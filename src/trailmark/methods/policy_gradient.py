@@ -79,7 +79,7 @@ class PolicyGradientMethod(Method):
         if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
             self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len)
             if isinstance(self.source.judge, LikelihoodJudge):
-                self.source.judge.must_fit(self.table.seats[0].max_tokens, self.source.path)
+                self.source.judge.must_fit(self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
         return policy

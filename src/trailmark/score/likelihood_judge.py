@@ -102,7 +102,7 @@ class LikelihoodJudge(Judge):
             known = [self._as_play(None, task) for task in getattr(self._world, "rows", ())]
             self._file.check([self._row(play) for play in known])
 
-    def must_fit(self, longest: int, path: str | Path | None = None) -> None:
+    def must_fit(self, longest: int) -> None:
         """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such
         plan. Most rows are surely short enough, and are not rendered."""
         room = self.scorer.context
@@ -123,7 +123,7 @@ class LikelihoodJudge(Judge):
                     f"row '{task.id}' has {size} tokens with its gold text, and the model that reads it holds {room}: "
                     f"a plan of up to {longest} tokens does not fit. Shorten the row, lower sampling.max_tokens, or "
                     "choose a reader with a longer context (reward.model).",
-                    path,
+                    self._world.files.get(task.id),
                 )
 
     @cached_property
@@ -180,8 +180,10 @@ class LikelihoodJudge(Judge):
     def _gold(self, play: Play) -> str:
         gold = play.row.get(self.config.gold)
         if not isinstance(gold, str) or not gold:
+            file = getattr(self._world, "files", {}).get(play.episode.task.id)
             raise JudgeError(
-                f"{play.where} has no text '{self.config.gold}' (reward.gold) whose likelihood could be computed."
+                f"{f'{file}: ' if file else ''}{play.where} has no text '{self.config.gold}' (reward.gold) whose "
+                "likelihood could be computed."
             )
         return gold
 

@@ -49,11 +49,12 @@ class Prompts(TaskSource):
         self.judge: Judge | None = None
         self.rows = read_prompts(self.path)
         self.splits = self._split()
+        self.files = dict.fromkeys(self.splits, self.path)  # where each row stands
         for t in read_prompts(Path(val)) if val else ():
             if t.id in self.splits:
                 raise DataError(f"row '{t.id}' is in {self.path} too.", val)
             self.rows.append(t)
-            self.splits[t.id] = "val"
+            self.splits[t.id], self.files[t.id] = "val", Path(val)
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         if split not in ("train", "val", "test", "all"):
