@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.commands.play import _asker
-from trailmark.formats import own
+from trailmark.formats import own_episodes
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.tasks import get_task
 from trailmark.tasks.base import Observation, Step
@@ -36,7 +36,7 @@ def test_a_repository_is_explored_and_the_episode_saved(repo, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert f"won, return 12; 3 steps saved to {out}" in done.output
-    (episode,) = own.read(out).episodes
+    (episode,) = own_episodes.read(out).episodes
     assert [t.action for t in episode.turns] == ["2", "1", "1"] and [t.reward for t in episode.turns] == [-1, -1, 14]
     assert episode.outcome == Scored(12.0, True) and episode.terminated
     assert episode.players == {"policy": Player("person", "person")}
@@ -65,14 +65,14 @@ def test_table_words(tmp_path):
         and "Undone." in done.output
     )
     assert "1. 0 (south): -0.05\n2. 1 (north): -0.05\n" in done.output
-    (episode,) = own.read(out).episodes
+    (episode,) = own_episodes.read(out).episodes
     assert [t.action for t in episode.turns] == ["0", "1"]
     assert episode.outcome == Invalid(STOPPED) and not episode.terminated and not episode.truncated
 
 
 def test_end_of_file_saves(tmp_path):
     done = run(["taxi", "--split", "all", "--out", tmp_path / "e.jsonl"], "south")
-    assert done.exit_code == 0 and len(own.read(tmp_path / "e.jsonl").episodes[0].turns) == 1
+    assert done.exit_code == 0 and len(own_episodes.read(tmp_path / "e.jsonl").episodes[0].turns) == 1
 
 
 def test_bytes_that_are_no_text(tmp_path):
@@ -81,7 +81,7 @@ def test_bytes_that_are_no_text(tmp_path):
     (tmp_path / "a.py").write_text("x\n")
     done = run(["auto-explore", "--repo", tmp_path, "--out", tmp_path / "e.jsonl"], b"cat \xff\xfe.py\nid a.py\n")
     assert done.exit_code == 0 and "2 steps saved" in done.output
-    assert own.read(tmp_path / "e.jsonl").episodes[0].turns[0].action == "cat \ufffd\ufffd.py"
+    assert own_episodes.read(tmp_path / "e.jsonl").episodes[0].turns[0].action == "cat \ufffd\ufffd.py"
 
 
 def test_an_input_that_is_closed_is_at_its_end(monkeypatch):
@@ -105,7 +105,7 @@ def test_control_c_saves(tmp_path, monkeypatch):
     monkeypatch.setattr("trailmark.commands.play._asker", lambda: ask)
     done = run(["taxi", "--split", "all", "--out", tmp_path / "e.jsonl"], "")
     assert done.exit_code == 0 and "1 step saved" in done.output
-    assert len(own.read(tmp_path / "e.jsonl").episodes) == 1
+    assert len(own_episodes.read(tmp_path / "e.jsonl").episodes) == 1
 
 
 def test_a_file_that_came_meanwhile_is_not_overwritten(tmp_path, monkeypatch):

@@ -466,8 +466,9 @@ def test_commands(made, tmp_path, monkeypatch):
     done = said("run", "solutions", path, "sample.starts=2")
     assert done.exit_code == 0 and done.stdout.strip() == "solutions-1: solutions 24, questions 2"
     assert said("run", "cleaned", path, "sample.starts=2").stdout.startswith("cleaned-1: solutions 24, right ")
-    listed = said("stages", path).stdout.splitlines()
+    listed = said("stages", path, "sample.starts=2").stdout.splitlines()
     assert listed[1].split() == ["cleaned-1", "done"] and listed[2].split() == ["states-1", "to", "do"]
+    assert "to do again: key 'sample.starts' was 2 and is 6" in said("stages", path).stdout.splitlines()[0]
     out = said("export", "cleaned", path, tmp_path / "out.jsonl", "sample.starts=2")
     assert out.exit_code == 0 and len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
     twice = said("export", "cleaned", path, tmp_path / "out.jsonl")
