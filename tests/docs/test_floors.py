@@ -124,7 +124,7 @@ def test_the_quickstart(here):
     rows = {r["name"]: r["metrics"]["success"]["value"] for r in result["rows"]}
     assert (
         rows["Reflect-RL"]
-        >= floor(README, r"the floor of\nthe success of Reflect-RL \(`make test-slow`\) is (0\.\d+)")
+        >= floor(README, r"the floor of the success of Reflect-RL \(`make test-slow`\) is (0\.\d+)")
         > rows["SFT only"]
     )
 
