@@ -83,16 +83,20 @@ def record(
     return keep(row)
 
 
-def alone(name: str, ours: float, unit: str, what: str = "") -> dict[str, Any]:
-    """A number of ours that nobody else has."""
+def alone(name: str, ours: float | list[float], unit: str, what: str = "") -> dict[str, Any]:
+    """A number of ours that nobody else has. Of several measurements it is the median, with the smallest and the
+    largest."""
+    each = ours if isinstance(ours, list) else [ours]
     row = {
         "name": name,
-        "ours": _short(ours),
+        "ours": _short(statistics.median(each)),
         "unit": unit,
         "device": device(),
         "versions": versions(),
         "commit": commit(),
     }
+    if len(each) > 1:
+        row |= {"repeats": len(each), "spread": [_short(min(each)), _short(max(each))]}
     return keep({**row, "what": what})
 
 

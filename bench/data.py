@@ -6,7 +6,9 @@ A generator writes the files into a temporary folder. Each case is a training of
 process of its own. The seconds are those that it computes up to the end of its first step, imports included (on a
 quiet machine they equal wall-clock time); the memory is the most that it ever held. Rows of `sft` are questions and
 answers of about 50 bytes. Trajectories have 1,000 tokens and a reward. `that might not fit` has a context so small
-that each trajectory must be encoded to know that it fits. 100 rows show what Python, torch and the model need alone.
+that each trajectory must be encoded to know that it fits. `answers` train a reward model: an outcome is whether the
+trajectory was right; solutions of 60 labelled steps are always encoded, to know where their steps end. 100 rows show
+what Python, torch and the model need alone. Each case runs three times.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from common import alone, commit, one_thread
 
 CONTEXT = 2048
+FIRST = "of computing, from the start of the process to the end of its first step"
 
 
 def questions(n: int) -> Iterator[dict[str, Any]]:
@@ -37,22 +40,35 @@ def trajectories(n: int) -> Iterator[dict[str, Any]]:
         yield {"prompt": f"{i // 4:098}:", "response": f"{i:09} step " * 60, "reward": i % 2}
 
 
+def solutions(n: int) -> Iterator[dict[str, Any]]:
+    for i in range(n):
+        yield {"question": f"{i // 4:098}:", "steps": [f"{i:09} step"] * 60, "labels": [i % 2] * 60}
+
+
 def write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
     with path.open("w") as file:
         for row in rows:
             file.write(json.dumps(row) + "\n")
 
 
-def first_step(folder: Path, method: str, rows: int, context: int = CONTEXT) -> tuple[float, float]:
-    """Seconds to the end of the first step, and the peak of memory in MB."""
-    data, out = folder / f"{method}-{rows}.jsonl", folder / f"run-{method}-{rows}-{context}"
+WRITERS = {"sft": questions, "steps": solutions}
+REWARD_MODELS: dict[str, dict[str, Any]] = {
+    "outcome": {"kind": "outcome", "format": "trajectories"},
+    "steps": {"kind": "classes", "format": "step-labels"},
+}
+
+
+def first_step(folder: Path, case: str, rows: int, context: int = CONTEXT) -> tuple[float, float]:
+    """Seconds to the end of the first step, and the peak of memory in MB. `case` is a method or a reward model."""
+    data, out = folder / f"{case}-{rows}.jsonl", Path(tempfile.mkdtemp(dir=folder)) / "run"
     if not data.exists():
-        write(data, questions(rows) if method == "sft" else trajectories(rows))
+        write(data, WRITERS.get(case, trajectories)(rows))
     recipe = folder / "recipe.yaml"
+    method = "reward_model" if case in REWARD_MODELS else case
     shape = {"layers": 1, "width": 32, "heads": 2, "context": context}
     model = {"name": "tiny", "shape": shape}
     given = {"method": method, "data": str(data), "out": str(out), "model": model, "steps": 2, "batch": 8}
-    recipe.write_text(json.dumps(given))
+    recipe.write_text(json.dumps({**given, **REWARD_MODELS.get(case, {})}))
     made = subprocess.run([sys.executable, __file__, "--train", str(recipe)], capture_output=True, text=True)
     if made.returncode:
         raise SystemExit(made.stderr)
@@ -93,10 +109,13 @@ def main() -> None:
         cases = [("sft", n, CONTEXT, f"sft, {n:,} rows") for n in small]
         cases += [("oreo", n, CONTEXT, f"trajectories, {n:,} of 1,000 tokens") for n in (100, many // 10, many)]
         cases += [("oreo", many // 10, 1002, f"trajectories, {many // 10:,} of 1,000 tokens that might not fit")]
-        for method, rows, context, name in cases:
-            seconds, peak = first_step(folder, method, rows, context)
-            alone(f"data/{name}", seconds, "s", "from the start of the process to the end of its first step")
-            alone(f"data/{name}, memory", peak, "MB", "most that the process held")
+        cases += [("outcome", n, CONTEXT, f"answers, {n:,} outcomes of 1,000 tokens") for n in (100, many // 10, many)]
+        cases += [("steps", n, CONTEXT, f"answers, {n:,} of 60 labelled steps") for n in (100, many // 10)]
+        for case, rows, context, name in cases:
+            found = [first_step(folder, case, rows, context) for _ in range(1 if args.quick else 3)]
+            seconds, peaks = ([float(x) for x in column] for column in zip(*found))
+            alone(f"data/{name}", seconds, "s", FIRST)
+            alone(f"data/{name}, memory", peaks, "MB", "most that the process held")
 
 
 if __name__ == "__main__":

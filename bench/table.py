@@ -50,8 +50,8 @@ HEAD = """# Benchmarks
 `python bench/table.py > docs/benchmarks.md` makes this page from `bench/results/*.jsonl`. The scripts named below wrote
 these files, and running a script again adds to its file. Ours and the peer run in turns in one process. `ratio` says
 how many times better we are (the median over the repeats), with the smallest and the largest value; below 1 the peer is
-better. On a CPU everything runs in one thread, and seconds are computing time of the process, which on a quiet machine
-equals wall-clock time.
+better. Where there is no peer, they are those of our own number. On a CPU everything runs in one thread, and seconds
+are computing time of the process, which on a quiet machine equals wall-clock time.
 """
 
 
@@ -87,8 +87,9 @@ def section(name: str, found: list[dict[str, Any]]) -> str:
     lines += ["| what | ours | peer | unit | ratio | from – to | of |", "|---|---:|---:|---|---:|---|---|"]
     for r in found:
         if "ratio" not in r:
+            spread = " – ".join(number(x) for x in r["spread"]) if "spread" in r else "–"
             lines.append(
-                f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | – | {r['unit']} | – | – | "
+                f"| {r['name'].partition('/')[2]} | {number(r['ours'])} | – | {r['unit']} | – | {spread} | "
                 f"{r.get('what', '')} |"
             )
             continue

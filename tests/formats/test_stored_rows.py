@@ -59,7 +59,7 @@ def test_rows_read_backwards_are_those_of_the_whole_file(tmp_path, fits):
     path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))
     whole = formats.read("trajectories", path, TOKENIZER, skip_bad=True)
     stored, seen = StoredFile("trajectories", path, TOKENIZER, "policy"), {}
-    wrong = stored.survey(lambda e: fits, lambda i, made: seen.update({i: made}))
+    wrong = stored.survey(lambda e: fits, lambda i, made: seen.update({i: made.episodes}))
     assert wrong == whole.skipped and len(wrong) == 1 and f"{path}:4" in wrong[0]
     assert sorted(seen) == [0, 1, 2, 4] and [e.id for i in seen for e in seen[i]] == [e.id for e in whole.episodes]
     got = [to_json(e) for i in (4, 2, 1, 0) for e in stored.read(i)]
@@ -82,7 +82,7 @@ def test_our_own_files_line_by_line(tmp_path):
     notes = [Annotation(episodes[1].id, "mark", "episode", (1.0,))]
     formats.write("episodes", path, episodes, None, annotations=notes)
     stored, seen = StoredFile("episodes", path, None, "policy"), []
-    assert stored.survey(lambda e: False, lambda i, made: seen.extend(made)) == () and seen == episodes
+    assert stored.survey(lambda e: False, lambda i, made: seen.extend(made.episodes)) == () and seen == episodes
     assert [stored.read(i)[0] for i in (2, 0)] == [episodes[2], episodes[0]]
     path.write_bytes(path.read_bytes().split(b"\n", 1)[1])  # the first episode is gone, and no note is about it
     StoredFile("episodes", path, None, "policy").survey(lambda e: True, lambda i, made: None)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from trailmark import formats
 from trailmark.config import LearnerConfig, resolve
 from trailmark.errors import DataError
+from trailmark.formats import on_demand, turns
 from trailmark.learn.learner import Learner
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.reward_model import (
@@ -159,6 +161,45 @@ def test_several_files_are_one_and_each_must_hold_something(tmp_path, answers):
     assert len(rows) == 3 and skipped == {}
     with pytest.raises(DataError, match="data.jsonl: holds no row"):
         read(config(), one, two, limit=5)
+
+
+def test_answers_are_encoded_when_they_are_asked_for(tmp_path, answers, monkeypatch):
+    """A large file is gone over without encoding what surely fits, and gives the rows of a reading at once."""
+    file, told = str(tmp_path / "scored.jsonl"), config(kind="outcome", format="trajectories")
+    seen, plain = [], turns._encode
+    monkeypatch.setattr(turns, "_encode", lambda *a: seen.append(a[1]) or plain(*a))
+    rows, _ = read(told, file, limit=64)
+    assert seen == [] and len(rows) == 4
+    assert rows[2][0].tokens.tolist() == WORDS("q\nd\ne" + WORDS.eos_token)["input_ids"] and len(seen) == 1
+    assert rows[2][0] is rows[2][0]  # kept: a small file is encoded once
+    assert [s.episode for (s,) in rows] == ["0/0", "0/1", "1/0", "0/2"] and len(seen) == 4
+    read(told, file, limit=6)
+    assert len(seen) == 8  # each might not fit, so each is encoded to know
+
+
+def test_a_large_file_is_not_held_in_memory(tmp_path, answers, monkeypatch):
+    monkeypatch.setattr(on_demand, "LIMIT", 0)
+    file = stored(tmp_path, answers, [(2.0, 3.0), (1.0, 1.0)])
+    rows, _ = read(config(), file)
+    (first,), (again,) = rows[0], rows[0]
+    assert first is not again and first.streams["label"].tolist() == again.streams["label"].tolist()
+    Path(file).write_text(Path(file).read_text() + "\n")
+    with pytest.raises(DataError, match="was changed while it was being read"):
+        rows[1]
+
+
+def test_every_mistake_of_a_file_is_found_at_the_start(tmp_path, answers):
+    file = stored(tmp_path, answers, [(2.0, 3.0), (1.0, 9.0)])
+    with pytest.raises(DataError, match="'0/1': the label 9 is no class from 0 to 3"):
+        read(config(), file)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"prompt": "p", "response": "a", "reward": 1}\n{"prompt": "p", "response": 3, "reward": 1}\n')
+    with pytest.raises(DataError, match=f"{bad}:2: key 'response': must be text"):
+        read(config(kind="outcome", format="trajectories"), str(bad))
+    judged_steps = tmp_path / "steps.jsonl"
+    judged_steps.write_text('{"question": "p", "steps": ["a", "b"], "labels": [1, 0]}\n')
+    (row,), _ = read(config(format="step-labels"), str(judged_steps))
+    assert row[0].mass == {"class_weight": 2.0}
 
 
 def test_objectives_and_heads():

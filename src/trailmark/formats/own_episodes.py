@@ -22,7 +22,12 @@ def check_notes(path: str | Path, notes: Sequence[Annotation], known: Collection
     """Annotations must be of episodes whose ids are `known`."""
     for n, note in enumerate(notes, 1):
         if note.episode not in known:
-            raise DataError(f"is '{note.episode}', which {Path(path).name} does not hold.", beside(path), n, "episode")
+            raise stranger(path, note.episode, n)
+
+
+def stranger(path: str | Path, episode: str, line: int) -> DataError:
+    """The error of an annotation that is of no episode of the file."""
+    return DataError(f"is '{episode}', which {Path(path).name} does not hold.", beside(path), line, "episode")
 
 
 def write(path: str | Path, episodes: Iterable[Episode], annotations: Sequence[Annotation] = ()) -> None:

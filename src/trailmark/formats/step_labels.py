@@ -15,7 +15,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
-from trailmark.formats.turns import Imported, Reader, Writer, episode, plain
+from trailmark.formats.turns import Imported, Reader, Unsure, Writer, episode, plain
 from trailmark.steps import without_end
 from trailmark.types import Annotation, Episode
 
@@ -34,6 +34,8 @@ def step_labels_from_row(r: Reader, row: Row) -> Imported:
     else:
         steps = _steps(row, v, "steps")
         told = [(steps, _labels(row, v["labels"], len(steps)))]
+    if r.bounds is not None:
+        raise Unsure  # whether a token ends in each step
     name = v.get("idx", v.get("id"))
     task = None if name is None else str(name)  # rows of one id are solutions of one question
     episodes, notes = [], []

@@ -21,6 +21,7 @@ from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import RowFile
 from trailmark.formats.scored import SIDES
+from trailmark.formats.turns import Imported
 from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
@@ -43,7 +44,7 @@ from trailmark.seats.locate import locate, locate_value, stored_model
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.tasks.logic.answer import most_common, read_answer
-from trailmark.types import Episode, Failed, Scored
+from trailmark.types import Annotation, Episode, Failed, Scored
 
 NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
@@ -218,6 +219,13 @@ class Trajectories(OnDemand[Episode]):
         file, row, part = (column[i] for column in self._places)
         return self.files[file].read(row)[part]
 
+    def annotated(self, i: int) -> tuple[Episode, list[Annotation]]:
+        """Episode `i` and its annotations in the file."""
+        file, row, part = (column[i] for column in self._places)
+        found = self.files[file].load(row)
+        e = found.episodes[part]
+        return e, [a for a in found.annotations if a.episode == e.id]
+
 
 def _weight(e: Episode) -> int:
     """About how many bytes an episode takes in memory."""
@@ -242,8 +250,8 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     useless: dict[str, int] = {}
     ids: set[str] = set()  # of a file of episodes; other ids are made here and differ
 
-    def use(row: int, episodes: list[Episode]) -> None:
-        for part, e in enumerate(episodes):
+    def use(row: int, found: Imported) -> None:
+        for part, e in enumerate(found.episodes):
             if format != "pairs" and not isinstance(e.outcome, Scored):
                 unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
             elif why := _useless(e, seat, max_len):
@@ -293,10 +301,10 @@ def _useless(e: Episode, seat: str, max_len: int) -> str:
     found = [c for c in chains(e, seat) if any(e.turns[i].tokens for i in c)]
     if len(found) > 1:
         return "several_sequences"  # a turn has its own prompt
-    return "too_long" if _length(e, found[0][-1]) > max_len else ""
+    return "too_long" if sequence_length(e, found[0][-1]) > max_len else ""
 
 
-def _length(e: Episode, turn: int | None) -> int:
+def sequence_length(e: Episode, turn: int | None) -> int:
     """The number of tokens of the sequence that ends with a turn."""
     total = 0
     while turn is not None:

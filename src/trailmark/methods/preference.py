@@ -18,7 +18,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -107,11 +107,13 @@ class PreferenceMethod(OfflineMethod):
 # --- pairs -----------------------------------------------------------------------------------------------------------
 
 
-def places_of_pairs(episodes: Trajectories, cap: int | None = None, seed: int = 0) -> np.ndarray:
-    """`preference_pairs` as places in `episodes`, without reading them."""
+def places_of_pairs(
+    episodes: Trajectories, cap: int | None = None, seed: int = 0, among: Iterable[int] | None = None
+) -> np.ndarray:
+    """`preference_pairs` as places in `episodes`, without reading them. `among`: only of these."""
     members: dict[int, list[int]] = {}
-    for i, g in enumerate(episodes.group):
-        members.setdefault(g, []).append(i)
+    for i in range(len(episodes)) if among is None else among:
+        members.setdefault(episodes.group[i], []).append(i)
     names = list(episodes.group_names)
     found = (pairs_of_group(m, [episodes.won[i] for i in m], names[g], cap, seed) for g, m in members.items())
     return np.array([place for both in found for place in both], np.int64).reshape(-1, 2)

@@ -13,30 +13,36 @@ it as `read` says.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from trailmark import formats
 from trailmark.errors import DataError, ModelError
+from trailmark.formats.episode_file import StoredFile
+from trailmark.formats.on_demand import OnDemand
+from trailmark.formats.turns import Imported
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
-from trailmark.methods.batches import batch_rows
+from trailmark.methods.batches import Batches
 from trailmark.methods.configs import RewardModelRecipe
-from trailmark.methods.offline import won
-from trailmark.methods.preference import Pair, listed_pairs, preference_pairs, stored_pairs
+from trailmark.methods.offline import Trajectories, sequence_length, won
+from trailmark.methods.preference import listed_pairs, places_of_pairs, places_of_stored
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import Classify, Objective, Ranking, Value
 from trailmark.runs.store import Run
-from trailmark.samples import class_sample, pair, scored
+from trailmark.samples import class_sample, pair
 from trailmark.seats.config import AnyKind
 from trailmark.seats.locate import stored_model
-from trailmark.types import Annotation, Episode, Sample
+from trailmark.types import Annotation, Episode, Failed, Sample, Scored
 
 HEAD = "step"
 
@@ -52,6 +58,7 @@ class RewardModelMethod(Method):
         self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in skipped.items()}
         if config.epochs is not None:
             config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
+        self.batches = Batches(self.rows, config.batch, config.seed, config.steps)
         super().__init__(config, run)
         self.held_out = (
             read_answers(config, [config.eval_data], self.lm.tokenizer, limit)[0] if config.eval_data else []
@@ -63,7 +70,7 @@ class RewardModelMethod(Method):
         yield Update(self.drawn(step), self.objective, "value")
 
     def drawn(self, step: int) -> list[Sample]:
-        return tied([self.rows[r] for r in batch_rows(len(self.rows), self.config.batch, step, self.config.seed)])
+        return tied(self.batches.take(step))
 
     def metrics(self) -> Mapping[str, float]:
         return self.counts
@@ -108,52 +115,127 @@ def make_objective(config: RewardModelRecipe) -> Objective:
 # --- data ----------------------------------------------------------------------------------------------------------
 
 Row = list[Sample]  # what is learnt from one answer, or the two sides of a pair
+NEEDS = {"pairwise": "two answers to compare", "outcome": "a scored answer"}
 
 
 def read_answers(
     config: RewardModelRecipe, files: Sequence[str], tokenizer: Any, limit: int
-) -> tuple[list[Row], dict[str, int]]:
-    """The rows of some files, and how many answers were left out and why."""
-    rows: list[Row] = []
+) -> tuple[Sequence[Row], dict[str, int]]:
+    """The rows of some files, and how many answers were left out and why. Each file is gone over once, and every
+    mistake in it is found then; a row is made when it is asked for."""
+    parts: list[Sequence[Row]] = []
     skipped: dict[str, int] = {}
     for number, file in enumerate(files):
-        found = formats.read(config.format, file, tokenizer, seat=config.seat, prefix=f"{number}:" if number else "")
-        fits = [e for e in found.episodes if _long(e, config.seat) <= limit]
-        _count(skipped, "too_long", len(found.episodes) - len(fits))
-        made, lost = _rows(config, fits, found.annotations, tokenizer)
-        for why, n in lost.items():
+        found = _Answers(config, file, tokenizer, limit, f"{number}:" if number else "")
+        made = {"pairwise": found.pairs, "outcome": found.outcomes}.get(config.kind, found.labelled)()
+        for why, n in found.skipped.items():
             _count(skipped, why, n)
-        if not made:
-            what = {"pairwise": "two answers to compare", "outcome": "a scored answer"}.get(
-                config.kind, f"a step with an annotation '{config.label}'"
-            )
+        if not len(made):
+            what = NEEDS.get(config.kind, f"a step with an annotation '{config.label}'")
             raise DataError(f"holds no row to learn from: kind {config.kind} needs {what}.", file)
-        rows += made
-    return rows, skipped
+        parts.append(made)
+    if len(parts) == 1:
+        return parts[0], skipped
+    ends = list(accumulate(len(p) for p in parts))
+
+    def row(i: int) -> Row:
+        part = bisect_right(ends, i)
+        return parts[part][i - ends[part]]  # counted from the end of the part
+
+    return OnDemand(ends[-1], row), skipped
 
 
-def _rows(
-    config: RewardModelRecipe, episodes: list[Episode], notes: Sequence[Annotation], tokenizer: Any
-) -> tuple[list[Row], dict[str, int]]:
-    if config.kind == "pairwise":
-        pairs, lost = _pairs(config, episodes)
-        sides = [(_whole(a, config.seat, tokenizer), _whole(b, config.seat, tokenizer)) for a, b in pairs]
-        return [pair(_weighed(*a), _weighed(*b), unit=f"pair {n}") for n, (a, b) in enumerate(sides)], lost
-    if config.kind == "outcome":
-        good, dropped = scored(episodes)
-        made = [(e, *_whole(e, config.seat, tokenizer)) for e in good]
-        rows = [[class_sample(row, {at: int(won(e))}, e.id, e.group)] for e, row, at in made]
-        return rows, {f"no_reward_{k}": n for k, n in dropped.items() if n}
-    rows = []
-    known: dict[str, list[Annotation]] = {}
-    for a in notes:
-        if a.name == config.label and a.level == "step":
-            known.setdefault(a.episode, []).append(a)
-    for e in episodes:
-        mine = [_labelled(config, e, a) for a in known.get(e.id, ())]
-        if made := [s for s in mine if s is not None]:
-            rows.append(made)
-    return rows, {"unlabelled": len(episodes) - len(rows)} if len(rows) < len(episodes) else {}
+class _Answers:
+    """The answers of one file that fit."""
+
+    def __init__(self, config: RewardModelRecipe, file: str, tokenizer: Any, limit: int, prefix: str):
+        self.config, self.tokenizer, self.limit = config, tokenizer, limit
+        self.skipped: dict[str, int] = {}
+        self.kept = Trajectories()
+        self.kept.files.append(StoredFile(config.format, file, tokenizer, config.seat, prefix))
+
+    def _survey(self, look: Callable[[Episode, Sequence[Annotation]], str | None], measured: bool = True) -> None:
+        """Keep the answers that fit, unless `look` says why one is left out."""
+        fits = lambda e: _long(e, self.config.seat) <= self.limit
+
+        def use(row: int, found: Imported) -> None:
+            for part, e in enumerate(found.episodes):
+                why = look(e, found.annotations) if fits(e) else "too_long"
+                if why is None:
+                    self.kept.add(row, part, e)
+                else:
+                    _count(self.skipped, why, 1)
+
+        self.kept.files[0].survey(fits if measured else None, use, skip_bad=False)
+
+    def labelled(self) -> Sequence[Row]:
+        """Answers with a label at some step."""
+
+        def look(e: Episode, notes: Sequence[Annotation]) -> str | None:
+            return None if self._labels(e, notes) else "unlabelled"
+
+        self._survey(look, measured=False)
+        return self._rows(lambda i: self._labels(*self.kept.annotated(i)))
+
+    def _labels(self, e: Episode, notes: Sequence[Annotation]) -> Row:
+        mine = [a for a in notes if a.episode == e.id and a.name == self.config.label and a.level == "step"]
+        return [s for s in (_labelled(self.config, e, a) for a in mine) if s is not None]
+
+    def outcomes(self) -> Sequence[Row]:
+        """Answers that were scored."""
+        seat = self.config.seat
+
+        def look(e: Episode, _: Sequence[Annotation]) -> str | None:
+            if not isinstance(e.outcome, Scored):
+                return "no_reward_failed" if isinstance(e.outcome, Failed) else "no_reward_invalid"
+            last_turn(e, seat)
+            return None
+
+        def row(i: int) -> Row:
+            e = self.kept[i]
+            tokens, at = _whole(e, seat, self.tokenizer)
+            return [class_sample(tokens, {at: int(won(e))}, e.id, e.group)]
+
+        self._survey(look)
+        return self._rows(row)
+
+    def pairs(self) -> Sequence[Row]:
+        """Two answers of one prompt, as a file says, or as a success and a failure."""
+        c, good, silent = self.config, array("q"), set[int]()
+
+        def look(e: Episode, _: Sequence[Annotation]) -> str | None:
+            number = len(self.kept)
+            if isinstance(e.outcome, Scored):
+                good.append(number)
+            if not any(t.seat == c.seat and t.tokens for t in e.turns):
+                silent.add(number)
+            return None
+
+        self._survey(look)
+        if c.pair_file:
+            given, lost = listed_pairs(self.kept, c.pair_file, c.seat)
+            for why, n in lost.items():
+                _count(self.skipped, why, n)
+        else:
+            stored = c.format == "pairs" or (len(self.kept) > 0 and min(self.kept.pair) >= 0)
+            places = places_of_stored(self.kept) if stored else places_of_pairs(self.kept, None, c.seed, good)
+            for i in silent & {*places.flat}:
+                last_turn(self.kept[i], c.seat)  # says that there is none
+            given = OnDemand(len(places), lambda n: (self.kept[places[n][0]], self.kept[places[n][1]]))
+
+        def row(n: int) -> Row:
+            a, b = (_weighed(*_whole(e, c.seat, self.tokenizer)) for e in given[n])
+            return pair(a, b, unit=f"pair {n}")
+
+        return OnDemand(len(given), row, _weight)
+
+    def _rows(self, make: Callable[[int], Row]) -> Sequence[Row]:
+        return OnDemand(len(self.kept), make, _weight)
+
+
+def _weight(row: Row) -> int:
+    """About how many bytes a row takes in memory."""
+    return sum(600 + 8 * len(s.tokens) * (1 + len(s.streams)) for s in row)
 
 
 def _labelled(config: RewardModelRecipe, e: Episode, note: Annotation) -> Sample | None:
@@ -181,19 +263,17 @@ def _labelled(config: RewardModelRecipe, e: Episode, note: Annotation) -> Sample
     return Sample(np.array(row, np.int64), streams, {"value_weight": float(len(labels))}, episode=e.id, group=e.group)
 
 
-def _pairs(config: RewardModelRecipe, episodes: list[Episode]) -> tuple[Sequence[Pair], dict[str, int]]:
-    if config.pair_file:
-        return listed_pairs(episodes, config.pair_file, config.seat)
-    if config.format == "pairs" or (episodes and all("pair" in e.info for e in episodes)):
-        return stored_pairs(episodes), {}
-    return preference_pairs(scored(episodes)[0], None, config.seed), {}
+def last_turn(e: Episode, seat: str) -> int:
+    """The last turn in which the seat wrote something."""
+    at = max((i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens), default=None)
+    if at is None:
+        raise DataError(f"episode '{e.id}' has no turn of seat '{seat}'.")
+    return at
 
 
 def _whole(e: Episode, seat: str, tokenizer: Any) -> tuple[Sequence[int], int]:
     """The tokens of an answer, and the place behind which it is judged: the last one that says something."""
-    at = max((i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens), default=None)
-    if at is None:
-        raise DataError(f"episode '{e.id}' has no turn of seat '{seat}'.")
+    at = last_turn(e, seat)
     row, t = e.sequence(at), e.turns[at]
     ended = len(t.tokens) > 1 and t.stop == "stop" and t.tokens[-1] in tokenizer.all_special_ids
     return row, len(row) - 1 - ended
@@ -206,7 +286,7 @@ def _weighed(row: Sequence[int], at: int) -> Sample:
 
 
 def _long(e: Episode, seat: str) -> int:
-    return max((len(e.sequence(i)) for i, t in enumerate(e.turns) if t.seat == seat), default=0)
+    return max((sequence_length(e, i) for i, t in enumerate(e.turns) if t.seat == seat), default=0)
 
 
 def _count(counts: dict[str, int], name: str, more: int) -> None:
@@ -216,8 +296,6 @@ def _count(counts: dict[str, int], name: str, more: int) -> None:
 
 def tied(rows: Sequence[Row]) -> list[Sample]:
     """The samples of some rows; a pair that is drawn twice in one step is two pairs."""
-    import dataclasses
-
     return [dataclasses.replace(s, unit=f"{n}" if s.unit else "") for n, row in enumerate(rows) for s in row]
 
 
