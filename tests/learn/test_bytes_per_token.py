@@ -1,11 +1,15 @@
 """How many bytes a token is counted with: shapes of models by hand."""
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trailmark.learn import budget
+from trailmark.models.layout import _up
 
 
 def model(device="cpu", dtype=torch.float32, compiled=False, checkpointing=False, width=10, weights=100, **config):
@@ -73,3 +77,19 @@ def test_places_by_hand(monkeypatch):
 def test_rounding_is_the_largest_power_of_two_within_bounds(tokens):
     powers = [1 << k for k in range(10, 18)]
     assert budget.rounded(tokens) == max([p for p in powers if p <= tokens], default=1024)
+
+
+def test_a_token_takes_what_it_took_on_a_gpu():
+    """The peaks that `bench/gpu_training.py` measured at Qwen2-0.5B's shape, over the tokens of their micro-batches (a
+    length is rounded up): one more token takes what the estimate says, within 5 %."""
+    results = Path(__file__).parents[2] / "bench" / "results" / "gpu_training.jsonl"
+    peaks = {}
+    for row in map(json.loads, results.read_text().splitlines()):
+        if found := re.fullmatch(r"(\d+) samples of (\d+) after (\d+)", row["what"].partition(";")[0]):
+            rows, written, prompt = map(int, found.groups())
+            peaks[_up(prompt + rows * written, 128)] = row["details"]["ours"]["tree"]["gib"] * 2**30
+    assert sorted(peaks) == [9216, 12288, 28672]
+    qwen = model("cuda", torch.bfloat16, True, width=896, num_hidden_layers=24, intermediate_size=4864)
+    for few, many in ((9216, 28672), (12288, 28672)):
+        slope = (peaks[many] - peaks[few]) / (many - few)
+        assert budget.bytes_per_token(qwen, True, False) == pytest.approx(slope, rel=0.05)

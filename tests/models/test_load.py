@@ -60,6 +60,20 @@ def test_folder_and_lora(folder, tmp_path):
         assert torch.equal(again.base(ids).logits, adapted)
 
 
+def test_a_frozen_adapter_stays_frozen_when_its_base_is_read(folder):
+    """Also if the reading fails, as when a GPU runs out of memory and a smaller micro-batch is tried."""
+    lora = load_model(ModelConfig(name=str(folder), lora=LoraConfig(rank=2))).freeze()
+    with lora.without_adapter():
+        pass
+    assert not list(lora.parameters())
+    with pytest.raises(RuntimeError, match="no room"), lora.without_adapter():
+        raise RuntimeError("no room")
+    assert not list(lora.parameters())
+    ids = torch.arange(6)[None]
+    with torch.no_grad():
+        assert torch.equal(lora.base(ids).logits, load_model(TINY).base(ids).logits)  # a new adapter changes nothing
+
+
 def test_heads():
     lm = load_model(TINY)
     lm.add_head("value")

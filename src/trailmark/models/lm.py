@@ -135,10 +135,12 @@ class LM:
     def without_adapter(self) -> Iterator[None]:
         """The base model alone: the reference policy of a LoRA run, without a second copy of the weights."""
         trains = [p.requires_grad for p in self.model.parameters()]
-        with self.model.disable_adapter() if self.adapted else contextlib.nullcontext():
-            yield
-        for p, flag in zip(self.model.parameters(), trains):  # peft makes adapters trainable again, frozen ones too
-            p.requires_grad_(flag)
+        try:
+            with self.model.disable_adapter() if self.adapted else contextlib.nullcontext():
+                yield
+        finally:
+            for p, flag in zip(self.model.parameters(), trains):  # peft makes adapters trainable again, frozen ones too
+                p.requires_grad_(flag)
 
     def fingerprint(self) -> str:
         """A hash of every weight and head, to check that a frozen model did not change."""
