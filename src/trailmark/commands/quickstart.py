@@ -46,7 +46,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.models.tiny import tiny_tokenizer
     from trailmark.rollout.reference_players import random_player
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import Run, read_segment
+    from trailmark.runs.store import Run
     from trailmark.tasks import get_task
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
@@ -73,8 +73,7 @@ def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     }
     finish(
         out,
-        {name: read_segment(path) for name, path in files.items()},
-        {n: str(p) for n, p in files.items()},
+        files,
         both["reflect"].path,
         quiet,
         title="taxi, pickup: all 300 starts, one sampled play each, 95 % intervals",
@@ -86,7 +85,6 @@ def vrcli(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """VR-CLI on rows with a planted hint: a tiny reader learns to follow plans, a policy learns to write useful ones,
     and what could explain the improvement otherwise stands beside it."""
     from trailmark.data.stories.hints import Hints, write
-    from trailmark.runs.store import read_segment
     from trailmark.seats.locate import newest_checkpoint
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
@@ -113,8 +111,7 @@ def vrcli(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     }
     finish(
         out,
-        {name: read_segment(path) for name, path in files.items()},
-        {n: str(p) for n, p in files.items()},
+        files,
         run,
         quiet,
         title="64 held-out rows; reward is the improvement of perplexity (0.25: 25 %), 95 % intervals",
@@ -128,7 +125,7 @@ def oreo(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     """OREO on sums: a model imitates a teacher who forgets carries, its answers are kept, right or wrong, and a policy
     and a value learn from them. Rejection sampling learns from the same answers."""
     from trailmark.data import gold
-    from trailmark.runs.store import read_segment, segments
+    from trailmark.runs.store import segments
     from trailmark.seats.locate import newest_checkpoint
 
     say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
@@ -154,8 +151,7 @@ def oreo(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     }
     finish(
         out,
-        {name: read_segment(path) for name, path in files.items()},
-        {n: str(p) for n, p in files.items()},
+        files,
         run,
         quiet,
         title="200 sums such as 7-2+9, 95 % intervals",
@@ -197,8 +193,7 @@ def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any
 
 def finish(
     out: Path,
-    episodes: Mapping[str, Sequence[Any]],
-    files: Mapping[str, str],
+    files: Mapping[str, Path],
     shown: Path,
     quiet: bool,
     title: str,
@@ -206,17 +201,18 @@ def finish(
     metrics: Sequence[str] = ("success", "reward"),
     read_next: str = "",
 ) -> None:
-    """Write the table for people, the page of the run `shown`, and one JSON line for programs. `main` is the row whose
-    command is printed, and `read_next` names the pages that say more."""
+    """Write the table for people, the page of the run `shown`, and one JSON line for programs. Each row of the table is
+    a file of episodes. `main` is the row whose command is printed, and `read_next` names the pages that say more."""
     from trailmark.evaluate.output import finish as show
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
     from trailmark.report import write_report
-    from trailmark.runs.store import atomic_write
+    from trailmark.runs.store import atomic_write, read_segment
 
-    rows = [summarise(found, name) for name, found in episodes.items()]
+    rows = [summarise(read_segment(path), name) for name, path in files.items()]
     page = write_report(shown)
-    result = {"command": "quickstart", "rows": rows, "files": dict(files), "report": str(page)}
+    listed = {name: str(path) for name, path in files.items()}
+    result = {"command": "quickstart", "rows": rows, "files": listed, "report": str(page)}
     atomic_write(out / "quickstart.json", (json.dumps(result, indent=1) + "\n").encode())
     short = [{**r, "metrics": {k: v for k, v in r["metrics"].items() if k in metrics}} for r in rows]
     words = [
@@ -233,7 +229,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.methods import get_method
     from trailmark.methods.lpr import LprMethod
     from trailmark.runs.launch import launch
-    from trailmark.runs.store import read_segment, segments
+    from trailmark.runs.store import segments
 
     if not quiet:
         print("LPR: imitation, values of states, a reward model of steps, pDPO", file=sys.stderr, flush=True)
@@ -249,8 +245,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     }
     finish(
         out,
-        {name: read_segment(path) for name, path in files.items()},
-        {n: str(p) for n, p in files.items()},
+        files,
         trained,
         quiet,
         title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
