@@ -48,6 +48,7 @@ class Ahead:
         self.keys = torch.zeros(rows, 2, dtype=torch.int64, device=device)
         self.heat = torch.ones(rows, dtype=torch.float32, device=device)
         self.ids = torch.arange(lm.vocab, device=device)
+        self._top = min(cache.capacity, lm.context) - 1  # largest position
         self.logits: Tensor | None = None  # of the newest step
         self.found: Tensor | None = None
         self._play: Callable[[], None] | None = None
@@ -97,7 +98,8 @@ class Ahead:
         found = draw(logits, self.keys, self.written, self.heat, self.ids)
         self.last.copy_(found[:, 0])
         self.written.add_(1)
-        self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run one more step
+        # A free slot goes on. Its position stays inside the context: `dynamic` rotary positions depend on the largest.
+        self.index.copy_((self.index + 1).clamp(max=self._top))
         return logits, found
 
     def _recorded(self) -> Callable[[], None]:
