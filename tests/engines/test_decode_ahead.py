@@ -4,6 +4,7 @@ can run."""
 import asyncio
 
 import pytest
+import torch
 from test_independence import requests
 
 from trailmark.engines import local
@@ -60,3 +61,14 @@ def test_a_listener_hears_every_token_and_a_client_may_go(make_lm, ahead):
     assert tuple(w.token for w in heard) == done.tokens and all(len(w.top) == 2 for w in heard)
     assert heard[-1].done == done
     assert run(engine, [Request((3, 4, 5), max_tokens=10, key="heard")])[0] == [done]
+
+
+def test_a_temperature_is_not_rounded_in_float64(make_lm, ahead):
+    """logq = log softmax(logits / 0.7), to the digits of float64."""
+    lm = make_lm("gpt2", dtype=torch.float64)
+    ((done,),) = run(LocalEngine(lm, 2, 64), [Request((3, 4, 5), SamplingLaw(temperature=0.7), max_tokens=6)])
+    ids = torch.tensor([[3, 4, 5, *done.tokens]])
+    with torch.no_grad():
+        logits = lm.base(input_ids=ids, use_cache=False).logits[0, 2:-1]
+    want = (logits / 0.7).log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
+    assert done.logq == pytest.approx(want.tolist(), abs=1e-10)

@@ -46,8 +46,10 @@ class Ahead:
         rows, device = cache.rows, lm.device
         self.index, self.last, self.written = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
         self.keys = torch.zeros(rows, 2, dtype=torch.int64, device=device)
-        self.heat = torch.ones(rows, dtype=torch.float32, device=device)
+        # a temperature is rounded as a model's logits are, so that the learner divides by the same number
+        self.heat = torch.ones(rows, dtype=torch.promote_types(lm.dtype, torch.float32), device=device)
         self.ids = torch.arange(lm.vocab, device=device)
+        self._top = min(cache.capacity, lm.context) - 1  # largest position
         self.logits: Tensor | None = None  # of the newest step
         self.found: Tensor | None = None
         self._play: Callable[[], None] | None = None
@@ -64,7 +66,7 @@ class Ahead:
         for column, mine in enumerate((self.index, self.last, self.written)):
             mine[at] = whole[:, column]
         self.keys[at] = whole[:, 3:]
-        self.heat[at] = torch.as_tensor(heat, dtype=torch.float32, device=device)
+        self.heat[at] = torch.as_tensor(heat, dtype=self.heat.dtype, device=device)
 
     def correct(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Set the tokens of some slots in the newest step, if the host sampled them."""
@@ -97,7 +99,8 @@ class Ahead:
         found = draw(logits, self.keys, self.written, self.heat, self.ids)
         self.last.copy_(found[:, 0])
         self.written.add_(1)
-        self.index.copy_((self.index + 1).clamp(max=self.cache.capacity - 1))  # an ended sample may run one more step
+        # A free slot goes on. Its position stays inside the context: `dynamic` rotary positions depend on the largest.
+        self.index.copy_((self.index + 1).clamp(max=self._top))
         return logits, found
 
     def _recorded(self) -> Callable[[], None]:

@@ -145,7 +145,7 @@ class LocalEngine:
 
     def _need_memory(self) -> None:
         """Check the memory for the keys and values of all slots, which is reserved from the start."""
-        c, lm = self.lm.base.config, self.lm
+        c, lm = self.lm.base.config.get_text_config(), self.lm
         heads = getattr(c, "num_key_value_heads", None) or getattr(c, "num_attention_heads", 1)
         width = getattr(c, "head_dim", None) or lm.width // getattr(c, "num_attention_heads", 1)
         layers = getattr(c, "num_hidden_layers", 1)
@@ -525,8 +525,9 @@ class LocalEngine:
             idle = (0, 0, 0, 1.0)
             state = [idle if x is None else (*x.keys, len(x.tokens), x.request.law.temperature) for x in lives]
             keys = torch.as_tensor([x[:2] for x in state], device=logits.device)
-            written, heat = (torch.as_tensor([x[k] for x in state], device=logits.device) for k in (2, 3))
-            drawn = self._drawer(logits, keys, written, heat.float(), self._ahead.ids).cpu()
+            written = torch.as_tensor([x[2] for x in state], device=logits.device)
+            heat = torch.as_tensor([x[3] for x in state], dtype=self._ahead.heat.dtype, device=logits.device)
+            drawn = self._drawer(logits, keys, written, heat, self._ahead.ids).cpu()
             for live, (t, p, q) in zip(lives, drawn.tolist()):
                 if live is not None and simple(live.request.law):
                     live.tokens.append(int(t))

@@ -11,8 +11,10 @@ layout from the keyword `tree`. Without it, the model uses ordinary SDPA (or eag
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -366,7 +368,10 @@ def attention(
         raise ModelError(f"{type(module).__name__} uses attention sinks or biases, which Trailmark does not compute")
     if tree is not None:
         out = tree.attend(module, query, key, value, scaling, sliding_window, softcap)
-    elif attention_mask is not None:
+        return out.transpose(1, 2).contiguous(), None
+    if _watching:
+        _watching[-1].note(attention_mask, sliding_window)
+    if attention_mask is not None:
         out = _dense(query, key, value, attention_mask, scaling, softcap)
     else:
         causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
@@ -374,9 +379,38 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+def _mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor | None:
     kwargs.update(allow_is_causal_skip=False)  # our function needs the mask, also for plain causal rows
-    return sdpa_mask(*args, **kwargs)
+    made = sdpa_mask(*args, local_size=local_size, **kwargs)
+    if _watching and made is not None:
+        _watching[-1].masks.append((made, local_size))
+    return made
+
+
+class Watched:
+    """The windows of a pass without a layout: of the masks that transformers made, and those that layers were told."""
+
+    def __init__(self) -> None:
+        self.masks: list[tuple[Tensor, int | None]] = []
+        self.pairs: set[tuple[int | None, int | None]] = set()  # of the mask of a layer, and what its function was told
+
+    def note(self, mask: Tensor | None, window: int | None) -> None:
+        for made, size in self.masks:
+            if mask is not None and mask.data_ptr() == made.data_ptr():
+                self.pairs.add((size or None, window or None))
+
+
+_watching: list[Watched] = []
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Watched]:
+    """Note the windows of the passes in this block."""
+    _watching.append(Watched())
+    try:
+        yield _watching[-1]
+    finally:
+        _watching.pop()
 
 
 AttentionInterface.register(NAME, attention)

@@ -192,7 +192,12 @@ distance), the log-probs (largest difference), and whether decoding token by tok
 the richest layout that is exact for it.
 """
 TAIL = """
-Families with attention sinks (gpt-oss) are refused. Those with a state of their own (convolutions, recurrences) are
-trained in padded rows and sampled behind a server. A model that needs code from its own repository (the first MiniCPM)
-is refused: convert it to Llama's format first.
+Families with attention sinks (gpt-oss), and those whose attention transformers cannot replace (Falcon, GPT-J, Bloom),
+are refused. Those with a state of their own (convolutions, recurrences) are trained in padded rows and sampled behind a
+server. A model that needs code from its own repository (the first MiniCPM) is refused: convert it to Llama's format
+first.
+
+A model whose rotary positions change with the length of a batch (`longrope`: Phi-3 with 128k) has its original context
+here (4,096 tokens): up to there its numbers do not depend on the other rows. If a window is only in a model's masks
+(Phi-3.5-MoE), its context ends with the window. `trailmark train` says so when it loads such a model.
 """

@@ -16,7 +16,7 @@ import numpy as np
 from trailmark.types import Sample, SamplingLaw
 
 Shape = Literal["auto", "tree", "flat", "rows", "left", "fixed"]
-RICHNESS = {"rows": 0, "left": 0, "flat": 1, "tree": 2}  # order of the layouts that a model may compute exactly
+RICHNESS = {"rows": 0, "left": 1, "flat": 1, "tree": 2}  # order of the layouts that a model may compute exactly
 FIXED_ROWS, FIXED_BUCKET = 4, 32  # shape "fixed": rows of a pass, and the multiple that widths are rounded up to
 NEAR = 256  # on a CPU, attention to this many places costs a small model about as much as the rest of its layers
 

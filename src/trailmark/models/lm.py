@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trailmark.errors import ModelError
 from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
 from trailmark.models.compiled import CompiledLayers
+from trailmark.models.reach import UNLIMITED, context_of
 
 
 @dataclass(eq=False)
@@ -30,6 +31,7 @@ class LM:
     notes: tuple[str, ...] = ()
     base_print: str = ""  # fingerprint of the folder of an adapter's base; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from cached keys and values; None: not checked yet
+    reach: int = UNLIMITED  # the longest sequence whose windows are computed as the model's own masks say
     compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 
     def __post_init__(self) -> None:
@@ -39,7 +41,8 @@ class LM:
         # A 4D mask is passed through unchanged; our attention reads the layout.
         self._dummy = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
         after = ("logits_scaling", "logit_scale", "final_logit_softcapping")
-        self._after = tuple(getattr(base.config, name, None) for name in after)  # asked once: it is slow
+        config = base.config.get_text_config()
+        self._after = tuple(getattr(config, name, None) for name in after)  # asked once: it is slow
 
     @property
     def base(self) -> Any:
@@ -68,7 +71,8 @@ class LM:
 
     @property
     def context(self) -> int:
-        return int(getattr(self.base.config, "max_position_embeddings", 0) or 1 << 30)
+        """The longest sequence whose numbers are those of transformers."""
+        return min(context_of(self.base.config), self.reach)
 
     @property
     def pad_multiple(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,6 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     from transformers.utils import logging
 
     from trailmark.models.lm import LM
-    from trailmark.models.probe import richest_layout
 
     logging.disable_progress_bar()  # Trailmark shows its own progress
     device, dtype = pick_device(config.device), getattr(torch, config.dtype)
@@ -76,8 +76,7 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
     lm = LM(model, tokenizer, config.name, config.revision or "")
     _mark_ends(lm)
     _load_heads(lm, Path(config.name))
-    lm.check_output_layer()
-    lm.sharing, lm.notes = richest_layout(lm)
+    _probe(lm)
     if config.lora and adapted:
         lm.notes = (
             *lm.notes,
@@ -88,10 +87,45 @@ def load_model(config: ModelConfig, words: Sequence[str] = ()) -> LM:
             "rows",
             (*lm.notes, "model.lora.dropout > 0: prefixes are not shared, dropout has no meaning on a tree"),
         )
+    _tell(lm.notes)
     if config.gradient_checkpointing:
         lm.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         lm.base.enable_input_require_grads()
     return lm
+
+
+def _probe(lm: LM) -> None:
+    """Find out what is exact for a model: its output layer, its windows, and the layouts of a batch. A family whose
+    code cannot run with our layout is refused."""
+    import torch
+
+    from trailmark.models.probe import richest_layout
+    from trailmark.models.reach import find_reach, rope_note
+
+    try:
+        lm.check_output_layer()
+        lm.reach, notes = find_reach(lm)
+        lm.sharing, more = richest_layout(lm)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, RuntimeError, AttributeError, LookupError) as problem:
+        said = (str(problem).strip().splitlines() or [""])[0][:160]
+        raise ModelError(
+            f"model '{lm.name}' ({type(lm.base).__name__}) cannot be computed with Trailmark's attention "
+            f"({type(problem).__name__}: {said}). Use another family."
+        ) from problem
+    lm.notes = (*rope_note(lm), *notes, *more)
+
+
+def _tell(notes: Sequence[str]) -> None:
+    """Print what a user should know about a model, once in a process: a run may load it several times."""
+    for note in notes:
+        if note not in _told:
+            _told.add(note)
+            print(note, file=sys.stderr)
+
+
+_told: set[str] = set()
 
 
 def load_reference(config: ModelConfig, name: str | None = None) -> LM | None:
@@ -130,7 +164,7 @@ def _mark_ends(lm: LM) -> None:
         ends = []
     generation, config = base.generation_config, base.config
     known = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    ends += [t for t in _listed(generation.eos_token_id) + _listed(config.eos_token_id) if t in known]
+    ends += [t for t in _listed(generation.eos_token_id) + _listed(getattr(config, "eos_token_id", None)) if t in known]
     ends = list(dict.fromkeys(int(t) for t in ends if t is not None))
     if not ends:
         return
@@ -323,11 +357,18 @@ def _hub_answers(path: str) -> bool:
 def _why(path: str, problem: Exception) -> str:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    from trailmark.models.attention import NAME
+
     lines = str(problem).strip().split("\n")
     if "remote code" in str(problem) or "trust_remote_code" in str(problem):
         return (
             f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of "
             "a family that transformers knows"
+        )
+    if isinstance(problem, KeyError) and problem.args == (NAME,):
+        return (
+            f"model '{path}': transformers has no way to replace the attention of this family, and Trailmark must: use "
+            "another family"
         )
     if Path(path).exists():
         return f"{path}: the model cannot be loaded: {lines[0][:200]}"
@@ -370,6 +411,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from trailmark.models.reach import context_of
     from trailmark.models.tiny import tiny_tokenizer
 
     if config.shape or config.name == "tiny":
@@ -382,7 +424,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     return {
         "family": shaped.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "context": shaped.max_position_embeddings,
+        "context": context_of(shaped),
     }
 
 
