@@ -30,13 +30,14 @@ import numpy as np
 
 from trailmark.config import RunConfig
 from trailmark.engines import local
-from trailmark.errors import TrailmarkError
+from trailmark.errors import ModelError, TrailmarkError
 from trailmark.learn.budget import CHUNK, places
 from trailmark.learn.checkpoint import seed_all
 from trailmark.memory import free_memory, size
 from trailmark.methods import get_method
 from trailmark.methods.base import Held, Method
 from trailmark.models.load import describe, pick_device, shape_of
+from trailmark.models.reach import context_of, text_config
 from trailmark.runs.store import Run
 from trailmark.seats.names import fix_names
 from trailmark.types import Sample
@@ -190,18 +191,25 @@ def count_models(memory: Memory, held: Sequence[Held], config: Any) -> None:
         if h.engine is not None:
             wanted = h.engine.dtype or h.model.dtype
             memory.weights += count * BYTES[wanted] if wanted != h.model.dtype else 0
-            memory.engine += kept_keys(shape_of(h.model), h.engine, BYTES[wanted], memory.device)
+            memory.engine += kept_keys(_shape(h.model), h.engine, BYTES[wanted], memory.device)
+
+
+def _shape(model: Any) -> Any:
+    c = text_config(shape_of(model))
+    if not hasattr(c, "num_attention_heads"):
+        raise ModelError(f"model '{model.name}' ({c.model_type}) has no attention heads: use another family")
+    return c
 
 
 def output_weights(model: Any) -> int:
     """The weights of the output layer, if they are its own."""
-    c = shape_of(model)
+    c = _shape(model)
     return 0 if c.tie_word_embeddings else c.vocab_size * c.hidden_size
 
 
 def adapter_weights(model: Any) -> int:
     """The weights of LoRA on linear layers: for each, rank * (inputs + outputs)."""
-    c = shape_of(model)
+    c = _shape(model)
     w, ffn, queries, keys = _widths(c)
     if c.model_type == "gpt2":
         sizes = {"c_attn": w + 3 * w, "c_proj": (w + w) + (ffn + w), "c_fc": w + ffn}
@@ -218,13 +226,14 @@ def _widths(c: Any) -> tuple[int, int, int, int]:
     """Of the model, its feed-forward layers, all query heads, and all key heads."""
     w, heads = c.hidden_size, c.num_attention_heads
     ffn = getattr(c, "intermediate_size", None) or getattr(c, "n_inner", None) or 4 * w
+    ffn = max(ffn) if isinstance(ffn, list) else ffn  # some families have one for each layer
     each = getattr(c, "head_dim", None) or w // heads
     return w, ffn, heads * each, (getattr(c, "num_key_value_heads", None) or heads) * each
 
 
 def kept_keys(c: Any, engine: Any, item: int, device: str) -> float:
     """Keys and values of all slots of an engine, and its logits."""
-    longest = min(engine.max_len or local.DEFAULT_LEN, c.max_position_embeddings)
+    longest = min(engine.max_len or local.DEFAULT_LEN, context_of(c))
     bucket = local.FLEX_BLOCK if device.startswith("cuda") else local.BUCKET
     capacity = -(-longest // bucket) * bucket
     return engine.slots * (2 * c.num_hidden_layers * _widths(c)[3] * capacity * item + 4 * c.vocab_size)
@@ -233,7 +242,7 @@ def kept_keys(c: Any, engine: Any, item: int, device: str) -> float:
 def activations(h: Held, tokens: int, row: int, config: Any, device: str) -> float:
     """Bytes for a micro-batch of `tokens` in rows of `row`: what is kept for the backward pass, and the logits that
     exist at once."""
-    c, item = shape_of(h.model), BYTES[h.model.dtype]
+    c, item = _shape(h.model), BYTES[h.model.dtype]
     item = 3 if config.learner.amp == "bf16" and item == 4 else item
     block, rest = kept_floats(c, row, device)
     if h.optim is None:  # it is read at most, one block after the other

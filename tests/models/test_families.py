@@ -46,9 +46,33 @@ def test_a_mixer_with_a_state_is_not_sampled_from():
         for p in lm.model.parameters():
             p.normal_(std=0.3)
     assert richest_layout(lm)[0] == "rows"
-    assert "differs" in decodes(lm)
+    assert "its layers see more than keys and values" in decodes(lm)
     with pytest.raises(EngineError, match="lfm2' cannot be sampled from here"):
         LocalEngine(lm)
+
+
+def test_a_state_shows_also_where_its_effect_is_small():
+    """With the small weights that a new model starts from, a convolution changes the logits by less than rounding may.
+    Training would make that large."""
+    lm = made(
+        hf.Lfm2Config(**SMALL, num_key_value_heads=2, intermediate_size=64, layer_types=["conv", "full_attention"])
+    )
+    with pytest.raises(EngineError, match="lfm2' cannot be sampled from here"):
+        LocalEngine(lm)
+
+
+def test_two_attentions_in_one_layer_are_not_sampled_from():
+    with pytest.raises(ModelError, match="attends twice in one layer"):
+        LocalEngine(made(hf.DiffLlamaConfig(**SMALL, num_key_value_heads=2, intermediate_size=64)))
+
+
+def test_the_memory_of_a_slot_is_what_its_layers_keep():
+    """Two layers of two heads that keep 8 + 4 numbers for a key and 6 for a value: 2 * 2 * 18 = 72 a token."""
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    experts = {"n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "n_shared_experts": 1}
+    more = {"num_key_value_heads": 2, "intermediate_size": 64, "n_group": 1, "topk_group": 1}
+    lm = made(hf.DeepseekV2Config(**SMALL, **sizes, **experts, **more))
+    assert decodes(lm) == "" and lm.kept == 72
 
 
 def test_dropout_that_is_a_function_is_off_too():

@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers as hf
 
-from trailmark.config import ModelConfig
+from trailmark.config import ModelConfig, ModelShape
 from trailmark.engines import local
 from trailmark.engines.base import EngineError, Request, run
 from trailmark.engines.local import LocalEngine
@@ -19,6 +19,8 @@ from trailmark.types import Sample, SamplingLaw
 
 SIZES = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEADS = {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+          "image_size": 28, "patch_size": 14}  # fmt: skip
 ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
 
@@ -124,11 +126,8 @@ def test_a_window_that_attention_is_told_about_is_no_limit(saved):
 
 
 def test_the_text_part_of_a_model_with_images_says_its_context(saved):
-    vision = hf.SiglipVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
-    )
     text = hf.Gemma3TextConfig(**SIZES, **HEADS, **ENDS, head_dim=8, sliding_window=40)
-    config = hf.Gemma3Config(text_config=text, vision_config=vision, image_token_id=259, mm_tokens_per_image=4)
+    config = hf.Gemma3Config(text_config=text, vision_config=VISION, image_token_id=259, mm_tokens_per_image=4)
     lm, own = opened(saved(config))
     assert lm.context == 64
     (one,) = scored(lm, [sample(64)])
@@ -160,3 +159,22 @@ def test_a_model_with_a_state_is_never_padded_on_the_left(saved, capsys):
     assert capsys.readouterr().err == ""  # told once
     for one in scored(lm, [sample(16), sample(9, 40)], "left"):
         assert np.abs(one.streams["logp"][1:] - alone(own, one.tokens)).max() < 2e-5
+
+
+def test_a_plan_reads_the_text_part_too(saved, tmp_path):
+    """Of a model with images, and of one without attention."""
+    from trailmark import plan
+
+    text = hf.Gemma3TextConfig(**SIZES, **HEADS, **ENDS, head_dim=8, sliding_window=40)
+    folder = saved(hf.Gemma3Config(text_config=text, vision_config=VISION, image_token_id=259, mm_tokens_per_image=4))
+    assert plan._widths(plan._shape(ModelConfig(name=folder))) == (32, 48, 32, 16)
+    hf.MambaConfig(vocab_size=260, hidden_size=32, num_hidden_layers=2).save_pretrained(tmp_path / "mamba")
+    with pytest.raises(ModelError, match="no attention heads"):
+        plan._shape(ModelConfig(name=str(tmp_path / "mamba")))
+
+
+@pytest.mark.parametrize("context", [2, 5, 9, 16])
+def test_a_model_with_a_short_context_is_checked_within_it(context):
+    shape = ModelShape(family="gpt2", layers=1, width=16, heads=2, context=context)
+    lm = load_model(ModelConfig(name="tiny", shape=shape, device="cpu"))
+    assert lm.sharing == "tree" and LocalEngine(lm).max_len == context

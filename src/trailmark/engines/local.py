@@ -145,11 +145,8 @@ class LocalEngine:
 
     def _need_memory(self) -> None:
         """Check the memory for the keys and values of all slots, which is reserved from the start."""
-        c, lm = self.lm.base.config.get_text_config(), self.lm
-        heads = getattr(c, "num_key_value_heads", None) or getattr(c, "num_attention_heads", 1)
-        width = getattr(c, "head_dim", None) or lm.width // getattr(c, "num_attention_heads", 1)
-        layers = getattr(c, "num_hidden_layers", 1)
-        each = 2 * layers * heads * width * self.capacity * lm.dtype.itemsize + 4 * lm.vocab
+        lm = self.lm
+        each = lm.kept * self.capacity * lm.dtype.itemsize + 4 * lm.vocab
         what = f"engine.slots {self.slots:,} of {self.capacity:,} tokens each"
         need(self.slots * each, what, "lower engine.slots or engine.max_len", lm.device)
 

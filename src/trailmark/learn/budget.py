@@ -14,6 +14,7 @@ import torch
 
 from trailmark.memory import free_memory
 from trailmark.models.lm import LM
+from trailmark.models.reach import text_config
 
 PLAIN = 8192  # on a CPU, where larger micro-batches are not faster
 LEAST, MOST = 1024, 1 << 17
@@ -47,9 +48,10 @@ def rounded(tokens: float) -> int:
 def bytes_per_token(lm: LM, trained: bool, amp: bool) -> float:
     """The bytes that a forward pass keeps per token. A compiled block keeps about three vectors of its feed-forward
     width and eight of the model's width. An uncompiled one keeps about half as many again."""
-    c: Any = lm.base.config
+    c: Any = text_config(lm.base.config)
     layers, width = getattr(c, "num_hidden_layers", 1), lm.width
     ffn = getattr(c, "intermediate_size", None) or getattr(c, "n_inner", None) or 4 * width
+    ffn = max(ffn) if isinstance(ffn, list) else ffn  # some families have one for each layer
     experts = getattr(c, "num_experts_per_tok", None) or 1
     wide = (getattr(c, "moe_intermediate_size", None) or ffn) * experts
     item = 3 if amp and lm.dtype == torch.float32 else lm.dtype.itemsize

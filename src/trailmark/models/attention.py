@@ -147,7 +147,10 @@ class Prefill(Layout):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        self.kept[number_of(module)] = (k, v)
+        layer = number_of(module)
+        if layer in self.kept:
+            raise ModelError(f"{type(module).__name__} attends twice in one layer: only one pair of keys is kept")
+        self.kept[layer] = (k, v)
         if (q.is_cuda or self.plain) and softcap is None and (window is None or q.shape[2] <= window):
             groups = q.shape[1] // k.shape[1]  # whole rows are plainly causal: no mask, nothing to compile
             k, v = (x.repeat_interleave(groups, 1) for x in (k, v)) if groups > 1 else (k, v)

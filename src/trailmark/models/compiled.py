@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from trailmark.models.attention import FAILURES, Layout, Prefill, set_up
+from trailmark.models.reach import text_config
 
 LEAST = 30_000_000  # smallest number of weights of a model that is worth compiling
 MOST = 24  # most shapes that are compiled
@@ -45,7 +46,7 @@ class CompiledLayers:
         self._switch(base, True)
         try:
             if type(layout) is Layout:
-                for window in _windows(base.config):
+                for window in _windows(text_config(base.config)):
                     layout.block_mask(window)  # built here, because a compiled layer can only read it
             return forward()
         except FAILURES as problem:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trailmark.errors import ModelError
 from trailmark.models.attention import FLEX_BLOCK, NAME, Decoding, Layout
 from trailmark.models.compiled import CompiledLayers
-from trailmark.models.reach import UNLIMITED, context_of
+from trailmark.models.reach import UNLIMITED, context_of, text_config
 
 
 @dataclass(eq=False)
@@ -32,6 +32,8 @@ class LM:
     base_print: str = ""  # fingerprint of the folder of an adapter's base; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from cached keys and values; None: not checked yet
     reach: int = UNLIMITED  # the longest sequence whose windows are computed as the model's own masks say
+    flat: str | None = None  # what is wrong with packed rows that share nothing; None: not checked yet
+    kept: int = 0  # numbers that decoding keeps per token, once `decodes` is known
     compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class LM:
         # A 4D mask is passed through unchanged; our attention reads the layout.
         self._dummy = torch.zeros(1, 1, 1, 1, device=self.device, dtype=self.dtype)
         after = ("logits_scaling", "logit_scale", "final_logit_softcapping")
-        config = base.config.get_text_config()
+        config = text_config(base.config)
         self._after = tuple(getattr(config, name, None) for name in after)  # asked once: it is slow
 
     @property
@@ -156,15 +158,16 @@ class LM:
 
     def check_output_layer(self) -> None:
         """Check that `logits(hidden)` through our attention equals what the model computes through its own."""
-        ids = torch.arange(8, device=self.device)[None] % self.vocab
-        pos = torch.arange(8, device=self.device)[None]
+        n = min(8, self.context)
+        ids = torch.arange(n, device=self.device)[None] % self.vocab
+        pos = torch.arange(n, device=self.device)[None]
         with torch.no_grad():
             try:
                 self.base.set_attn_implementation("eager")
                 own = self.base(input_ids=ids, position_ids=pos, use_cache=False).logits
             finally:
                 self.base.set_attn_implementation(NAME)
-            ours = self.logits(self.hidden(ids, Layout(torch.full_like(ids, 8), pos), pos))
+            ours = self.logits(self.hidden(ids, Layout(torch.full_like(ids, n), pos), pos))
         scale = max(1.0, float(own.abs().max()))
         allowed = {torch.float64: 1e-6, torch.float32: 1e-4}.get(self.dtype, 0.1) * scale
         if not float((own - ours).abs().max()) <= allowed:

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 UNLIMITED = 1 << 30
 
 
+def text_config(config: Any) -> Any:
+    """The config of the language model, also in a model that reads images too."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def context_of(config: Any) -> int:
     """The context of a transformers config, up to which its rotary frequencies are constant."""
-    config = config.get_text_config()
+    config = text_config(config)
     context = int(getattr(config, "max_position_embeddings", 0) or UNLIMITED)
     return min(context, *(r["original_max_position_embeddings"] for r in _ropes(config) if _changes(r)), UNLIMITED)
 
@@ -41,7 +46,7 @@ def _changes(rope: dict[str, Any]) -> bool:
 
 def rope_note(lm: LM) -> tuple[str, ...]:
     """What to tell a user whose model has a shorter context here than in its config."""
-    whole = int(getattr(lm.base.config.get_text_config(), "max_position_embeddings", 0) or UNLIMITED)
+    whole = int(getattr(text_config(lm.base.config), "max_position_embeddings", 0) or UNLIMITED)
     if (here := context_of(lm.base.config)) == whole:
         return ()
     return (
@@ -52,7 +57,7 @@ def rope_note(lm: LM) -> tuple[str, ...]:
 
 def find_reach(lm: LM) -> tuple[int, tuple[str, ...]]:
     """The longest sequence whose windows are computed as the model's own masks say, and a note if that is a limit."""
-    ids = torch.zeros(1, 2, dtype=torch.int64, device=lm.device)
+    ids = torch.zeros(1, 1, dtype=torch.int64, device=lm.device)
     with torch.no_grad(), watched() as seen:
         lm.base.base_model(input_ids=ids, use_cache=False)
     if (reach := smallest(seen)) >= context_of(lm.base.config):

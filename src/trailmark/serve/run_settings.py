@@ -41,11 +41,10 @@ def served_model(
 
 def longest(lm: LM, slots: int) -> int:
     """The model's context, or the part of it that `slots` sequences can have in half of the free memory."""
-    config: Any = lm.base.config.get_text_config()
-    heads = getattr(config, "num_attention_heads", 1)
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept = getattr(config, "num_key_value_heads", None) or heads
-    a_token = 2 * config.num_hidden_layers * kept * size * lm.dtype.itemsize
+    from trailmark.models.probe import decodes
+
+    decodes(lm)  # counts what is kept for a token
+    a_token = lm.kept * lm.dtype.itemsize
     fits = int(SHARE * free_memory(lm.device) / (a_token * max(1, slots)))
     return max(2, min(lm.context, max(256, fits // 256 * 256)))
 
