@@ -149,7 +149,7 @@ def test_the_json_is_json(judged):
 
 def test_the_tables(judged):
     said = call(judged, "--metrics", judged / "metrics.csv", "--compare", "rl,sft")
-    for part in ("66.7 (2-1)", "– (0-0)", "prior 0.5 votes", "p rl,sft", "0.29"):
+    for part in ("66.67 (2-1)", "– (0-0)", "prior 0.5 votes", "p rl,sft", "0.29"):
         assert part in said
     with (judged / "metrics.csv").open("a") as f:
         f.write("sft,rouge,7\n")  # a metric that the first system does not have
