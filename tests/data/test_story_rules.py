@@ -207,7 +207,10 @@ def test_characters_from_a_file(tmp_path):
         read_characters(tmp_path / "none.json")
 
 
-CHINESE = "老猫在河边睡觉，风从山上吹来。小兰说她听见了声音！可是没有人相信她。天黑了，雨下了一夜。早上路不见了，只有三只鸡知道为什么。"
+CHINESE = (
+    "老猫在河边睡觉，风从山上吹来。小兰说她听见了声音！可是没有人相信她。"
+    "天黑了，雨下了一夜。早上路不见了，只有三只鸡知道为什么。"
+)
 
 
 def test_sentences_of_other_scripts():
