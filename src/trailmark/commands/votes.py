@@ -113,7 +113,8 @@ def _show(result: dict[str, Any]) -> None:
             console.print(table)
         table = Table("system", "strength", "95 % interval", title=f"{main}: Bradley-Terry, prior {f['prior']:g} votes")
         for name, s in sorted(f["strengths"].items(), key=lambda x: -x[1]["value"]):
-            table.add_row(name, f"{s['value']:.1f}", f"{s['low']:.1f} – {s['high']:.1f}")
+            ends = "unknown" if s["low"] is None else f"{s['low']:.1f} – {s['high']:.1f}"
+            table.add_row(name, f"{s['value']:.1f}", ends)
         console.print(table)
     if "metrics" in result:
         means, ends, tests = (result["metrics"][k] for k in ("means", "intervals", "anova"))
