@@ -169,3 +169,27 @@ def test_in_order_and_at_once():
 
     with pytest.raises(TeacherGone):
         asyncio.run(run_limited(range(20), fails, 4))
+
+
+def test_the_same_question_at_the_same_time_is_asked_once(server, tmp_path):
+    """A server that samples would give two answers, and a run that was stopped would go on with the other one."""
+    teacher = quick(server, Answers(tmp_path / "answers.jsonl"))
+
+    async def together():
+        return await asyncio.gather(*(teacher.say([{"role": "user", "content": c}], 9) for c in "aabab"))
+
+    assert asyncio.run(together()) == ["Well said."] * 5
+    assert [body["messages"][0]["content"] for _, _, body in server.asked].count("a") == len(server.asked) - 1 == 1
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2 and not teacher._asking
+
+
+def test_a_question_that_failed_is_asked_again_by_who_waited(server):
+    server.script = lambda messages: "" if len(server.asked) <= 3 else "Well said."  # three tries without a text
+    teacher = quick(server)
+
+    async def together():
+        say = lambda: teacher.say([{"role": "user", "content": "a"}], 9)
+        return await asyncio.gather(say(), say(), return_exceptions=True)
+
+    first, second = asyncio.run(together())
+    assert isinstance(first, TeacherFailed) and second == "Well said." and len(server.asked) == 4

@@ -205,3 +205,34 @@ def test_characters_from_a_file(tmp_path):
             read_characters(path)
     with pytest.raises(DataError, match="none.json: cannot be read"):
         read_characters(tmp_path / "none.json")
+
+
+CHINESE = (
+    "老猫在河边睡觉，风从山上吹来。小兰说她听见了声音！可是没有人相信她。"
+    "天黑了，雨下了一夜。早上路不见了，只有三只鸡知道为什么。"
+)
+
+
+def test_sentences_of_other_scripts():
+    assert sentences("Анна ушла. Борис, напр. он, остался! 3 дня спустя он тоже ушёл.") == [
+        "Анна ушла.", "Борис, напр. он, остался!", "3 дня спустя он тоже ушёл."]  # fmt: skip
+    assert sentences("猫睡了。「雨？」她说。") == ["猫睡了。", "「雨？」", "她说。"]
+    assert sentences("قالت ليلى؟ نعم. ثم نامت.") == ["قالت ليلى؟", "نعم.", "ثم نامت."]
+    assert sentences("He fell. and rose. _He_ sat.") == ["He fell. and rose. _He_ sat."]  # as before
+
+
+def test_a_synopsis_by_rules_does_not_copy_a_chapter_without_spaces():
+    """A character counts as a word, for the synopsis and for the leak rule."""
+    said = asyncio.run(Rules(len).synopsis("", CHINESE))
+    pieces = said.removesuffix(" …").split(" … ")
+    assert pieces[0] == "老猫在河边睡觉" and len(pieces) > 1 and all(piece in CHINESE for piece in pieces)
+    assert all(len(words_of(piece)) <= PIECE for piece in pieces)
+    assert leaked(CHINESE, "", [{"role": "user", "content": said}]) == 0
+
+
+def test_a_missing_chapter_names_the_file_of_its_book(tmp_path):
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, book, numbers in zip(files, "ab", [(1, 2), (1, 3)]):
+        path.write_text("".join(json.dumps({"book": book, "chapter": k, "text": "x"}) + "\n" for k in numbers))
+    with pytest.raises(DataError, match=r"b\.jsonl: book 'b' has no chapter 2"):
+        read_books(files, 3)

@@ -132,3 +132,10 @@ def test_mistakes(files):
     assert "own.jsonl:2: key 'id': is 'z', which is no row of the data." in run(files, "own", code=2)
     (files / "own.jsonl").write_text('{"id": "a", "text": " "}\n')
     assert "own.jsonl:1: key 'text': is empty" in run(files, "own", code=2)
+
+
+def test_a_text_without_trigrams_has_no_share_of_them():
+    """Two words: nothing could be copied or new. In a mean, 0 would stand for a copy."""
+    m = measures("Owl sat", {"a": "the owl sat there"})
+    assert m["words"] == 2 and m["rouge_l_p"] == 1.0 and m["unique_words_percent"] == 100.0
+    assert not {"unique_trigrams_percent", "unseen_trigrams_percent"} & m.keys()

@@ -97,8 +97,20 @@ def test_the_command(tmp_path):
     assert got["prior"] == 0 and sum(s["value"] for s in got["strengths"].values()) == pytest.approx(100)
     assert all(s["low"] <= s["value"] <= s["high"] for s in got["strengths"].values())
     shown = CliRunner().invoke(app, ["votes", str(path)])
-    assert "76.5 (13-4)" in shown.output
+    assert "76.47 (13-4)" in shown.output
     assert CliRunner().invoke(app, ["votes", str(path), "--dimension", "humour"]).exit_code == 2
+
+
+def test_each_file_has_its_own_names(tmp_path):
+    """Two files of other systems: every table of the second one shows its own pairs."""
+    one = file(tmp_path, *rows("rl7", "base7", 3, 1, 0), name="7.csv")
+    two = file(tmp_path, *rows("rl3", "base3", 2, 2, 0), *rows("rl3", "sft3", 4, 1, 0), name="3.csv")
+    said = CliRunner().invoke(app, ["votes", str(one), str(two)]).stdout
+    first, second = said.split(str(two))
+    assert first.count("rl7 > base7") == 2 and "rl7 > base7" not in second  # preferences, and win rates
+    assert second.count("rl3 > base3") == second.count("sft3 > rl3") == 2
+    lines = {line.split("│")[1].strip(): line for line in second.splitlines() if " > " in line and "(" in line}
+    assert "50.00 (2-2)" in lines["rl3 > base3"] and "20.00 (1-4)" in lines["sft3 > rl3"]
 
 
 GOLD = {  # preference of the overall quality in percent, win rate with ties
@@ -220,5 +232,5 @@ def test_a_narrow_terminal_shows_every_number(monkeypatch):
     assert "…" not in said and max(map(len, said.splitlines()[1:])) <= 80
     each = p.read_metrics(metrics).values["rl7", "rouge-l-p"]
     half = 1.973231 * each.std(ddof=1) / 181**0.5  # Student's t with 180 degrees of freedom
-    for part in ("trained_7b > basesft_7b", "76.5 (13-4)", "[52.7, 90.4]", f"0.3057 ± {half:.3g}", "scifi"):
+    for part in ("trained_7b > basesft_7b", "76.47 (13-4)", "[52.7, 90.4]", f"0.3057 ± {half:.3g}", "scifi"):
         assert part in said

@@ -99,7 +99,14 @@ def test_a_system_with_ties_alone_is_as_strong_as_whom_it_met():
     made, used = p.strengths_with_intervals([*votes("a", "b", 3, 3), *votes("b", "c", 0, 0, 5)], "overall", draws=20)
     assert used == 0.5 and [made[n].value for n in "abc"] == pytest.approx([100 / 3] * 3, abs=1e-6)
     even, used = p.strengths_with_intervals(votes("a", "b", 0, 0, 4), "overall", draws=5)
-    assert used == 0.5 and [(i.value, i.low, i.high) for i in even.values()] == [(50.0, 50.0, 50.0)] * 2
+    assert used == 0.5 and [(i.value, i.low, i.high) for i in even.values()] == [(50.0, None, None)] * 2
+
+
+def test_a_system_that_always_won_has_an_unknown_interval():
+    """Four wins of four and half a vote each way: 4.5 / 5. Every draw of the bootstrap is the same four wins, which
+    does not mean that 90 is certain."""
+    made, used = p.strengths_with_intervals(votes("a", "b", 4, 0), "overall", draws=50)
+    assert used == 0.5 and made["a"].value == pytest.approx(90) and made["a"].low is made["a"].high is None
 
 
 def test_anova_by_hand():
@@ -149,7 +156,7 @@ def test_the_json_is_json(judged):
 
 def test_the_tables(judged):
     said = call(judged, "--metrics", judged / "metrics.csv", "--compare", "rl,sft")
-    for part in ("66.7 (2-1)", "– (0-0)", "prior 0.5 votes", "p rl,sft", "0.29"):
+    for part in ("66.67 (2-1)", "– (0-0)", "prior 0.5 votes", "p rl,sft", "0.29"):
         assert part in said
     with (judged / "metrics.csv").open("a") as f:
         f.write("sft,rouge,7\n")  # a metric that the first system does not have

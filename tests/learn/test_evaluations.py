@@ -107,3 +107,15 @@ def test_an_evaluation_in_which_every_episode_failed_ends_the_run_and_says_why(t
     assert str(said.value) == "step 2: every episode of the evaluation failed; the first: door 3 is stuck"
     assert [p.name for p in sorted((tmp_path / "run/checkpoints").iterdir())] == ["000001"]
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [1]
+
+
+def test_an_evaluation_in_which_every_episode_is_invalid_has_no_metric_and_the_run_goes_on(tmp_path):
+    class Odd(Toy):
+        def evaluate(self, step):
+            return {"invalid": 2, "failed": 0} if step == 2 else {"reward": float(step), "invalid": 0, "failed": 0}
+
+    with Run.create(tmp_path / "run", "method: toy\n") as run:
+        method = Odd(3)
+        method.run = run
+        train(method, config(3, eval=EvalConfig(every=1)), run)
+    assert [row.get("eval/reward") for row in read_metrics(tmp_path / "run")] == [1.0, None, 3.0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trailmark.config import ModelConfig
-from trailmark.errors import JudgeError, RecipeError
+from trailmark.errors import DataError, JudgeError, RecipeError
 from trailmark.models.load import load_model
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
@@ -172,3 +172,22 @@ def test_mistakes_in_the_settings():
     ):
         with pytest.raises(RecipeError, match=said):
             open_judge({"kind": "likelihood", "model": {"name": "tiny"}, **more})
+
+
+@pytest.mark.parametrize("reward", ["stepped", "nll", "contrastive"])
+def test_a_plan_that_the_reader_cannot_hold_is_invalid_and_the_others_count(source, lm, reward):
+    """257 tokens and more do not fit a context of 256. The judge does not stop: it may come after hours of training."""
+    judge = LikelihoodJudge(LikelihoodJudgeConfig(reward=reward, plan="{prompt} Plan: {answer}"), lm)
+    with_judge(source, judge)
+    answers = [("a1", "hens"), ("a1", "\ufffd" * 100), ("b1", "rain")]
+    found = asyncio.run(judge.judge(plays_of(source, answers)))
+    alone = asyncio.run(judge.judge(plays_of(source, [answers[0], answers[2]])))
+    assert found[1].outcome == Invalid("the plan is too long for the model that reads 'gold'") and not found[1].notes
+    assert [found[k].outcome.reward for k in (0, 2)] == pytest.approx([v.outcome.reward for v in alone], abs=1e-12)
+
+
+def test_a_row_that_does_not_fit_names_its_file(source, lm):
+    judge = LikelihoodJudge(LikelihoodJudgeConfig(context="{prompt}" * 30), lm)
+    with_judge(source, judge)
+    with pytest.raises(DataError, match=r"rows\.jsonl: row 'a1' has \d+ tokens with its plan and gold text"):
+        asyncio.run(judge.judge(plays_of(source, [("a1", "hens")])))

@@ -181,6 +181,10 @@ def test_fewer_numbers_than_asked(url, tmp_path):
         network["does"] = "lose"
         with pytest.raises(JudgeError, match=r"^reward.server: 'wise' scored \d+ tokens where \d+ were asked for\.$"):
             there.likelihoods(ROWS)
+        there.files = {"b": Path("rows.jsonl")}
+        said = r"^reward.server: rows.jsonl: row 'b': 'wise' scored \d+ tokens where \d+ were asked for\.$"
+        with pytest.raises(JudgeError, match=said):
+            there.likelihoods([ROWS[0], ROWS[-1]], names=["a", "b"])  # "a" is known already
         network["does"] = "pass"
         kept = (tmp_path / "kept.jsonl").read_text().splitlines()
         there.likelihoods(ROWS)

@@ -73,6 +73,7 @@ def improvement(
     there = None if server is None else resolve({"address": server, "model": served or model}, ServerConfig)
     opened = lambda name: fix_names(resolve({"name": name, "dtype": dtype}, ModelConfig))
     scorer = TextScorer(opened(model), cache, there, "--server")
+    scorer.files = dict.fromkeys(found, rows)
     result: dict[str, Any] = {"command": "improvement", "rows": str(rows), "model": served or model, "arms": {}}
     with _in(rows):
         stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]

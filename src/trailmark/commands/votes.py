@@ -86,15 +86,16 @@ def _show(result: dict[str, Any]) -> None:
     console = Console()
     percent = lambda x: "–" if x is None or x != x else f"{100 * x:.1f}"
     around = lambda low, high: "" if low is None else f"\n[{percent(low)}, {percent(high)}]"
-    named = Column("pair", overflow="fold", min_width=10)
+    named = lambda: Column("pair", overflow="fold", min_width=10)  # a column keeps its cells: one for each table
+    exact = lambda x: "–" if x is None else f"{100 * x:.2f}"
     for f in result["files"]:
         dims = [k for k in f["pairs"][0] if k not in NO_DIMENSION] if f["pairs"] else []
         console.print(f"{f['file']}: % that the first is preferred (wins-losses) [95 % interval]", soft_wrap=True)
         for some in _portions(dims, console.width - 26, 16):
-            table = Table(named, *some)
+            table = Table(named(), *some)
             for row in f["pairs"]:
                 told = [row[d] for d in some]
-                cells = [f"{percent(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
+                cells = [f"{exact(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
                          for x in told]  # fmt: skip
                 table.add_row(f"{row['first']} > {row['second']}", *cells)
             console.print(table)
@@ -102,7 +103,7 @@ def _show(result: dict[str, Any]) -> None:
         groups = list(f["pairs"][0]["subsets"]) if f["pairs"] else []
         console.print(f"{main}: win rates in %, ties counted [95 % interval], and the sign test", soft_wrap=True)
         for k, some in enumerate(_portions(["all", *groups], console.width - 36, 16)):
-            table = Table(named, *some, *(["p"] if k == 0 else []))
+            table = Table(named(), *some, *(["p"] if k == 0 else []))
             for row in f["pairs"]:
                 d, within = row[main], row["subset_intervals"]
                 rates = {"all": percent(d["win_rate"]) + around(d["win_rate_low"], d["win_rate_high"])}
@@ -112,7 +113,8 @@ def _show(result: dict[str, Any]) -> None:
             console.print(table)
         table = Table("system", "strength", "95 % interval", title=f"{main}: Bradley-Terry, prior {f['prior']:g} votes")
         for name, s in sorted(f["strengths"].items(), key=lambda x: -x[1]["value"]):
-            table.add_row(name, f"{s['value']:.1f}", f"{s['low']:.1f} – {s['high']:.1f}")
+            ends = "unknown" if s["low"] is None else f"{s['low']:.1f} – {s['high']:.1f}"
+            table.add_row(name, f"{s['value']:.1f}", ends)
         console.print(table)
     if "metrics" in result:
         means, ends, tests = (result["metrics"][k] for k in ("means", "intervals", "anova"))

@@ -139,6 +139,7 @@ class Server:
         query = {**at.query, **({"api-version": api_version} if api_version else {})}
         self.wire = Wire(at.base, {**own, **(headers or {})}, query, at_once, deadline, retries, backoff)
         self.path = at.chat
+        self._asking: dict[str, asyncio.Lock] = {}
         self.asked = self.failed = 0
 
     async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
@@ -171,11 +172,16 @@ class Server:
         of the sampling."""
         body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law, **(law or {})}
         key = request_key(body)
-        kept = self.answers.get(key)
-        if kept is not None:
+        if (kept := self.answers.get(key)) is not None:
             return kept
-        text = await self._ask(body, key)
-        self.answers.put(key, text)
+        async with self._asking.setdefault(key, asyncio.Lock()):  # who asks the same meanwhile waits for the answer
+            if (kept := self.answers.get(key)) is not None:
+                return kept
+            try:
+                text = await self._ask(body, key)
+                self.answers.put(key, text)
+            finally:
+                self._asking.pop(key, None)
         self.failed = 0
         return text
 

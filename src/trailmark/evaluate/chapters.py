@@ -94,12 +94,13 @@ def rouge_l(text: str, source: str) -> tuple[float, float, float]:
 
 
 def measures(text: str, sections: Mapping[str, str]) -> dict[str, float]:
-    """The numbers of one text. `sections` are the parts of the input by name; all of them together are the input."""
+    """The numbers of one text. `sections` are the parts of the input by name; all of them together are the input. A
+    text of one or two words has no trigrams, so no shares of them: 0 would mean that all are copied."""
     words, mine = text.split(), trigrams(words_of(text))
     whole = "\n\n".join(sections.values())
     shown = {gram for section in sections.values() for gram in trigrams(words_of(section))}
     different = set(mine)
-    share = lambda part, all_: 100 * part / all_ if all_ else 0.0
+    share = lambda part, all_: 100 * part / all_ if all_ else None
     paragraphs = [p for p in re.split(r"\n\s*\n", text) if p.strip()]
     p, _, f = rouge_l(text, whole)
     found = {
@@ -115,4 +116,4 @@ def measures(text: str, sections: Mapping[str, str]) -> dict[str, float]:
     for name, section in sections.items():
         p, _, f = rouge_l(text, section)
         found |= {f"{name}_rouge_l_f": f, f"{name}_rouge_l_p": p}
-    return {k: float(v) for k, v in found.items()}
+    return {k: float(v) for k, v in found.items() if v is not None}

@@ -182,7 +182,8 @@ def _lone(table: np.ndarray) -> bool:
 def strengths_with_intervals(
     comparisons: Sequence[Comparison], dimension: str, prior: float | None = None, draws: int = 1000, seed: int = 0
 ) -> tuple[dict[str, Interval], float]:
-    """Strengths with percentile intervals of a bootstrap over comparisons."""
+    """Strengths with percentile intervals of a bootstrap over comparisons. If all draws give the same strength (one
+    system won every time), the interval is unknown, and not of width 0."""
     names = systems(comparisons)
     whole = wins_table(comparisons, dimension, names)
     pairs = {c.options for c in comparisons}
@@ -196,8 +197,10 @@ def strengths_with_intervals(
         votes = used if finite(table) or used else PRIOR
         drawn.append(strengths(table, votes, met if _lone(table) else None)[0])
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-    each = zip(names, values, low, high)
-    return {n: Interval(float(v), float(a), float(b), len(comparisons), "bootstrap") for n, v, a, b in each}, used
+    known = np.ptp(drawn, axis=0) > 1e-9
+    ends = [(float(a), float(b)) if ok else (None, None) for a, b, ok in zip(low, high, known)]
+    size = len(comparisons)
+    return {n: Interval(float(v), *e, size, "bootstrap") for n, v, e in zip(names, values, ends)}, used
 
 
 # --- automatic metrics --------------------------------------------------------------------------------------------

@@ -177,9 +177,11 @@ def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
 
 
 def _check_evaluation(config: RunConfig, run: Run, step: int, metrics: Mapping[str, float]) -> None:
-    """Raise an error if no episode of an evaluation was scored, or if it does not report `checkpoint.metric`."""
+    """Raise an error if every episode of an evaluation failed, or if it does not report `checkpoint.metric`."""
     if metrics.get("eval/failed") and "eval/reward" not in metrics:
         raise RunError(f"step {step}: every episode of the evaluation failed{_first_failure(run, step)}")
+    if metrics.get("eval/invalid") and "eval/reward" not in metrics:
+        return  # the policy wrote nothing that could be scored: this step has no metric, and training goes on
     wanted = config.checkpoint.metric
     if wanted not in metrics:
         known = [k for k in metrics if k.startswith("eval/")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trailmark.types import Tokens
 
@@ -31,8 +31,9 @@ class Likelihood:
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """A sequence in which the tokens [start, end) are the gold text."""
+    """A sequence in which the tokens [start, end) are the gold text. `name` is for errors."""
 
     tokens: Tokens
     start: int
     end: int
+    name: str = field(default="", compare=False)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -188,6 +189,7 @@ class TextScorer:
         key: str = "reward.server",
     ):
         self.model, self.path, self.server, self.key = model, cache, server, key
+        self.files: Mapping[str, Path] = {}  # where a row stands, by its id; for errors
 
     @cached_property
     def baselines(self) -> Baselines:
@@ -249,16 +251,36 @@ class TextScorer:
         """The same, but nothing is looked up or stored: for texts that come once."""
         return self.baselines.read(self._rows(rows, rule, names))
 
+    def fresh_where_fits(
+        self, rows: Sequence[tuple[Context, str]], rule: Rule = "turn", names: Sequence[str] = ()
+    ) -> list[Likelihood | None]:
+        """The same; None for a row that is longer than the model reads."""
+        made = self._made(rows, rule, names)
+        read = iter(self.baselines.read([row for row in made if self._fits(row)]))
+        return [next(read) if self._fits(row) else None for row in made]
+
     def _rows(self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str]) -> list[Gold]:
-        made = [gold_row(self.tokenizer, context, gold, rule) for context, gold in rows]
+        made = self._made(rows, rule, names)
         for k, row in enumerate(made):
-            if self.context is not None and row.end > self.context:
+            if not self._fits(row):
                 name = f"row '{names[k]}'" if names else "a row"
                 raise DataError(
                     f"{name} has {row.end} tokens with its plan and gold text, and the model reads {self.context}: "
-                    "choose a model with a longer context, or shorter rows."
+                    "choose a model with a longer context, or shorter rows.",
+                    self.files.get(names[k]) if names else None,
                 )
         return made
+
+    def _made(self, rows: Sequence[tuple[Context, str]], rule: Rule, names: Sequence[str]) -> list[Gold]:
+        called = [self._called(name) for name in names] or [""] * len(rows)
+        made = (gold_row(self.tokenizer, context, gold, rule) for context, gold in rows)
+        return [replace(row, name=name) for row, name in zip(made, called, strict=True)]
+
+    def _called(self, name: str) -> str:
+        return f"{self.files[name]}: row '{name}'" if name in self.files else f"row '{name}'"
+
+    def _fits(self, row: Gold) -> bool:
+        return self.context is None or row.end <= self.context
 
     def likelihood(self, context: Context, gold: str, rule: Rule = "turn") -> Likelihood:
         return self.likelihoods([(context, gold)], rule)[0]

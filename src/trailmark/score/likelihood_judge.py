@@ -47,13 +47,13 @@ class Scores:
     """The improvements of one play: by its plan, by no plan, and by its plan for another story (contrastive)."""
 
     base: Likelihood
-    now: Likelihood
+    now: Likelihood | None  # None: the reader cannot hold the plan
     empty: float
     other: float = 0.0
 
     @property
     def percent(self) -> float:
-        return improvement(self.base, self.now)
+        return _gain(self.base, self.now)
 
 
 class LikelihoodJudge(Judge):
@@ -92,6 +92,7 @@ class LikelihoodJudge(Judge):
 
     def bind(self, source: Any) -> None:
         self._world = source
+        self.scorer.files = getattr(source, "files", {})
 
     def keep(self, folder: str | Path) -> None:
         self.scorer.check()
@@ -138,7 +139,7 @@ class LikelihoodJudge(Judge):
         base = self._baselines(plays)
         now = self._now(plans)
         if self.config.baselines is not None:
-            self._file.must_match([p.episode.task.id for p in plays], base, now)
+            self._file.must_match([p.episode.task.id for p in plays], base, [n or b for b, n in zip(base, now)])
         nothing = [self._with_plan(replace(p, answer="")) for p in plays]
         empty = self.scorer.likelihoods(nothing, self.config.tokens, [p.episode.task.id for p in plays])
         others = self._for_another_story(plans) if self.config.reward == "contrastive" else [0.0] * len(plays)
@@ -209,10 +210,11 @@ class LikelihoodJudge(Judge):
         pairs, names = [(row.context, row.gold) for row in rows], [row.id for row in rows]
         return self.scorer.likelihoods(pairs, self.config.tokens, names)
 
-    def _now(self, plans: Sequence[Play]) -> list[Likelihood]:
-        """The likelihood of each gold text with its plan."""
+    def _now(self, plans: Sequence[Play]) -> list[Likelihood | None]:
+        """The likelihood of each gold text with its plan. `must_fit` leaves room for every plan, but a text may have
+        more tokens than were written: a character that was cut in half becomes another one."""
         names = [p.episode.task.id for p in plans]
-        return self.scorer.fresh([self._with_plan(p) for p in plans], self.config.tokens, names)
+        return self.scorer.fresh_where_fits([self._with_plan(p) for p in plans], self.config.tokens, names)
 
     # -- contrastive -----------------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class LikelihoodJudge(Judge):
         """By how much each plan improves the gold text of another story."""
         away = [self._as_play(plan, self._other(plan.episode.task)) for plan in plans]
         base = self._baselines(away)
-        return [improvement(b, n) for b, n in zip(base, self._now(away))]
+        return [_gain(b, n) for b, n in zip(base, self._now(away))]
 
     def _other(self, task: Task) -> Task:
         """A training row of another story, the same one for all plays of a row: its seed is the row's id. So the reward
@@ -270,15 +272,22 @@ class LikelihoodJudge(Judge):
 
     def _reward(self, s: Scores) -> float:
         c = self.config
+        if s.now is None:
+            return math.nan
         if c.reward == "nll":
             return s.base.nll - s.now.nll  # not taken back out of the percentage, which rounds to 100
         steps = [(least, reward) for least, reward in c.steps]
         return gain_reward(s.percent, c.reward, steps, s.other, c.weight)
 
     def _no_number(self, s: Scores) -> str:
+        if s.now is None:
+            return f"the plan is too long for the model that reads '{self.config.gold}'"
+        if math.isfinite(s.percent):
+            return f"the likelihood of another story's '{self.config.gold}' with this plan is no number"
         return f"the likelihood of '{self.config.gold}' is no number: {s.base.logp:g} before, {s.now.logp:g} now"
 
     def _notes(self, plan: Play, s: Scores, marked: bool) -> tuple[Annotation, ...]:
+        assert s.now is not None
         found = {"improvement": s.percent, "baseline_nll": s.base.nll, "nll": s.now.nll}
         found |= {"plan_words": float(len(plan.answer.split()))}
         if math.isfinite(s.empty):
@@ -292,6 +301,10 @@ class LikelihoodJudge(Judge):
         if self.config.reward == "contrastive":
             found["other_improvement"] = s.other
         return tuple(Annotation(plan.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
+
+
+def _gain(base: Likelihood, now: Likelihood | None) -> float:
+    return math.nan if now is None else improvement(base, now)
 
 
 def _nobody(task: Task) -> Any:

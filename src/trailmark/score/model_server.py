@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import OWNER, HttpEngine, http_engine
+from trailmark.engines.http_client import EngineGarbage, EngineStatus
 from trailmark.errors import JudgeError
 from trailmark.run_async import wait
 from trailmark.score.gold import Gold, Likelihood
@@ -76,8 +77,14 @@ class ServedModel:
             )
 
     async def _read(self, rows: Sequence[Gold]) -> list[Likelihood]:
-        found = await asyncio.gather(*(self.engine.score(row.tokens[: row.end], row.start) for row in rows))
-        return [Likelihood(float(sum(logps)), len(logps)) for logps in found]
+        return list(await asyncio.gather(*map(self._read_one, rows)))
+
+    async def _read_one(self, row: Gold) -> Likelihood:
+        try:
+            logps = await self.engine.score(row.tokens[: row.end], row.start)
+        except (EngineGarbage, EngineStatus) as problem:  # about this row, and not about the server
+            raise EngineError(f"{row.name}: {problem}" if row.name else str(problem)) from None
+        return Likelihood(float(sum(logps)), len(logps))
 
     def _ask(self, work: Coroutine[Any, Any, T]) -> T:
         try:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[^\W{_NO_SPACES}]+|[{_NO_SPACES}]")
+SPACELESS = re.compile(f"[{_NO_SPACES}]")  # a character of such a script
 
 
 def words_of(text: str) -> list[str]:
     """Words in lower case, without punctuation. In scripts without spaces between words (Chinese, Japanese, Thai and
     others) each character counts as one: otherwise a copied sentence would be one word."""
     return _WORD.findall(text.lower())
+
+
+def up_to_word(text: str, n: int) -> str:
+    """The text up to the end of its n-th word, if it has so many."""
+    ends = [m.end() for m in itertools.islice(_WORD.finditer(text), n)]
+    return text[: ends[-1]] if len(ends) == n else text
 
 
 def trigrams(words: Sequence[str]) -> list[tuple[str, ...]]:

@@ -77,6 +77,7 @@ def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Seque
     names."""
     found: dict[str, dict[int, tuple[str, str]]] = {}
     splits: dict[str, str] = {}
+    files: dict[str, Path] = {}
     for path in paths:
         for number, line in enumerate(_text(path).split("\n"), 1):
             if not line.strip():
@@ -95,12 +96,13 @@ def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Seque
             if splits.setdefault(book, split) != split:
                 raise row.bad(f"book '{book}' is in split '{splits[book]}' and in '{split}'.", "split")
             found[book][k] = heading.strip(), text.strip()
+            files[book] = path
         if not found:
             raise DataError("holds no chapters.", path)
     books = []
     for name, chapters in found.items():
         if missing := next((k for k in range(1, max(chapters)) if k not in chapters), None):
-            raise DataError(f"book '{name}' has no chapter {missing}.", paths[0])
+            raise DataError(f"book '{name}' has no chapter {missing}.", files[name])
         listed = tuple(chapters[k] for k in sorted(chapters))
         people = (given or {}).get(name) or main_names([text for _, text in listed], characters)
         books.append(Book(name, splits[name], tuple(people), listed))

@@ -32,7 +32,8 @@ _COMMON = """
     america american boston york europe france germany
 """
 COMMON = frozenset(_COMMON.split())
-_END = re.compile(r"[.!?…]+[”’\"')\]]*(?=\s+[“‘\"'(\[]*[A-Z0-9À-Þ])|\n\s*\n")
+# Marks before a space end a sentence if no small letter follows. Those of other scripts always do.
+_END = re.compile(r"[.!?…]+[”’\"')\]]*(?=\s+[“‘\"'(\[]*(\w))|[。！？｡।॥؟۔]+[”’』」）\"')\]]*|\n\s*\n")
 _NAME = re.compile(r"\b[A-Z][a-zà-ÿ]+(?:[’'][A-Z][a-z]+)?\b")
 
 
@@ -45,6 +46,8 @@ def sentences(text: str) -> list[str]:
 def _sentences(text: str) -> tuple[str, ...]:
     found, start = [], 0
     for m in _END.finditer(text):
+        if (then := m.group(1)) and not (then.isdigit() or (then.isalpha() and not then.islower())):
+            continue
         before = text[start : m.start()].rsplit(None, 1)
         word = before[-1].strip("“‘\"'([").lower() if before else ""
         if m.group() == "." and (word in SHORT or (len(word) == 1 and word.isalpha() and word != "i")):

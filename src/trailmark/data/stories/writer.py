@@ -20,6 +20,7 @@ from typing import Protocol
 
 from trailmark.data.stories.sentences import salient, sentences
 from trailmark.data.teacher import Server
+from trailmark.score.words import SPACELESS, up_to_word
 
 # CHIRON's four kinds of questions about a character, eight in all.
 QUESTIONS = {
@@ -77,7 +78,9 @@ class Rules:
 
     async def synopsis(self, header: str, text: str) -> str:
         found = sentences(text)
-        pieces = [" ".join(found[k].split()[:PIECE]).strip(" ,;:—“”‘’\"'.!?") for k in salient(text, PIECES)]
+        begun = [" ".join(found[k].split()[:PIECE]) for k in salient(text, PIECES)]
+        begun = [up_to_word(b, PIECE) if SPACELESS.search(b) else b for b in begun]
+        pieces = [b.strip(" ,;:—“”‘’\"'.!?，。；：！？") for b in begun]
         return " … ".join(p for p in pieces if p) + " …"
 
     async def summary(self, text: str, tokens: int) -> str:
