@@ -114,7 +114,6 @@ def test_resume_with_only_damaged_checkpoints_is_a_sentence(shell):
     [
         ("seed=-3", "'seed'"), (f"seed={2**64}", "'seed'"), (f"seed={2**64 + 5}", "'seed'"),
         ("method=../../x", "'../../x'"), (r'out="a\0b"', "no file or path can hold"),
-        ("learner.optim.lrr=1", "Did you mean 'lr'"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_run_is_refused_in_one_sentence(shell, word, says):
