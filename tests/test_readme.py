@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from trailmark.methods import METHODS
@@ -104,3 +105,14 @@ def test_the_floors_that_slow_tests_look_for_stand_on_their_pages():
     assert len(wanted) >= 8
     for page, pattern in wanted:
         assert re.search(pattern, (ROOT / pages[page]).read_text().replace("\n", " ")), (page, pattern)
+
+
+def test_every_extra_that_can_be_installed_is_used():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "".join(p.read_text() for p in (ROOT / "src").rglob("*.py"))
+    tests = "".join(p.read_text() for p in (ROOT / "tests").rglob("*.py") if p.name != Path(__file__).name)
+    for extra in sorted(set(extras) - {"dev"}):
+        for package in extras[extra]:
+            module = re.match(r"[\w-]+", package)[0].replace("-", "_")
+            text = tests if extra == "peer" else sources
+            assert re.search(rf"\b(import|from) {module}\b|[\"']{module}[\"'.]", text), f"{extra}: {package}"

@@ -29,6 +29,39 @@ def test_the_loss_of_rejection_first_rises_as_the_page_says():
     assert ", ".join(first) in page and "knows this arithmetic so little" not in page
 
 
+def stored(study, file):
+    """The rows of a file of a study's runs."""
+    with tarfile.open(EVIDENCE / "files" / f"{study}.txz") as held:
+        inside = held.extractfile(f"runs/studies/{study}/runs/{file}")
+        return [json.loads(line) for line in io.TextIOWrapper(inside)]
+
+
+@pytest.mark.parametrize(("study", "world"), [("reflect-alfworld", "ALFWorld"), ("reflect-explore", "AutoExplore")])
+def test_the_page_says_that_the_teachers_words_name_the_action_and_how_often_it_is_copied(study, world):
+    page, short = (EVIDENCE / "reflect.md").read_text(), (ROOT / "docs" / "reflect.md").read_text()
+    played = stored(study, "Reflect-RL/seed-0/evaluation/reflect-sft.jsonl")
+    said = [t["text"] for e in played for t in e["turns"] if t["seat"] == "reflector"]
+    assert all("Next: " in text for text in said) and "*The words name the action.*" in page
+    # the rates need SmolLM2's tokenizer: the command is on the page
+    rate = re.search(rf"^  \| {world}, SFT, reflecting \| {len(said):,} \| [\d,]+ \| (0\.9\d)", page, re.M)
+    assert rate and rate[1] in short and "end with `Next: ` and the teacher's command" in short
+
+
+@pytest.mark.parametrize("study", ["reflect-alfworld", "reflect-explore"])
+def test_the_page_says_that_the_plain_arm_had_not_converged(study):
+    nll = [r["policy/nll"] for r in stored(study, "SFT_+_RL/seed-0/metrics.jsonl") if "policy/nll" in r]
+    means = [f"{sum(nll[i : i + 20]) / 20:.3f}" for i in range(0, len(nll), 20)]
+    page = " ".join((EVIDENCE / "reflect.md").read_text().split())
+    assert ", ".join(means) in page and "*The plain arm had not converged.*" in page
+
+
+def test_the_page_says_how_far_the_warm_up_of_its_runs_went_past_the_rate():
+    rates = [r["lr"] for r in stored("oreo-alfworld", "rejection/seed-0/metrics.jsonl")]
+    assert max(rates) == rates[1] == pytest.approx(2e-4 * 2 / 1.2)
+    page = " ".join((EVIDENCE / "oreo.md").read_text().split())
+    assert "the second step had 1.67 times the set rate (3.33e-4 for 2e-4)" in page and "so each nine times" in page
+
+
 def test_the_plans_that_need_no_policy():
     """The table of evidence/vrcli.md, from the file beside it; and the order that a reader of plans must have."""
     rows = [json.loads(x) for x in (EVIDENCE / "files" / "vrcli-controls.jsonl").read_text().splitlines()]
