@@ -5,7 +5,7 @@ reasoning.
     summary        mean with its interval, percentiles, and beside them: share of plans that help, correlation of length
                    and improvement, share of the plan's trigrams copied from the prompt
     score_reader   the same numbers for another model that reads the gold texts without a plan, such as a fine-tuned one
-    control        plans that need no model: the gold text (the most that a plan can do), nothing, the synopsis, and the
+    control        plans that need no model: the gold text (it says everything), nothing, the synopsis, and the
                    gold text of another row (a plan that is about something else)
 
 Rows are those of `trailmark data stories`. Baseline and plan go through one code path, the one of the reward.

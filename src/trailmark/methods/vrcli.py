@@ -5,7 +5,7 @@ rules out other explanations of an improvement. Each row of the comparison is a 
     trained        plans of the trained policy
     other-plan     the trained policy's plan for another row: as long, as well written, about something else
     random-words   as many words as the trained policy's plan has, drawn from the row's own prompt: copying alone
-    gold           the gold text as plan: the most that a plan can do
+    gold           the gold text as plan: how well the reader uses a plan that says everything
     NAME           a model that reads the gold text without a plan (`final.readers`)
 
 The rewards in these files are improvements, 0.25 for 25 percent. results.json has three numbers of each: `improvement`
