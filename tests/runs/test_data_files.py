@@ -165,6 +165,15 @@ def test_folders_and_pipes(tmp_path, monkeypatch):
     assert known_files({"data": tmp_path / "pipe", "gone": tmp_path / "gone"}) == {}
 
 
+def test_a_run_refuses_a_pipe_before_it_opens_it(shell):
+    """Nobody writes here: opening the pipe would wait for ever."""
+    os.mkfifo("pipe")
+    for words in (["train"], ["train", "--dry-run"], ["plan"]):
+        said = shell(words[0], "sft.yaml", "eval_data=pipe", *words[1:], code=2)
+        assert "pipe: key 'eval_data': is a pipe, which can be read only once" in said
+    assert not Path("run").exists()
+
+
 def test_a_stage_is_made_again_where_a_file_of_its_recipe_has_changed(shell):
     config = lambda: resolve({**SFT, "steps": 1}, SftRecipe)
     said = []

@@ -24,8 +24,10 @@ def plan(
     """
     from trailmark import methods
     from trailmark.config import load_recipe
+    from trailmark.runs.data_files import no_pipes
 
     config = methods.resolve_recipe(load_recipe(recipe, overrides or ()))
+    no_pipes(config)
     from trailmark.plan import make_plan
 
     made = make_plan(config, probe)

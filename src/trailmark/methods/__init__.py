@@ -142,10 +142,12 @@ def _first_start(config: RunConfig, task: Any) -> str:
 def check(config: RunConfig) -> list[str]:
     """Lines about a recipe for `--dry-run`. Needs neither network nor weights."""
     from trailmark.models.load import describe
+    from trailmark.runs.data_files import no_pipes
     from trailmark.seats.config import described
     from trailmark.seats.names import fix_names
     from trailmark.seats.table import check_players
 
+    no_pipes(config)
     model = config.model if config.model.shape else fix_names(config).model
     about = describe(model)
     lines = [

@@ -57,6 +57,26 @@ def changed_files(run: Path, config: RunConfig) -> list[str]:
     return _changed(old, known_files({k: p for k, p in named_files(config).items() if k in old}))
 
 
+def no_pipes(config: RunConfig) -> None:
+    """Raise an error if a recipe names a pipe. A run opens its files several times: a second look at a pipe finds
+    nothing, or waits for ever."""
+    for key, path in named_files(config).items():
+        if _is_pipe(path):
+            raise DataError(
+                "is a pipe, which can be read only once, and a run reads its files again: write the rows to a file "
+                "first.",
+                path,
+                key=key,
+            )
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:  # too long for a file name: an option of a task may be any text
+        return False
+
+
 def must_be_file(path: Path, key: str | None = None) -> None:
     """Raise an error if `path` is a folder: rows are read from a file. The error suggests a file in the folder. `key`
     is the recipe key."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
-from trailmark.runs.data_files import named_files, note_files
+from trailmark.runs.data_files import named_files, no_pipes, note_files
 from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.older import translate
 from trailmark.runs.stages import BEFORE, Stage
@@ -22,6 +22,7 @@ from trailmark.runs.store import Run, atomic_write, read_metrics
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     """Returns what the method's `train` returns. With `resume`, a run that died before its first metrics line starts
     again."""
+    no_pipes(config)
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
     with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
