@@ -106,6 +106,17 @@ def test_resume_with_only_damaged_checkpoints_is_a_sentence(shell):
     refused(shell("train", "sft.yaml", "--resume"), "is damaged")
 
 
+def test_resume_of_a_run_whose_recipe_is_gone_or_cut_names_the_file(shell):
+    assert shell("train", "sft.yaml").code == 0
+    recipe = Path("run/recipe.yaml")
+    recipe.write_text(recipe.read_text()[:20] + "\n: [")
+    refused(shell("train", "sft.yaml", "--resume"), "run/recipe.yaml:")
+    recipe.unlink()
+    said = shell("train", "sft.yaml", "--resume")
+    refused(said, "run is not empty and holds no run", "out=DIR")
+    assert "--resume" not in said.err  # that is what was tried
+
+
 # -- Recipes
 
 

@@ -92,6 +92,19 @@ def test_models_engines_and_batches_that_do_not_fit_the_memory(refused, monkeypa
     refused("n=100000000", says=["starts * n: 200,000,000 rows in one step"])
 
 
+def test_evaluations_of_more_starts_than_fit_the_memory(refused, monkeypatch):
+    """100,000 starts of 2,048 bytes are 205 MB; a run evaluates only after steps of training, so it is told before."""
+    monkeypatch.setattr(memory, "free_memory", lambda device="cpu": 200_000_000)
+    refused("eval.n=100000", "eval.every=1", says=["eval.n: 100,000 starts", "205 MB", "lower eval.n"])
+    words = ["eval", "tiny", "--task", "arith", "--n"]
+    for more, says in (
+        (["100000"], "task 'arith': 100,000 starts"),
+        (["2", "--samples", "50000"], "2 tasks, 50,000 times each: 100,000 starts"),
+    ):
+        done = CliRunner().invoke(app, [*words, *more])
+        assert done.exit_code == 2 and says in done.stderr and "205 MB" in done.stderr, done.stderr
+
+
 def test_insisting_gets_past_the_estimate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "free_memory", lambda device="cpu": 1)

@@ -50,6 +50,11 @@ def need_rows(rows: int, key: str) -> None:
     need(rows * ROW, f"{key}: {rows:,} rows in one step", f"lower {key}")
 
 
+def need_starts(starts: int, key: str, advice: str = "") -> None:
+    """Refuse to draw or play more starts than fit into memory."""
+    need(starts * ROW, f"{key}: {starts:,} starts", advice or f"lower {key}")
+
+
 def size(amount: float) -> str:
     """A number of bytes for people: 950 MB, 1.5 GB, 20 TB."""
     for unit, letter in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB")):

@@ -224,3 +224,12 @@ def test_it_ends_within_seconds_under_load(folder, tmp_path, sign):
             time.sleep(0.05)
         process.send_signal(sign)
         assert process.wait(30) == 0
+
+
+def test_the_keyboard_ends_it_while_long_stop_texts_are_looked_for(folder, tmp_path):
+    with started(folder, tmp_path / "log", "--grace", "1") as (url, process), connect(url) as one:
+        path, body = ATTACKS["32 stop texts of 200 kB"]
+        one.sendall(raw(path, json.dumps(body).encode()))
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from trailmark.chat import Conversation, end_of_turn
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
+from trailmark.memory import need_starts
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.judged import give_verdicts, judge_of
@@ -481,6 +482,7 @@ def play(
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
     """`n` starts of each task. A task that is listed twice is played 2n times in one group, each time with other random
     draws."""
+    need_starts(len(tasks) * n, f"{len(tasks):,} tasks, {n:,} times each", "play each fewer times")
     seen: dict[str, int] = {}
     out = []
     for t in tasks:

@@ -132,11 +132,12 @@ def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
 
 
 def diff_recipes(
-    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = translate
-) -> list[str]:
+    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = translate,
+    files: tuple[str, str] = ("recipe.yaml", "recipe.yaml"),
+) -> list[str]:  # fmt: skip
     """A sentence for each key that differs between two resolved recipes, after both are translated by `words` to
-    today's names."""
-    x, y = (parse(text, "recipe.yaml")[0] for text in (a, b))
+    today's names. Errors name the recipes by `files`."""
+    x, y = (parse(text, file)[0] for text, file in zip((a, b), files))
     keep = lambda recipe: (
         {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
     )
@@ -171,7 +172,8 @@ def diff_runs(
     """Compare two run directories. An empty list means that they are identical. Clock times are not compared. Recipes
     are compared in today's names (`words`), and files of an older run by the names that they have today."""
     one, two = Run.open(a).path, Run.open(b).path
-    found = [Difference("recipe.yaml", what) for what in diff_recipes(Run(one).recipe, Run(two).recipe, words=words)]
+    recipes, files = (Run(one).recipe, Run(two).recipe), (str(Run(one).recipe_file), str(Run(two).recipe_file))
+    found = [Difference("recipe.yaml", what) for what in diff_recipes(*recipes, words=words, files=files)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
         here, there = _files(one, top), _files(two, top)
         for name in NOT_WRITTEN if top == "annotations" else ():

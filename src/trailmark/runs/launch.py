@@ -12,6 +12,7 @@ from typing import Any
 
 from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
+from trailmark.memory import need_starts
 from trailmark.runs.data_files import named_files, no_pipes, note_files
 from trailmark.runs.diff import IGNORED, diff_recipes
 from trailmark.runs.older import translate
@@ -23,6 +24,8 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
     """Returns what the method's `train` returns. With `resume`, a run that died before its first metrics line starts
     again."""
     no_pipes(config)
+    for section in ("eval", "final"):  # drawn only after steps of training
+        need_starts(getattr(getattr(config, section, None), "n", None) or 0, f"{section}.n")
     text = dump(config)
     resume = resume and Run(config.out).recipe_file.is_file()
     with continue_run(config, text, method) if resume else Run.create(config.out, text) as run:
@@ -101,7 +104,8 @@ def continue_run(config: RunConfig, text: str, method: Any) -> Run:
     try:
         # An older version wrote no records of stages.
         free = method.staged if any((run.path / "stages").rglob("*.json")) else ()
-        if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole):
+        files = str(run.recipe_file), "recipe.yaml"
+        if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole, files):
             raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
         method.can_go_on(config, run)
         note_files(run, config, method.staged)

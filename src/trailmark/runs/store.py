@@ -300,8 +300,11 @@ class Run:
         half = f".{self.recipe_file.name}."
         found = [p for p in self.path.iterdir() if not (p.name.startswith(half) and p.name.endswith(".tmp"))]
         if any(p.name not in started or (p.is_dir() and any(p.iterdir())) for p in found):
-            what = "holds a run" if self.recipe_file.exists() else "is not empty"
-            raise RunError(f"{self.path} {what}: go on with --resume, or choose another directory with out=DIR.")
+            other = "choose another directory with out=DIR."
+            if self.recipe_file.exists():
+                raise RunError(f"{self.path} holds a run: go on with --resume, or {other}")
+            why = f"there is no {self.recipe_file.name}"
+            raise RunError(f"{self.path} is not empty and holds no run to go on with ({why}): {other}")
 
     @classmethod
     def open(cls, path: str | Path, lock: bool = False) -> Run:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trailmark.errors import TaskError
+from trailmark.memory import need_starts
 from trailmark.steps import LINES
 from trailmark.types import Outcome, Task
 
@@ -132,7 +133,9 @@ def has_oracle(source: Any) -> bool:
 
 
 def draw_tasks(source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:
-    """`source.tasks(...)`. If it raises, the error names the task, because the task may be the user's own code."""
+    """`source.tasks(...)`. If it raises, the error names the task, because the task may be the user's own code. More
+    starts than fit into memory are refused, because a task that makes its starts would go on making them."""
+    need_starts(n or 0, f"task '{source.name}'", "ask for fewer starts (n)")
     try:
         return source.tasks(split, n, seed)
     except TaskError:
