@@ -2,6 +2,7 @@
 of tests runs without the others."""
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -117,3 +118,13 @@ def test_nothing_else_is_built_on_the_parts_of_reflect_rl_and_oreo():
     assert len(own) == 6
     who = {m for m in edges if edges[m] & own and m not in own}
     assert who == {"trailmark.commands.quickstart"}
+
+
+def test_no_folder_of_tests_has_the_name_of_a_package():
+    """Folders of tests can be imported while tests run. TRL looked for a package `vllm`, found `tests/vllm`, and could
+    not be imported any more."""
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(name for extra in project["optional-dependencies"].values() for name in extra)]
+    packages = {re.split(r"[^\w.-]", name)[0].replace("-", "_").lower() for name in wanted} | {"vllm", "deepspeed", "ray"}
+    assert packages >= {"trl", "torch", "math_verify"}
+    assert not packages & {p.name for p in TESTS.rglob("*") if p.is_dir() and any(p.glob("*.py"))}

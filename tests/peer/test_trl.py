@@ -9,6 +9,7 @@ So what is compared is the whole way: masks, denominators, attention, log-probs,
 
 import copy
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -567,3 +568,39 @@ def test_gspo(request, one_each, tmp_path, tools):
 def test_grpo_entropy_bonus(request, one_each, tmp_path):
     """Theirs is a mean over tokens whatever the loss, so it is ours where the loss is one too."""
     grpo(request, one_each, tmp_path, Group(one_each), Clipped(entropy=0.05), loss_type="bnpo", entropy_coef=0.05)
+
+
+# --- a saved model ---------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_model_stops_in_trl_where_it_stops_here(tmp_path, monkeypatch):
+    """Answers that TRL's GRPO draws from a checkpoint: it is told nothing about how they end."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+    from typer.testing import CliRunner
+
+    from trailmark.commands.app import app
+
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "Say it: ", "response": "yes"}\n')
+    Path("r.yaml").write_text(
+        "method: sft\ndata: rows.jsonl\nchat: false\nsteps: 40\nbatch: 4\nout: run\nlearner: {optim: {lr: 1e-2}}\n"
+        "model: {shape: {family: llama, layers: 1, width: 32, heads: 2, context: 64}}\n"
+    )
+    said = CliRunner().invoke(app, ["train", "r.yaml"])
+    assert said.exit_code == 0, said.output
+    (folder,) = Path("run/checkpoints").glob("*/policy")
+    drawn = []
+
+    def paid(completions, completion_ids, **_):
+        drawn.extend(zip(completions, completion_ids))
+        return [0.0] * len(completions)
+
+    config = GRPOConfig("trl", max_completion_length=20, per_device_train_batch_size=4, num_generations=4, max_steps=1,
+                        temperature=0.01, report_to="none", save_strategy="no", use_cpu=True)  # fmt: skip
+    rows = Dataset.from_dict({"prompt": ["Say it: "] * 4})
+    GRPOTrainer(str(folder), paid, config, rows).train()
+    end = AutoTokenizer.from_pretrained(folder).eos_token_id
+    assert len(drawn) == 4 and {text for text, _ in drawn} == {"yes"}
+    assert {(len(ids), ids[-1]) for _, ids in drawn} == {(4, end)}

