@@ -57,7 +57,7 @@ def place(tmp_path_factory):
             lm = load_model(ModelConfig.model_validate({"name": "tiny", "shape": SMALL}))
             lm.model.save_pretrained(name)
             lm.tokenizer.save_pretrained(name)
-        shutil.copytree(ROOT / "tests/models/deepspeed/zero3", "ckpt/_actor")
+        shutil.copytree(ROOT / "tests/models/zero_shards/zero3", "ckpt/_actor")
         for name in VOTES if "TRAILMARK_DATA" in os.environ else ():
             shutil.copy(Path(os.environ["TRAILMARK_DATA"]) / "stories_votes" / name, name)
         yield here

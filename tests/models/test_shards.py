@@ -22,7 +22,7 @@ from trailmark.models import shards
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
-ZERO = Path(__file__).parent / "deepspeed"
+ZERO = Path(__file__).parent / "zero_shards"
 IDS = torch.tensor([[5, 9, 300, 2]])
 
 

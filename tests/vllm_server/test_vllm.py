@@ -162,15 +162,13 @@ def test_mistakes_are_one_sentence(url, folder):
         scorer_at(url, folder).likelihood("x" * 510, "y")
 
 
-@pytest.mark.parametrize("lora", ["", "lora: {rank: 8}, "])
-def test_a_trained_model_stops_in_vllm_where_it_stops_here(vllm, tmp_path, monkeypatch, lora):
-    """The checkpoint as it lies, or merged where it is an adapter, without a word about how it ends."""
+def test_a_trained_model_stops_in_vllm_where_it_stops_here(vllm, tmp_path, monkeypatch):
+    """The checkpoint as it lies, without a word about how it ends."""
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"prompt": "Say it: ", "response": "yes"}\n')
-    shape = "family: llama, layers: 1, width: 128, heads: 2, context: 64"
     Path("r.yaml").write_text(
         "method: sft\ndata: rows.jsonl\nchat: false\nsteps: 40\nbatch: 4\nout: run\nlearner: {optim: {lr: 1e-2}}\n"
-        f"model: {{{lora}shape: {{{shape}}}}}\n"
+        "model: {shape: {family: llama, layers: 1, width: 128, heads: 2, context: 64}}\n"
     )
     told = CliRunner().invoke(app, ["train", "r.yaml"])
     assert told.exit_code == 0, told.output
@@ -179,10 +177,6 @@ def test_a_trained_model_stops_in_vllm_where_it_stops_here(vllm, tmp_path, monke
     prompt = tuple(lm.tokenizer.encode("Say it: ", add_special_tokens=False))
     ((here,),) = run(LocalEngine(lm, 1), [Request(prompt, SamplingLaw(temperature=0.0), 1, 20, stop_ids(lm.tokenizer))])
     assert (here.text, here.stop) == ("yes", "stop")
-    if lora:
-        lm.model.merge_and_unload().save_pretrained("merged")
-        lm.tokenizer.save_pretrained("merged")
-        trained = Path("merged")
     with served(vllm, trained.resolve(), tmp_path / "vllm.log", 64) as address:
         body = {"model": "wise", "prompt": "Say it: ", "max_tokens": 20, "temperature": 0}
         said = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]

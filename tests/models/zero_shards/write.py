@@ -1,7 +1,7 @@
 """Writes the checkpoints in this folder with DeepSpeed itself, in two processes on CPU. It needs its own environment:
 
     python -m venv ds && ds/bin/pip install torch deepspeed==0.19.8 transformers safetensors numpy
-    ds/bin/python tests/models/deepspeed/write.py tests/models/deepspeed
+    ds/bin/python tests/models/zero_shards/write.py tests/models/zero_shards
 
 The model is a small Llama with what is hard to put together again: two names for one matrix (tied embeddings), a matrix
 that is not trained, a buffer (zero2), five numbers for two processes (the biases), and two groups of weights.
