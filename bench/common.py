@@ -8,11 +8,13 @@ smallest and largest value.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -102,11 +104,36 @@ def alone(name: str, ours: float | list[float], unit: str, what: str = "") -> di
 
 def keep(row: dict[str, Any]) -> dict[str, Any]:
     RESULTS.mkdir(exist_ok=True)
-    line = json.dumps(row)
-    with (RESULTS / f"{row['name'].partition('/')[0]}.jsonl").open("a") as f:
-        f.write(line + "\n")
-    print(line, flush=True)
+    return keep_in(row, RESULTS / f"{row['name'].partition('/')[0]}.jsonl")
+
+
+def keep_in(row: dict[str, Any], file: str | Path) -> dict[str, Any]:
+    """Print a row and append it to a file of results. A rehearsal (`--quick`, or a benchmark of GPUs on a CPU) is
+    printed only: docs/benchmarks.md shows the newest row of every name."""
+    import torch
+
+    print(json.dumps(row), flush=True)
+    rehearsal = "--quick" in sys.argv or (row["name"].startswith("gpu_") and not torch.cuda.is_available())
+    if not (rehearsal and Path(file).resolve().parent == RESULTS.resolve()):
+        with Path(file).open("a") as f:
+            f.write(json.dumps(row) + "\n")
     return row
+
+
+def need_peer(*packages: str) -> None:
+    """End with one sentence if a program to compare with is not installed."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        install = " ".join(name.replace("_", "-") for name in missing)
+        raise SystemExit(f"{Path(sys.argv[0]).name} compares with other programs: pip install {install}, or --no-trl")
+
+
+def need_gpu(small: bool | None = None) -> None:
+    """End with one sentence if there is no GPU. `small`: whether this is a rehearsal; None: there is none."""
+    import torch
+
+    if not torch.cuda.is_available() and not small:
+        more = "" if small is None else ": --small rehearses it on a CPU"
+        raise SystemExit(f"{Path(sys.argv[0]).name} measures a GPU, and this machine has none{more}")
 
 
 def _short(x: float) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import need_gpu
 from gpu_training import DEVICE, SMALL, WORDS, episodes, forget, keep, named, samples_of, wait
 
 from trailmark.config import LearnerConfig
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_growth.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
     about = {"commit": args.commit, "device": named(), "repeats": REPEATS,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     for name in args.only.split(","):

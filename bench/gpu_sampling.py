@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import need_gpu
 from gpu_training import DEVICE, SMALL, WORDS, forget, keep, made, named, wait
 
 from trailmark.engines.base import Request, run
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_sampling.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
     about = {"commit": args.commit, "device": named(), "repeats": args.repeats,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)

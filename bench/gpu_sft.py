@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import need_gpu, need_peer
 from gpu_training import DEVICE, SMALL, WORDS, forget, keep, made, named, shape, timed
 
 from trailmark.config import LearnerConfig, OptimConfig
@@ -118,6 +119,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_sft.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
+    if not args.no_trl:
+        need_peer("trl", "datasets")
     for length in map(int, args.lengths.split(",")):
         mine = ours(length, args.repeats)
         forget()

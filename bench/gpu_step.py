@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import need_gpu, need_peer
 from gpu_training import DEVICE, SMALL, forget, keep, made, named
 
 from trailmark.config import load_recipe, resolve
@@ -153,6 +154,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_step.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
+    if not args.no_trl:
+        need_peer("trl", "datasets")
     if args.modes:
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         about = {"commit": args.commit, "device": named(), "versions": versions}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import keep_in, need_gpu, need_peer
 
 from trailmark.config import LearnerConfig
 from trailmark.learn.learner import Learner
@@ -301,7 +301,7 @@ def record(case: str, found: dict[str, Any], trl: dict[str, Any], about: dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--cases", default="512,4096,12000")
+    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--commit", default="")
     parser.add_argument("--no-trl", action="store_true")
     parser.add_argument("--plain", action="store_true", help="also our path without compiled layers")
@@ -310,6 +310,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_training.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
+    if not args.no_trl:
+        need_peer("trl", "datasets", "prefix_grouper")
     about = {"commit": args.commit, "device": named(), "repeats": args.repeats,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)
@@ -348,9 +351,7 @@ def named() -> str:
 
 
 def keep(row: dict[str, Any], out: str) -> None:
-    print(json.dumps(row), flush=True)
-    with Path(out).open("a") as f:
-        f.write(json.dumps(row) + "\n")
+    keep_in(row, out)
 
 
 if __name__ == "__main__":

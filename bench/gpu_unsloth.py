@@ -5,18 +5,22 @@
 The batches of gpu_training.py: Qwen2-0.5B's shape with random weights in bfloat16, 16 samples of one prompt. Unsloth's
 GRPO computes a shared prompt once (its own prefix grouper, on by default), trains all weights here, and is asked for
 16, 4 and 1 rows at once; the fastest counts. It changes classes of transformers, so ours runs first, and it wants TRL
-of at most 1.15. Without a GPU it does not import. Writes bench/results/gpu_unsloth.jsonl.
+of at most 1.15. Writes bench/results/gpu_unsloth.jsonl.
 """
 
 from __future__ import annotations
 
-import unsloth  # isort: skip  # it must be imported before transformers
+try:
+    import unsloth  # isort: skip  # it must be imported before transformers
+except (ImportError, NotImplementedError):  # it is not installed, or there is no GPU
+    unsloth = None
 import argparse
 import importlib.metadata
 import tempfile
 
 import torch
 import transformers
+from common import need_gpu
 from gpu_training import CASES, episodes, forget, keep, made, named, ours, theirs
 
 from trailmark.models.tiny import tiny_tokenizer
@@ -29,6 +33,9 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", default="bench/results/gpu_unsloth.jsonl")
     args = parser.parse_args()
+    need_gpu()
+    if unsloth is None:
+        raise SystemExit("gpu_unsloth.py compares with Unsloth, which cannot be imported here: pip install unsloth")
     cases = args.cases.split(",")
     versions = {n: importlib.metadata.version(n) for n in ("torch", "transformers", "unsloth", "trl")}
     mine = {}

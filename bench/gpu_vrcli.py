@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import need_gpu
 from gpu_training import DEVICE, SMALL, forget, keep, named, wait
 
 from trailmark.config import LearnerConfig, ModelConfig
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", default="bench/results/gpu_vrcli.jsonl")
     args = parser.parse_args()
+    need_gpu(args.small)
     about = {"commit": args.commit, "device": named(), "repeats": args.repeats,
              "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}  # fmt: skip
     Path(args.out).parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from common import need_gpu
 from gpu_training import episodes, forget, keep, made, named, samples_of
 
 from trailmark.config import LearnerConfig, OptimConfig
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--commit", default="")
     parser.add_argument("--out", default="bench/results/gpu_waits.jsonl")
     args = parser.parse_args()
+    need_gpu()
     one = learner()
     samples = one.fill(samples_of(episodes(512, 512))[0], old=Readout(""))
     one.update(Update(samples, Clipped()))
