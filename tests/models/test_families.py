@@ -6,7 +6,9 @@ import transformers as hf
 
 from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
+from trailmark.engines.weights import engine_copy
 from trailmark.errors import ModelError
+from trailmark.models import probe
 from trailmark.models.attention import NAME
 from trailmark.models.lm import LM
 from trailmark.models.load import _no_dropout
@@ -82,3 +84,17 @@ def test_dropout_that_is_a_function_is_off_too():
     lm.train(True)
     ids = torch.arange(9)[None]
     assert torch.equal(lm.model(ids).logits, lm.model(ids).logits)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_copy_for_the_engine_is_not_probed_again(monkeypatch, loaded):
+    """A probe in another dtype would compile for a minute on a GPU, and could fail by rounding alone."""
+    lm = made(hf.LlamaConfig(**SMALL, intermediate_size=64))
+    if loaded:
+        richest_layout(lm)
+    else:
+        decodes(lm)
+    assert lm.leaks is False and lm.compiled.wanted is None
+    copy = engine_copy(lm, torch.bfloat16)
+    monkeypatch.setattr(probe, "probe", lambda *a: pytest.fail("probed again"))
+    assert decodes(copy) == "" and copy.kept == 2 * 2 * 32

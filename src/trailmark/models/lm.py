@@ -32,7 +32,7 @@ class LM:
     base_print: str = ""  # fingerprint of the folder of an adapter's base; empty: not computed yet
     decodes: str | None = None  # what is wrong with decoding from cached keys and values; None: not checked yet
     reach: int = UNLIMITED  # the longest sequence whose windows are computed as the model's own masks say
-    flat: str | None = None  # what is wrong with packed rows that share nothing; None: not checked yet
+    leaks: bool | None = None  # whether tokens of another row change a packed row; None: not checked yet
     kept: int = 0  # numbers that decoding keeps per token, once `decodes` is known
     compiled: CompiledLayers = field(default_factory=CompiledLayers)  # on a GPU
 

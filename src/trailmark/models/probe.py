@@ -61,7 +61,8 @@ def probe(lm: LM, shape: Shape = "tree", length: int = 24) -> str:
     allowed = {torch.float64: 5e-6, torch.float32: 5e-6}.get(lm.dtype, 0.05) * max(1.0, float(expected.abs().max()))
     if lm.device.type == "cuda":
         allowed *= 20  # there, float32 kernels without TF32 differ by a few 1e-5 between shapes
-    if leak != 0.0:
+    lm.leaks = leak != 0.0
+    if lm.leaks:
         return f"tokens outside a row's own path change it (gradient {leak:.2g})"
     if not gap <= allowed:
         return f"packed and separate rows differ by {gap:.2g} in logits (allowed {allowed:.2g})"
@@ -72,11 +73,13 @@ def decodes(lm: LM, prompt: int = 5, more: int = 3) -> str:
     """'' if decoding token by token from cached keys and values equals one pass over the whole sequence. A mixer with
     its own state (convolution, recurrence) fails this, because only keys and values are cached."""
     if lm.decodes is None:
-        if lm.flat is None:
-            lm.flat = probe(lm, "flat")
+        if lm.leaks is None:  # a model that was not loaded by `load_model`
+            before, lm.compiled.wanted = lm.compiled.wanted, False  # one look is not worth compiling for
+            probe(lm, "flat")
+            lm.compiled.wanted = before
         # A small effect of a state may be lost in the rounding below. A gradient that leaks is never small enough.
-        if lm.flat:
-            lm.decodes = f"its layers see more than keys and values ({lm.flat})"
+        if lm.leaks:
+            lm.decodes = "its layers see more than keys and values (tokens of another row change it)"
             return lm.decodes
         device, n = lm.device, min(prompt + more, lm.context)
         prompt = min(prompt, n - 1)
@@ -110,8 +113,6 @@ def richest_layout(lm: LM) -> tuple[str, tuple[str, ...]]:
     for shape in shapes:
         wrong = probe(lm, shape)
         if not wrong:
-            lm.flat = ""  # a tree includes it
             return shape, tuple(notes)
         notes.append(f"model '{lm.name}': {shape} packing is not exact for this model and is not used: {wrong}")
-        lm.flat = wrong
     return "rows", tuple(notes)
