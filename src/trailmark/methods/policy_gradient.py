@@ -16,6 +16,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, reference_held
+from trailmark.methods.batches import Walk
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.eval_function import EvalFunction
 from trailmark.models.lm import LM
@@ -32,12 +33,11 @@ from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
-REFILL = 7_919_000_057  # between the seeds of a step's first starts and of further ones
 
 
 class PolicyGradientMethod(Method):
@@ -46,6 +46,7 @@ class PolicyGradientMethod(Method):
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         super().__init__(config, run)
         policy = self.open_world()
+        config = self.config
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -64,6 +65,8 @@ class PolicyGradientMethod(Method):
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         self.check_asked(config, self.source)
+        self.rows = self.walk(config, self.source)
+        self.config = config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
         if config.eval.every:  # an empty split fails now, not at the first evaluation
             draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
@@ -106,11 +109,13 @@ class PolicyGradientMethod(Method):
         def played(number: int) -> tuple[list[Episode], list[Annotation]]:
             notes: list[Annotation] = []
             episodes: list[Episode] = []
+            tasks = self.rows.take(number)
+            wanted, used = len(tasks), {t.id for t in tasks}
             for k in range(self.refill + 1):  # further starts in place of groups that teach nothing
-                missing = c.starts - (len(varied(episodes)) if self.refill else 0)
-                if k and missing <= 0:
+                if k and (missing := wanted - len(varied(episodes))) <= 0:
                     break
-                tasks = draw_tasks(self.source, "train", missing, c.seed * 1_000_003 + number + k * REFILL)
+                tasks = self.rows.more(number, k, missing, used) if k else tasks
+                used |= {t.id for t in tasks}
                 prefix = f"{number}:" if k == 0 else f"{number}.{k}:"
                 episodes += self._played(tasks, c.n, c.seed, prefix, notes)
             return episodes, notes
@@ -173,7 +178,11 @@ class PolicyGradientMethod(Method):
                 self._metrics |= found
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
-        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+
+    @classmethod
+    def walk(cls, config: Any, source: TaskSource) -> Walk:
+        return Walk(source, config.starts, config.seed, epochs=getattr(config, "epochs", None))
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

@@ -36,13 +36,13 @@ class SftMethod(Method):
     Config, imitates = SftRecipe, True
 
     def __init__(self, config: SftRecipe, run: Run):
-        super().__init__(config, run)
         need_rows(config.batch, "batch")
         lm = load_model(config.model, labels_of(config.data))
-        self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         read = lambda path: conversation_samples(lm.tokenizer, path, config.chat, lm.context, config.trained)
         self.samples = read(config.data)
-        self.batches = Batches(self.samples, config.batch, config.seed, config.steps)
+        self.batches = Batches(self.samples, config.batch, config.seed, config.steps, config.epochs)
+        super().__init__(config.model_copy(update={"steps": self.batches.steps}), run)
+        self.learner = Learner({"policy": lm}, config.learner, total=self.config.steps)
         self.held_out = read(config.eval_data) if config.eval_data else []
 
     def updates(self, step: int) -> Iterator[Update]:

@@ -67,7 +67,7 @@ class VrcliMethod(PolicyGradientMethod):
         }
         return tuple(Evaluation(name, play) for name, play in rows.items())
 
-    def rows(self) -> Sequence[Task]:
+    def compared(self) -> Sequence[Task]:
         final = self.config.final
         return draw_tasks(self.source, final.split, final.n, self.config.seed)
 
@@ -76,7 +76,7 @@ class VrcliMethod(PolicyGradientMethod):
         source = declared(self.source)
         before, source.judge = source.judge, self.judge
         try:
-            return self.play(self.rows(), 1, self.config.seed + 1, "final:", version)
+            return self.play(self.compared(), 1, self.config.seed + 1, "final:", version)
         finally:
             source.judge = before
 

@@ -40,6 +40,7 @@ class Prompts(TaskSource):
 
     name = "prompts"
     markov = True
+    finite = True
     judged = True
 
     def __init__(self, path: str, test: float = 0.1, chat: bool = False, val: str = ""):

@@ -80,6 +80,7 @@ class Logic(TaskSource):
 
     name = "logic"
     markov = True
+    finite = True
 
     def __init__(
         self,
