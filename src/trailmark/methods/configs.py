@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, field_validator, model_validator
 
 from trailmark.config import (
     CheckpointConfig,
@@ -117,13 +117,19 @@ class PolicyGradientRecipe(RunConfig):
             raise ValueError(str(e)) from e
 
 
+FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w .-]*$")]
+
+
 class VrcliFinal(Config):
     """Which plans are compared at the end, by how much each lowers the perplexity of the gold texts. Each writes a file
     evaluation/NAME.jsonl in the run; its rewards are improvements, 0.25 for 25 percent."""
 
     split: str = Field("val", description="split of the task")
     n: PositiveInt | None = Field(None, description="number of rows; none: all")
-    readers: dict[str, str] = Field(
+    plans: dict[FileName, str] = Field(
+        {}, description='further plans by name: templates with keys of the row, such as {best: "{synopsis}"}'
+    )
+    readers: dict[FileName, str] = Field(
         {}, description="runs or models by name that read the gold texts without a plan, such as a fine-tuned one"
     )
 

@@ -226,8 +226,10 @@ class PolicyGradientMethod(Method):
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
         play = lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step)
-        own = self.eval_function
-        episodes = self.keep_plays(step, play, None if own is None else lambda found: own.notes(self.source, found))
+        own, judge = self.eval_function, self.source.judge
+        compare = judge.compare if isinstance(judge, LikelihoodJudge) else lambda found: []
+        measure = lambda found: [*compare(found), *(() if own is None else own.notes(self.source, found))]
+        episodes = self.keep_plays(step, play, measure)
         good, dropped = scored(episodes)
         means = {} if own is None else own.metrics(self.noted)
         return {**summary(good), **dropped, **self.judged(self.noted), **means}

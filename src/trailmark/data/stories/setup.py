@@ -183,7 +183,7 @@ def prompt_row(m: Made, split: str) -> dict[str, Any]:
     row = {"id": m.row.id, "split": split, "prompt": m.prompt, "gold": m.row.gold, **m.parts.fields(), **about}
     if isinstance(m.row, StoryRow):
         row |= {"header": m.row.header, "synopsis": m.row.next_chapter_synopsis}
-    return row
+    return {**row, **m.row.more}
 
 
 def sft_row(m: Made) -> dict[str, Any]:
