@@ -27,6 +27,7 @@ from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.rollout.play import Protocol, Seat, play
 from trailmark.samples import scored
 from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
 Answer = Callable[[Episode], str | None]
@@ -57,6 +58,10 @@ def evaluate(
     """`samples` plays of each of `n` starts of a split (or of `tasks`). `seed` gives the starts, and `seed` + 1 the
     random draws, as in the evaluations during training. So the same seed gives the same episodes."""
     starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
+    if isinstance(source, Prompts):  # a row that a model cannot be shown is a mistake, and no lost play
+        for seat in seats:
+            if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
+                source.must_render(tokenizer, starts)
     episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
     return Report(summarise(episodes, name or seats[0].engine.name, answer=answer), episodes)
 

@@ -80,8 +80,11 @@ class PolicyGradientMethod(Method):
         self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
         if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
-            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len)
+            rows = self.shown_rows(config, self.source)
+            self.source.must_render(policy.tokenizer, rows)
+            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len, rows)
             if isinstance(self.source.judge, LikelihoodJudge):
+                self.source.judge.must_render(rows)
                 self.source.judge.must_fit(self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
@@ -179,6 +182,12 @@ class PolicyGradientMethod(Method):
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+
+    @classmethod
+    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+        """The rows that a run will play, in training and in evaluations."""
+        e = config.eval
+        return [*source.tasks("train"), *(draw_tasks(source, e.split, e.n, config.seed) if e.every else ())]
 
     @classmethod
     def walk(cls, config: Any, source: TaskSource) -> Walk:

@@ -151,11 +151,19 @@ class _Laid:
             messages = told if self.use_chat else as_written(self.tokenizer, told)
             laid = chat.sequences(self.tokenizer, messages, template=self.template)  # type: ignore[arg-type]
         except DataError as problem:
-            raise DataError(str(problem), self.path, number) from problem
+            said = str(problem)
+            if self._system_alone(told):
+                said = f"{said.rstrip('.')}{chat.NO_SYSTEM}: make {chat.NO_ROLE}."
+            raise DataError(said, self.path, number) from problem
         if self.trained == "last":  # the sequence that ends with the last message
             laid = [s for s in laid if s.spans[-1].message == len(told) - 1]
             return [(s.tokens, [(s.spans[-1].start, s.spans[-1].end)]) for s in laid]
         return [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
+
+
+    def _system_alone(self, told: chat.Messages) -> bool:
+        first = next((i for i, m in enumerate(told) if m["role"] == "assistant"), len(told))
+        return self.use_chat and chat.Refusals(self.tokenizer).system_alone(told[:first])
 
 
 def _must_answer(row: Row, last: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ from trailmark.score.likelihood_judge import LikelihoodJudge, nobody
 from trailmark.score.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
 from trailmark.score.words import words_of
 from trailmark.seats.locate import locate
-from trailmark.tasks.base import declared, draw_tasks
+from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.texts import encode
 from trailmark.types import Episode, Player, Scored, Task
 
@@ -62,6 +62,11 @@ class VrcliMethod(PolicyGradientMethod):
             for template in config.final.plans.values():
                 self.written(template, [nobody(task)])
         self.judge = judge.by_improvement()
+
+    @classmethod
+    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+        final = config.final
+        return [*super().shown_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
 
     # -- the comparison --------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark.chat import must_render
 from trailmark.errors import DataError, JudgeError, RecipeError, TaskError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
@@ -103,6 +104,16 @@ class LikelihoodJudge(Judge):
         if self.config.baselines is not None:
             known = [self._as_play(None, task) for task in getattr(self._world, "rows", ())]
             self._file.check([self._row(play) for play in known])
+
+    def must_render(self, tasks: Sequence[Task]) -> None:
+        """Refuse rows that cannot be read: without a gold text, without a key of a template, or with messages that the
+        reader's chat template refuses."""
+        plays = [replace(self._as_play(None, task), answer="-") for task in tasks]
+        asked = [(p, context) for p in plays for context in (self._row(p).context, self._with_plan(p)[0])]
+        file = lambda p: self._world.files.get(p.episode.task.id)
+        name = lambda p: f"row '{p.episode.task.id}', as {self.scorer.lm.name} would read it"
+        told = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
+        must_render(self.scorer.tokenizer, told)
 
     def must_fit(self, longest: int) -> None:
         """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such

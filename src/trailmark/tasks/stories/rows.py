@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,10 @@ class StoryRow:
     def with_gold(self, text: str) -> StoryRow:
         return replace(self, next_chapter=text)
 
+    def content(self) -> str:
+        """The same for rows that say the same."""
+        return _content(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TalkRow:
@@ -93,24 +97,40 @@ class TalkRow:
     def with_gold(self, text: str) -> TalkRow:
         return replace(self, gold=text)
 
+    def content(self) -> str:
+        """The same for rows that say the same."""
+        return _content(self)
+
 
 AnyRow = StoryRow | TalkRow
 
 
-def read_rows(path: str | Path) -> list[AnyRow]:
-    """The rows of a file, of one kind. Errors name the file, the line and the key."""
+def _content(row: AnyRow) -> str:
+    return content_id({k: v for k, v in asdict(row).items() if k not in ("id", "split", "where")})
+
+
+def read_rows(path: str | Path, dropped: list[AnyRow] | None = None) -> list[AnyRow]:
+    """The rows of a file, of one kind. Errors name the file, the line and the key. With a list `dropped`, a row that
+    repeats an earlier one, apart from its id and split, is put there."""
     rows, _ = each(path, read_row)
     seen: dict[str, AnyRow] = {}
+    known: set[str] = set()
     for row in rows:
+        if dropped is not None:
+            if (said := row.content()) in known:
+                dropped.append(row)
+                continue
+            known.add(said)
         if row.id in seen:
+            same = row.content() == seen[row.id].content()
             raise Row(None, Path(path)).bad(
-                f"{row.where} and {seen[row.id].where} have the same id '{row.id}': "
-                "give each row an id of its own, or remove one."
+                f"{row.where} and {seen[row.id].where} have the same id '{row.id}': give each row an id of its own, or "
+                f"remove one{' (--drop-duplicates keeps the first of equal rows)' if same else ''}."
             )
         if type(row) is not type(rows[0]):
             raise Row(None, Path(path)).bad(f"{row.where} is another kind of row than {rows[0].where}: use two files.")
         seen[row.id] = row
-    return rows
+    return list(seen.values())
 
 
 def read_row(row: Row) -> AnyRow:
