@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import TaskError
-from trailmark.tasks.logic.answer import LETTERS
+from trailmark.finish import LETTERS
 from trailmark.types import Episode, Scored, Task
 
 Reading = tuple[Scored, str | None]  # what a world says of a text, and the answer that it read, if it tells

@@ -20,10 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import DataError
+from trailmark.finish import FINISH, LETTERS, NEW_PROBLEM, read_answer
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
 from trailmark.steps import named_steps
-from trailmark.tasks.logic.answer import FINISH, LETTERS, NEW_PROBLEM, read_answer
 from trailmark.types import Episode, Failed, Outcome, Scored
 
 KNOWN = ("text", "label", "response", "pred", "id")
