@@ -28,10 +28,13 @@ def is_run(folder: Path) -> bool:
 
 def prune(folder: Path, keep_last: int, best: list[int]) -> None:
     """Delete all checkpoints but the newest and the best ones. Each is renamed first, so that a half-deleted one is not
-    listed."""
+    listed. Of one that is a link, only the link is deleted."""
     for path in listed(folder)[:-keep_last]:
         if int(path.name) not in best:
             gone = path.with_name(f".{path.name}.partial")
+            if path.is_symlink():  # what it leads to is not ours to delete
+                path.unlink()
+                continue
             path.rename(gone)
             point("checkpoint.pruned")
             shutil.rmtree(gone)
@@ -40,4 +43,4 @@ def prune(folder: Path, keep_last: int, best: list[int]) -> None:
 def sweep(folder: Path) -> None:
     """Delete what a killed process left unfinished."""
     for path in folder.glob(".*.partial"):
-        shutil.rmtree(path)
+        path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
