@@ -64,7 +64,8 @@ def _read(path: Path, wanted_by: str = "") -> str:
             raise RecipeError(f"{path}: too large for a recipe (more than {MAX_BYTES >> 20} MB).")
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        places = (path.parent, *([shipped("recipes")] if _named(path) else []))
+        near = nearest(path.name, {p.name for place in places for p in place.glob("*.yaml")})
         raise RecipeError(f"{wanted_by}{path}: there is no such recipe.{near if 'Did' in near else ''}") from None
     except UnicodeDecodeError as e:
         raise RecipeError(f"{path}: not a recipe: byte {e.start} is not UTF-8 text.") from None
@@ -97,12 +98,35 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
     return Loaded(top.file, raw, marks | dict(top.marks))
 
 
+def shipped(folder: str) -> Path:
+    """`recipes` or `studies` as they come with this version: in the package if it was built, else in the checkout."""
+    built = Path(__file__).parent / "shipped" / folder
+    return built if built.is_dir() else Path(__file__).parents[2] / folder
+
+
+def _named(path: Path) -> str:
+    """NAME of `NAME`, `NAME.yaml`, `recipes/NAME` and `recipes/NAME.yaml`; else nothing."""
+    short = path.parts[:-1] in ((), ("recipes",)) and path.suffix in ("", ".yaml")
+    return path.stem if short else ""
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file itself, or a recipe that comes with this version, by the name that the pages give it. So their commands
+    work in any folder."""
+    found = shipped("recipes") / f"{_named(Path(path))}.yaml"
+    return found if not Path(path).is_file() and _named(Path(path)) and found.is_file() else Path(path)
+
+
 def _parent(path: Path, name: str) -> Path:
     """The file that `extends` names. It is relative to the file that names it, or a packaged recipe's name. So a folder
     of recipes can be copied anywhere."""
+    if (path.parent / name).exists():
+        return path.parent / name
     packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
-    bare = name == Path(name).stem and not (path.parent / name).exists()
-    return packaged if bare and packaged.is_file() else path.parent / name
+    if name == Path(name).stem and packaged.is_file():
+        return packaged
+    found = find_recipe(name)
+    return found if found != Path(name) else path.parent / name
 
 
 def _load(
@@ -226,7 +250,7 @@ def _filled_in(loaded: Loaded) -> Loaded:
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
     """Read a recipe and all files that it extends, then apply each override `dotted.key=value` (a YAML value). Files
     are merged. An override replaces: `task={name: mine}` keeps nothing of the recipe's task."""
-    loaded = load_yaml(path, overrides)
+    loaded = load_yaml(find_recipe(path), overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
         where = loaded.marks.get(("method",), Mark(str(path))).where
