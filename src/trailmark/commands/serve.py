@@ -122,8 +122,8 @@ def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that holds the port from now on. Clients wait in its backlog until the model is loaded."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind)
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, proto)  # asyncio sets TCP_NODELAY only where it sees that this is TCP
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind(address)

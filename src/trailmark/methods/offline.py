@@ -31,6 +31,7 @@ from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
+from trailmark.models.openrlhf_critic import in_our_layout
 from trailmark.objectives import Objective
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search_episodes import best_by_value
@@ -139,10 +140,11 @@ class OfflineMethod(Method):
             return every
         if how == "best":
             value = str(self.config.final.value)
-            folder = str(locate_value(value))
-            lm = load_model(stored_model(self.config.model, folder).model_copy(update={"lora": None})).freeze()
+            folder = locate_value(value, "final.value")
+            with in_our_layout(folder) as ours:
+                lm = load_model(stored_model(self.config.model, ours).model_copy(update={"lora": None})).freeze()
             must_share_tokenizer(lm, seat.engine.tokenizer, value)
-            scorer = HeadValues(lm, **read_as(locate(folder).section("read")))
+            scorer = HeadValues(lm, **read_as(locate(str(folder)).section("read")))
             return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
         groups: dict[str, list[Episode]] = {}
         for e in every:
