@@ -2,9 +2,10 @@
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
-`kind` changes is replaced too, because its other keys belonged to the old kind. `extends` names one file, or a list of
-which each wins over those before it; the file's own keys win over them all. `${out}/samples.jsonl` is a text with the
-value of another key of the finished recipe, `${learner.optim}` alone is that value itself, and `$${` writes `${`.
+`kind` changes is replaced too, because its other keys belonged to the old kind; so is a task whose name changes, with its
+options. `extends` names one file, or a list of which each wins over those before it; the file's own keys win over them
+all. `${out}/samples.jsonl` is a text with the value of another key of the finished recipe, `${learner.optim}` alone is
+that value itself, and `$${` writes `${`.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return _merge(Loaded("", dict(base), {}), Loaded("", dict(top), {})).raw
 
 
+def _another(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a section is of another kind, or is another task, so that keys of the old one do not fit it."""
+    changes = lambda key: key in old and key in new and old[key] != new[key]
+    return changes("kind") or ("options" in old and changes("name"))
+
+
 def _merge(base: Loaded, top: Loaded) -> Loaded:
     marks = dict(base.marks)
 
@@ -85,8 +92,7 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
         out = dict(a)
         for key, new in b.items():
             old, here = a.get(key), (*path, key)
-            both = isinstance(old, dict) and isinstance(new, dict)
-            if both and not ("kind" in old and "kind" in new and old["kind"] != new["kind"]):
+            if isinstance(old, dict) and isinstance(new, dict) and not _another(old, new):
                 out[key] = merge(old, new, here)
             else:
                 for p in [p for p in marks if p[: len(here)] == here]:

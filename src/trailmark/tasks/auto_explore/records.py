@@ -77,7 +77,7 @@ def _files(path: Path) -> list[Path]:
         return found
     if not path.exists():
         made = "`trailmark data auto-explore … --out FOLDER` makes one"
-        raise DataError(f"there is no such file or folder; {made}.", path)
+        raise DataError(f"cannot be read: there is no such file or folder; {made}.", path)
     if path.suffix not in (".jsonl", ".json"):
         raise DataError("a task file ends in .jsonl or .json.", path)
     return [path]
