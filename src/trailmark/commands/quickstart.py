@@ -7,6 +7,7 @@ and ends with `finish`, which writes the table, the report and what to read next
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark import MOST_SEED
+from trailmark import MOST_SEED, stopping
 from trailmark.errors import RecipeError, RunError, nearest
 
 SUMS = 4000  # worked ones that OREO's first model imitates
 # The numbers are those of docs/studies/oreo-arith.md.
 OREO_NOTE = (
-    "What this shows: OREO and rejection sampling both learn much from answers of SFT. It does not show which is better: "
-    "on three seeds they cannot be told apart (-0.033 [-0.085, +0.018]). Nor is a beam by OREO's value better than OREO's "
+    "What this shows: OREO and rejection sampling both learn much from answers of SFT. It does not show which is better: on "
+    "three seeds they cannot be told apart (-0.033 [-0.085, +0.018]). Nor is a beam by OREO's value better than its own "
     "greedy answer, because after training little is left to choose (-0.013 [-0.077, +0.050]). A value is for policies "
     "that still waver: drawn answers of SFT are right in 0.687, and in 0.793 with a beam of 3."
 )
@@ -42,7 +43,9 @@ def quickstart(
         raise RunError(f"{out} is a file: choose another directory with --out DIR.")
     if out.exists() and any(out.iterdir()) and not resume:
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
-    QUICKSTARTS[method](out, seed, resume, quiet)
+    words = ["trailmark", "quickstart", "--method", method, "--out", str(out), "--seed", str(seed), "--resume"]
+    with stopping.noting(lambda: f"go on with: {shlex.join(words)}"):
+        QUICKSTARTS[method](out, seed, resume, quiet)
 
 
 def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
@@ -211,8 +214,8 @@ def finish(
     note: str = "",
 ) -> None:
     """Write the table for people, the page of the run `shown`, and one JSON line for programs. Each row of the table is
-    a file of episodes. `main` is the row whose command is printed, `read_next` names the pages that say more, and `note`
-    says what the table shows and what it does not."""
+    a file of episodes. `main` is the row whose command is printed, `read_next` names the pages that say more, and
+    `note` says what the table shows and what it does not."""
     from trailmark.evaluate.output import finish as show
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import table, warnings
@@ -252,6 +255,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, one answer": trained / "evaluation/single.jsonl",
         "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
         "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
+        "SFT, a right one of 8 if any is (ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
     finish(

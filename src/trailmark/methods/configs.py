@@ -215,7 +215,8 @@ class OfflineFinal(Config):
     choose: PositiveInt | None = Field(
         None,
         description="also draw so many answers of each start from the policy before training: all of them "
-        "(evaluation/single.jsonl), one with the commonest answer (vote.jsonl), and the best by `value` (best.jsonl)",
+        "(evaluation/single.jsonl), one with the commonest answer (vote.jsonl), the best by `value` (best.jsonl), and "
+        "a right one if there is any (any.jsonl)",
     )
     value: Annotated[str | None, NamesModel("value")] = Field(None, description="the reward model that chooses")
 
@@ -267,8 +268,8 @@ class PreferenceRecipe(OfflineRecipe):
     smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that may be the wrong way round (dpo)")
     per: Literal["answer", "token"] = Field(
         "answer",
-        description="log-ratios: their sum over an answer (also of ipo, as its paper defines it), or their mean over its "
-        "tokens (dpo, ipo, hinge; some programs take it for ipo)",
+        description="log-ratios: their sum over an answer (for ipo, too, as its paper defines it), or their mean over "
+        "its tokens (dpo, ipo, hinge), which some programs take for ipo",
     )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
     pair_file: Annotated[str | None, NamesFile()] = Field(
