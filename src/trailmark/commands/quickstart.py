@@ -22,10 +22,10 @@ from trailmark.errors import RecipeError, RunError, nearest
 SUMS = 4000  # worked ones that OREO's first model imitates
 # The numbers are those of docs/studies/oreo-arith.md.
 OREO_NOTE = (
-    "What this shows: OREO and rejection sampling both learn much from answers of SFT. It does not show which is better: on "
-    "three seeds they cannot be told apart (-0.033 [-0.085, +0.018]). Nor is a beam by OREO's value better than its own "
-    "greedy answer, because after training little is left to choose (-0.013 [-0.077, +0.050]). A value is for policies "
-    "that still waver: drawn answers of SFT are right in 0.687, and in 0.793 with a beam of 3."
+    "What this shows: OREO and rejection sampling learn much from answers of SFT. It does not show which is better: "
+    "over three seeds they cannot be told apart (-0.033 [-0.085, +0.018]). Nor is a beam by OREO's value better than "
+    "OREO's greedy answer, because after training little is left to choose (-0.013 [-0.077, +0.050]). A value is for "
+    "policies that still waver: drawn answers of SFT are right in 0.687, and in 0.793 with a beam of 3."
 )
 
 
