@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.plain_files import read_plain
 
 
 class Cache:
@@ -24,7 +25,7 @@ class Cache:
         self._known: dict[str | None, dict[str, Any]] = {}
         if self.path is not None and self.path.exists():
             try:
-                lines = self.path.read_bytes().split(b"\n")
+                lines = read_plain(self.path).split(b"\n")
             except OSError as e:
                 raise DataError(f"cannot be read ({e.strerror}).", self.path) from None
             torn = lines.pop()
