@@ -62,9 +62,10 @@ def no_pipes(config: RunConfig) -> None:
     nothing, or waits for ever."""
     for key, path in named_files(config).items():
         if _is_pipe(path):
+            kind = "pipe" if path.is_fifo() else "device"
             raise DataError(
-                "is a pipe or a device, which can be read only once, and a run reads its files again: write the rows "
-                "to a file first.",
+                f"is a {kind}, which can be read only once, and a run reads its files again: write the rows to a file "
+                "first.",
                 path,
                 key=key,
             )
