@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TaskError
+from trailmark.fetching import may_fetch
 from trailmark.formats.rows import Row
 from trailmark.plain_files import read_unpacked
 
@@ -70,6 +71,7 @@ def hub_rows(what: str, name: str, config: str | None, split: str, revision: str
             f"reading {what} from the hub needs the datasets library: pip install datasets; "
             "or give path=, a file or folder."
         ) from None
+    may_fetch(f"data set '{name}' of the hub")
     try:
         table = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as problem:
