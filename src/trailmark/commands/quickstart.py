@@ -255,7 +255,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, one answer": trained / "evaluation/single.jsonl",
         "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
         "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
-        "SFT, a right one of 8 if any is (ceiling)": trained / "evaluation/any.jsonl",
+        "SFT, a right one of 8 (the ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
     finish(
@@ -266,7 +266,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
         main="pDPO, one answer",
         metrics=("success", "sound"),
-        read_next="docs/lpr.md, and docs/studies/lpr-puzzle.md: eight methods, five seeds",
+        read_next="docs/lpr.md, and docs/studies/lpr-puzzle-notes.md",
     )
 
 
