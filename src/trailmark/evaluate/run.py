@@ -89,12 +89,11 @@ def summarise(
         row["decisions"] = sum(t.action is not None for e in asked for t in e.turns)
         row["guessed"] = sum(int(e.info["guessed"]) for e in asked)
     metrics: dict[str, Any] = {}
+    if won := successes(episodes, side, failed):  # there may be no other number, if every play failed and is lost
+        left = {kind: row[kind] for kind in dropped if row[kind]}
+        metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
     if good:
         starts = [e.task.id for e in good]
-        won = successes(episodes, side, failed)
-        if won:
-            left = {kind: row[kind] for kind in dropped if row[kind]}
-            metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
         reward = mean_of([_score(e, side).reward for e in good], starts)
         metrics["reward"] = reward.plain()
         low, high = reward.low, reward.high
@@ -112,9 +111,11 @@ def summarise(
 
 
 def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -> list[tuple[str, float]]:
-    """(start, 1 or 0) for every episode that counts. Empty if the world does not report success."""
+    """(start, 1 or 0) for every episode that counts. Empty if the world does not report success. If all failed, nobody
+    knows whether it does; as lost they count 0."""
     won = [(e.task.id, v) for e in episodes if (v := value_of(e, "success", side, failed=failed)) is not None]
-    return won if any(value_of(e, "success", side) is not None for e in episodes) else []
+    told = any(value_of(e, "success", side) is not None for e in episodes)
+    return won if told or all(isinstance(_outcome(e, side), Failed) for e in episodes) else []
 
 
 def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:

@@ -80,12 +80,14 @@ class Watch:
                 f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one). "
                 "Training and averages leave them out. The episodes hold the reasons (see trailmark report, inspect).",
             )
+        solved = metrics.get("success", 0.0) == 1 and metrics.get("failed", 0) == 0
         if same:
             found["reward"] = (
                 PATIENCE,
                 f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there "
-                "is nothing to learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start "
-                "from another model.",
+                "is nothing to learn from. "
+                + ("All were successes, so the task is solved: stop, or choose harder starts." if solved else
+                   "Look at the task's reward, at a few episodes (trailmark inspect), or start from another model."),
             )
         if metrics.get("same_groups", 0.0) >= SAME:
             found["groups"] = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.plain_files import read_plain
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json, object_from_json
@@ -31,7 +32,7 @@ class LineReader:
 
     def _rows(self, path: Path, read: Any) -> list[Any]:
         try:
-            *lines, tail = path.read_bytes().split(b"\n")
+            *lines, tail = read_plain(path).split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as e:

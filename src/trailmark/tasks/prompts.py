@@ -19,6 +19,7 @@ from typing import Any
 from trailmark.chat import must_render, render
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import parse_line
+from trailmark.plain_files import read_plain
 from trailmark.runs.data_files import must_be_file
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
@@ -146,7 +147,7 @@ def read_prompts(path: Path) -> list[Task]:
     """The rows of a file as tasks, named by their `id` or by the number of their line."""
     must_be_file(path)
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = read_plain(path).decode("utf-8-sig").split("\n")
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
     except UnicodeDecodeError as e:
