@@ -1,6 +1,7 @@
 """Clients take turns: whatever one of them asks for, the others wait for a few steps of the model, not for its end."""
 
 import asyncio
+import contextlib
 import json
 import socket
 
@@ -13,8 +14,10 @@ from trailmark.engines.local import LocalEngine
 from trailmark.rollout.search import Plan
 from trailmark.serve import service as service_module
 from trailmark.serve.answers import Names, Reply
-from trailmark.serve.body import ChatBody, CompletionBody
-from trailmark.serve.capacity import ANSWER, answer_size
+from trailmark.serve.app import build_app
+from trailmark.serve.body import PARTS, ChatBody, CompletionBody, read
+from trailmark.serve.capacity import ANSWER, Capacity, answer_size
+from trailmark.serve.errors import ApiError
 
 SAY = [{"role": "user", "content": "hi"}]
 
@@ -112,6 +115,144 @@ def test_a_small_request_that_makes_a_large_answer_is_refused(lm):
         rows = {"prompt": ["a" * 500] * 60, "n": 8, "return_token_ids": True, "max_tokens": 1, "echo": True}
         assert httpx.post(f"{url}/v1/completions", json=rows, timeout=60).status_code == 200
     assert ANSWER >= 1 << 24
+
+
+def posted(body, address="127.0.0.1"):
+    """What a server gets of a POST from an address."""
+    data = json.dumps(body).encode()
+    headers = {"host": "localhost", "content-type": "application/json", "content-length": str(len(data))}
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "path": "/v1/completions",
+             "raw_path": b"/v1/completions", "query_string": b"", "root_path": "", "client": (address, 5),
+             "headers": [(k.encode(), v.encode()) for k, v in headers.items()]}  # fmt: skip
+    return scope, [{"type": "http.request", "body": data, "more_body": False}]
+
+
+@contextlib.asynccontextmanager
+async def asking(app, body, address="127.0.0.1", reads=None):
+    """A client that reads while `reads` is set. It leaves at the end of the block."""
+    scope, sent = posted(body, address)
+    got, seen = [], asyncio.Event()
+
+    async def receive():
+        return sent.pop() if sent else await asyncio.Event().wait()
+
+    async def send(part):
+        got.append(part)
+        if part["type"] == "http.response.body":
+            seen.set()
+            if reads is not None:
+                await reads.wait()
+
+    task = asyncio.create_task(app(scope, receive, send))
+    try:
+        yield task, got, seen
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def status(app, body, address="127.0.0.1"):
+    async with asking(app, body, address) as (task, got, _):
+        await asyncio.wait_for(task, 60)
+    return got[0]["status"]
+
+
+def test_a_client_that_fills_the_queue_shuts_out_no_other(lm):
+    app = build_app(LocalEngine(lm, slots=4, max_len=512), "m", queue=28)
+    service = app.state.service
+    long = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "n": 4, "stream": True}
+    short = {"prompt": "b", "max_tokens": 2, "ignore_eos": True}
+
+    async def ask():
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(8):  # nobody reads, so they stay
+                await held.enter_async_context(asking(app, long, reads=asyncio.Event()))
+            while service.capacity.taken < 32:
+                await asyncio.sleep(0.001)
+            assert await status(app, short) == 429  # the same client
+            assert await status(app, short, "10.0.0.7") == 200
+            assert await status(app, {**short, "n": 16}, "10.0.0.7") == 200
+            assert await status(app, {**short, "n": 17}, "10.0.0.7") == 429  # more than what is left free
+            # on one machine all have one address: what needs no slot is let in
+            assert await status(app, {**short, "max_tokens": 1}) == 200
+            assert await status(app, {**short, "max_tokens": 1, "n": 16}) == 200
+            assert await status(app, {**short, "max_tokens": 1, "n": 17}) == 429
+        while service.capacity.in_work:
+            await asyncio.sleep(0.001)
+        assert not service.capacity.held and not service.capacity.quick.held
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.close()
+
+
+def test_each_further_client_gets_half_of_what_is_left():
+    room, held = Capacity(64), contextlib.ExitStack()
+    with held:
+        for name, most in (("a", 64), ("b", 32), ("c", 16), ("d", 8)):
+            for _ in range(most):
+                held.enter_context(room.holding(1, name))
+            with pytest.raises(ApiError, match="the queue is full"), room.holding(1, name):
+                pass
+        assert room.taken == 120
+    with room.holding(64, "a"):
+        pass
+    assert room.taken == 0 and not room.held
+
+
+def test_addresses_of_one_owner_are_one_client():
+    from starlette.requests import Request
+
+    from trailmark.serve.capacity import client_of
+
+    asked = lambda host: client_of(Request({"type": "http", "client": host and (host, 5)}))
+    assert asked("2001:db8::1") == asked("2001:db8::ffff:2%eth0") != asked("2001:db8:0:1::1")
+    assert asked("10.0.0.1") != asked("10.0.0.2") and asked(None) == "" and asked("proxy") == "proxy"
+
+
+def test_a_body_of_a_million_rows_is_refused_before_it_is_parsed(monkeypatch):
+    from trailmark.serve import body
+
+    rows = lambda k: b'{"prompt":[' + b"[1]," * k + b"[1]]}"
+    assert len(read(CompletionBody, rows(100)).prompt) == 101
+    texts = json.dumps({"prompt": ['[{"\\' * 40_000, "\\"]}).encode()  # brackets of a text are no parts
+    assert read(CompletionBody, texts).prompt[0].startswith('[{"')
+    assert not body.has_many_parts(rows(PARTS - 3)) and body.has_many_parts(rows(PARTS - 2))
+    assert not body.has_many_parts(b'"' + b"[" * (PARTS + 1)) and not body.has_many_parts(b'"' + b"[" * PARTS + b"[\\")
+    monkeypatch.setattr(body, "from_json", None)
+    for data in (rows(1_500_000), b'{"messages":[' + b"{}," * 1_500_000 + b"{}]}", b"[" * (7 << 20)):
+        with pytest.raises(ApiError, match="more than 65536 parts"):
+            read(CompletionBody, data)
+
+
+def test_a_stream_that_nobody_reads_ends_and_others_go_on(lm, monkeypatch):
+    monkeypatch.setattr(service_module, "UNREAD", 256)
+    app = build_app(LocalEngine(lm, slots=4, max_len=512), "m")
+    service = app.state.service
+    long = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "n": 4, "stream": True}
+
+    async def ask():
+        reads = asyncio.Event()
+        async with asking(app, long, reads=reads) as (task, got, seen):
+            await asyncio.wait_for(seen.wait(), 60)
+            while service.engine._open:
+                await asyncio.sleep(0.001)
+            assert service.unread <= 256 + 64 < 4 * 400  # it was given up long before its end
+            other = {**long, "max_tokens": 20, "n": 2}
+            async with asking(app, other) as (reading, heard, _):
+                await asyncio.wait_for(reading, 60)
+            assert b"read faster" not in b"".join(p.get("body", b"") for p in heard)
+            reads.set()
+            await asyncio.wait_for(task, 60)
+        end = b"".join(p.get("body", b"") for p in got)
+        assert b"too much of the answers was not read" in end and end.endswith(b"data: [DONE]\n\n")
+        assert service.unread == service.capacity.in_work == 0
+
+    try:
+        asyncio.run(ask())
+    finally:
+        service.close()
 
 
 def test_answers_that_nobody_reads_hold_their_share_and_give_it_back(lm, monkeypatch):

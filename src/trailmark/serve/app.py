@@ -77,7 +77,7 @@ def build_app(
         return Response(status_code=499) if found is None else JSONResponse(content)  # 499: the client has left
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok", "sequences": service.capacity.taken, "limit": service.capacity.limit})
+        return JSONResponse({"status": "ok", "sequences": service.capacity.in_work, "limit": service.capacity.limit})
 
     async def failed(request: Request, problem: Exception) -> Response:
         error = api_error(problem)

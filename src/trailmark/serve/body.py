@@ -9,7 +9,9 @@ Everything has a limit: the whole body before its fields are checked (`bounded`)
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -40,6 +42,7 @@ VARIABLES = {
     "custom_instructions", "system_message",
 }  # fmt: skip
 VALUES = 1 << 16
+OPENING_OR_TEXT = re.compile(rb'[\[{]|"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 
 Id = Annotated[int, Field(ge=0, lt=MOST)]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=IDS, fail_fast=True)]
@@ -307,6 +310,15 @@ def encoded(given: str | Sequence[int], tokenizer: Any, specials: bool = False) 
     return tuple(given)
 
 
+def has_many_parts(data: bytes) -> bool:
+    """Whether JSON has too many lists and objects. The parser makes all of them in one call, in which no other thread
+    runs."""
+    if data.count(b"[") + data.count(b"{") <= PARTS:
+        return False
+    openings = (m for m in OPENING_OR_TEXT.finditer(data) if data[m.start()] != ord('"'))
+    return next(itertools.islice(openings, PARTS, None), None) is not None
+
+
 def bounded(raw: Any) -> None:
     """Refuse a body that is nested too deep, has too many parts, or has objects with too many or too long keys. The
     later checks look only at single fields."""
@@ -330,6 +342,8 @@ def bounded(raw: Any) -> None:
 
 def read(kind: type[B], data: bytes) -> B:
     """Bytes -> a checked body. A field that is null counts as left out."""
+    if has_many_parts(data):
+        raise ApiError(400, f"the body has more than {PARTS} parts.", code="too_large")
     try:
         raw: Any = from_json(data, allow_inf_nan=False)
     except ValueError as problem:

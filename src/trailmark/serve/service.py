@@ -34,7 +34,7 @@ from trailmark.serve.body import (
     listed,
     read,
 )
-from trailmark.serve.capacity import ANSWER, Capacity, answer_size, holding_answer
+from trailmark.serve.capacity import ANSWER, SMALL, Capacity, Queue, answer_size, client_of, holding_answer
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
@@ -111,7 +111,7 @@ class Service:
         self.engine, self.name, self.names = engine, name, Names(engine.tokenizer)
         self.tokenizer = copy.deepcopy(engine.tokenizer)  # for the reading thread: other threads decode meanwhile
         self.prompt_format = prompt_format or plain_format(self.tokenizer)
-        self.capacity, self.started = Capacity(engine.slots + queue), int(time.time())
+        self.capacity, self.started = Queue(engine.slots + queue), int(time.time())
         self.tops, self.bytes = Capacity(4 * ALTERNATIVES, "alternatives"), Capacity(IN_HAND, "bytes")
         self.answers = Capacity(4 * ANSWER, "bytes of answers")
         self.threads = WorkerThreads()
@@ -124,8 +124,9 @@ class Service:
     async def asked(self, kind: type[B], request: Request) -> AsyncIterator[tuple[B, Lane]]:
         """A request's body, parsed outside the event loop, and the thread in which to read its texts. Its bytes count
         against the limit while it is in work."""
+        client = client_of(request)
         with contextlib.ExitStack() as held:
-            data = await received(request, lambda n: held.enter_context(self.bytes.holding(n)))
+            data = await received(request, lambda n: held.enter_context(self.bytes.holding(n, client)))
             large = len(data) > LARGE
             body = await self.threads.run("large" if large else "texts", read, kind, data)
             self.check_model_name(body.model)
@@ -176,8 +177,8 @@ class Service:
                 self.check(tokens, "tokens")
             size = 70 * sum(len(tokens) - start for tokens, start in rows)
             sending = contextlib.ExitStack()
-            with self.capacity.holding(len(rows)), sending:
-                sending.enter_context(holding_answer(self.answers, size))
+            with self.capacity.place(len(rows), client_of(request)), sending:
+                sending.enter_context(holding_answer(self.answers, size, client_of(request)))
                 scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
                 if scored is None:
                     return Response(status_code=499)
@@ -216,7 +217,7 @@ class Service:
             rows = await self.threads.run(lane, value_rows, body, self.tokenizer, self.prompt_format)
             for tokens in rows:
                 self.check(tokens, "states")
-            with self.capacity.holding(len(rows)):
+            with self.capacity.place(len(rows), client_of(request)):
                 return await self.unless_disconnected(request.receive, self.threads.engine(self.values.values(rows)))
 
     async def answer(
@@ -240,11 +241,12 @@ class Service:
         rooms = [min(budget, self.engine.max_len - len(p)) for p in prompts]
         bytes_ = answer_size(reply, prompts, rooms, echo is not None, plan)
         lane: Lane = "large answers" if bytes_ > LARGE else "answers"
+        client = client_of(request)
         with contextlib.ExitStack() as held, contextlib.ExitStack() as sending:
-            held.enter_context(self.capacity.holding(size))
-            self.alternatives(reply, prompts, budget, echo is not None)
-            sending.enter_context(holding_answer(self.answers, bytes_))
-            held.enter_context(self.tops.holding(self.alternatives(reply, prompts, budget, echo is not None)))
+            held.enter_context(self.capacity.place(size, client, slots=budget > 1))
+            tops = self.alternatives(reply, prompts, budget, echo is not None)
+            sending.enter_context(holding_answer(self.answers, bytes_, client))
+            held.enter_context(self.tops.holding(tops, client))
             if body.stream:
                 held.enter_context(sending.pop_all())
                 return Stream(self.events(reply, asks if budget else [], echo), self, held.pop_all())
@@ -460,7 +462,8 @@ def event(data: dict[str, Any]) -> str:
 
 
 async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
-    """The body, if it is not too large and arrives in time. `hold` gets the size of each part, and may refuse it."""
+    """The body, if it is not too large and arrives in time. `hold` gets the size of each part of a large one, and may
+    refuse it."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -468,7 +471,7 @@ async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size <= MOST_BYTES:
-                    hold(len(part))
+                    hold(max(0, min(len(part), size - SMALL)))
                     parts.append(part)
                 elif size > PATIENCE_BYTES:
                     break
