@@ -1,12 +1,15 @@
 """A soak of `trailmark serve`: ordinary requests through OpenAI's client, hostile ones and vanishing clients among
 them.
 
-    python bench/soak.py [--requests 10000] [--hostile 100] [--vanishing 200] [--quick]
+    python bench/soak.py [--requests 10000] [--hostile 100] [--vanishing 200] [--seconds 30] [--quick]
 
 A tiny model, so that what is measured is the server. All of it goes on at once: 16 clients, and beside them a process
 that asks for /health on a new connection twenty times a second. A request is *lost* if it has no whole answer, or one
 to something else than was asked. Memory is what the server's process holds (VmRSS): when every kind of request was met
 once, in the middle, and at the end.
+
+Then, on a server with a longer queue, how long requests of one token wait while one other client asks for as much as it
+can (`LOADS`), for `--seconds` each. Each must be answered within `BOUND_S`.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ import openai
 from common import RESULTS, commit, device, one_thread, versions
 
 CLIENTS, POLL_S, FLAT = 16, 0.05, 0.10
+BOUND_S = 2.0  # longest wait of a request of one token, whatever one other client asks for
+QUEUE = 64 * 64  # sequences: a search with 64 beams has as many candidates
 SAY = [{"role": "user", "content": "Where to?"}]
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, JSON = "/v1/chat/completions", "/v1/completions", {"Content-Type": "application/json"}
 HOSTILE: dict[str, tuple[str, Any]] = {
     "a stop text of a megabyte": (TEXT, {"prompt": "a", "stop": "ab" * 500_000, "stream": True}),
     "32 stop texts of 200 kB": (TEXT, {"prompt": "a", "stop": ["ab" * 100_000] * 32}),
@@ -50,6 +55,20 @@ HOSTILE: dict[str, tuple[str, Any]] = {
 }
 
 
+ONE_TOKEN = {"prompt": "b", "max_tokens": 1}
+REPEATED = {"prompt": "a" * 600, "n": 128, "max_tokens": 1, "prompt_logprobs": 5}
+# What the other client asks, how often at the same time, and whether it reads the answers.
+LOADS: dict[str, tuple[dict[str, Any], int, bool]] = {
+    "nothing": ({}, 0, True),
+    "a search with 64 beams and 1,000 rounds": (
+        {"prompt": "a", "max_tokens": 900, "ignore_eos": True,
+         "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": list("aeiou\n")}}, 1, True),
+    "requests that fill the queue": ({"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8}, QUEUE // 8, True),
+    "log-probs of a prompt, 128 times": (REPEATED, 8, True),
+    "large answers that 60 connections do not read": (REPEATED, 60, False),
+}  # fmt: skip
+
+
 def make_model(folder: Path) -> None:
     from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 
@@ -59,10 +78,10 @@ def make_model(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Any:
+def served(folder: Path, *words: str) -> Any:
     """The address and the process of a server, and the file with its every line."""
     log = folder / "log"
-    command = [sys.executable, "-m", "trailmark", "serve", str(folder), "--port", "0", "--name", "m"]
+    command = [sys.executable, "-m", "trailmark", "serve", str(folder), "--port", "0", "--name", "m", *words]
     with log.open("w") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -122,7 +141,7 @@ async def hostile(client: httpx.AsyncClient, name: str) -> None:
     path, body = HOSTILE[name]
     if not isinstance(body, bytes):
         HOSTILE[name] = path, (body := json.dumps(body, separators=(",", ":")).encode())
-    answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+    answer = await client.post(path, content=body, headers=JSON)
     assert 400 <= answer.status_code < 500 and answer.json()["error"]["message"], answer.text[:200]
 
 
@@ -137,8 +156,9 @@ def vanish(url: str, k: int) -> None:
         time.sleep(0.02)
 
 
-def poll(url: str) -> None:
-    """A process of its own: seconds that /health took, or what went wrong, until the standard input is closed."""
+def poll(url: str, body: str | None = None) -> None:
+    """A process of its own: seconds that /health (with a body: a completion) took, or what went wrong, until the
+    standard input is closed."""
     host, port = url.removeprefix("http://").split(":")
     took: list[float | str] = []
     os.set_blocking(0, False)
@@ -146,8 +166,10 @@ def poll(url: str) -> None:
         began = time.perf_counter()
         try:
             asked = http.client.HTTPConnection(host, int(port), timeout=60)
-            asked.request("GET", "/health")
-            status = asked.getresponse().status
+            asked.request("POST" if body else "GET", TEXT if body else "/health", body, JSON if body else {})
+            answer = asked.getresponse()
+            status = answer.status
+            answer.read()
             took.append(time.perf_counter() - began if status == 200 else f"status {status}")
             asked.close()
         except OSError as problem:
@@ -222,16 +244,62 @@ async def soak(url: str, process: subprocess.Popen, requests: int, attacks: int,
     }  # fmt: skip
 
 
+async def other_client(url: str, body: dict[str, Any], reads: bool) -> None:
+    """Ask again and again; or ask once, and do not read the answer."""
+    data = json.dumps(body).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    host, port = url.removeprefix("http://").split(":")
+    while True:
+        made = socket.socket()
+        made.setblocking(False)
+        if not reads:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.get_running_loop().sock_connect(made, (host, int(port)))
+            reader, writer = await asyncio.open_connection(sock=made, limit=1 << 12)
+            with contextlib.closing(writer):
+                writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+                while not reads or await reader.read(1 << 16):
+                    await asyncio.sleep(0 if reads else 3600)
+        await asyncio.sleep(0.1)
+
+
+async def waits(url: str, process: subprocess.Popen, name: str, seconds: float) -> dict[str, Any]:
+    """How long requests of one token wait under one of `LOADS`, and what the server holds in memory meanwhile."""
+    body, many, reads = LOADS[name]
+    before = most = memory(process)
+    others = [asyncio.create_task(other_client(url, body, reads)) for _ in range(many)]
+    await asyncio.sleep(min(2.0, seconds))
+    asking = subprocess.Popen(
+        [sys.executable, __file__, "--poll", url, "--body", json.dumps(ONE_TOKEN)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        await asyncio.sleep(0.1)
+        most = max(most, memory(process))
+    took = json.loads((await asyncio.to_thread(asking.communicate, "x", 120))[0])
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        while (await client.get("/health")).json()["sequences"]:
+            await asyncio.sleep(0.1)
+    return {"load": name, **summary(took), "memory_mb": round(most, 1), "more_mb": round(most - before, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--hostile", type=int, default=100)
     parser.add_argument("--vanishing", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=30, help="of each load of the second part")
     parser.add_argument("--quick", action="store_true", help="a fiftieth of it, to see that it runs; nothing is kept")
     parser.add_argument("--poll", metavar="URL", help=argparse.SUPPRESS)
+    parser.add_argument("--body", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.poll:
-        return poll(args.poll)
+        return poll(args.poll, args.body)
     one_thread()
     size = [args.requests, args.hostile, args.vanishing]
     if args.quick:
@@ -242,7 +310,13 @@ def main() -> None:
         with served(Path(folder)) as (url, process, log):
             row = asyncio.run(soak(url, process, *size))
             row["log_bytes"] = log.stat().st_size
+        with served(Path(folder), "--queue", str(QUEUE)) as (url, process, _):
+            seconds = args.seconds / 10 if args.quick else args.seconds
+            one_token = [asyncio.run(waits(url, process, name, seconds)) for name in LOADS]
     good = not row["lost"] and not row["health"]["unanswered"] and row["growth"] <= FLAT and not row["sequences_left"]
+    in_time = all(not w["unanswered"] and w["max_ms"] <= 1000 * BOUND_S for w in one_token)
+    row |= {"one_token": one_token, "bound_s": BOUND_S, "in_time": in_time}
+    good = good and in_time
     row = {"name": "soak", "good": good, **row, "device": device(), "versions": versions(), "commit": measured}
     print(json.dumps(row), flush=True)
     if not args.quick:

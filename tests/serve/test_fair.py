@@ -12,6 +12,7 @@ from trailmark.commands.serve import serving
 from trailmark.engines.base import Request, run
 from trailmark.engines.local import LocalEngine
 from trailmark.rollout.search import Plan
+from trailmark.serve import answers
 from trailmark.serve import service as service_module
 from trailmark.serve.answers import Names, Reply
 from trailmark.serve.app import build_app
@@ -224,6 +225,27 @@ def test_a_body_of_a_million_rows_is_refused_before_it_is_parsed(monkeypatch):
     for data in (rows(1_500_000), b'{"messages":[' + b"{}," * 1_500_000 + b"{}]}", b"[" * (7 << 20)):
         with pytest.raises(ApiError, match="more than 65536 parts"):
             read(CompletionBody, data)
+
+
+def test_a_large_answer_is_written_in_short_calls(monkeypatch):
+    from starlette.responses import JSONResponse
+
+    entry = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "é\u2028"}}
+    choice = {"text": "", "token_ids": (1, 2), "logprobs": None, "prompt_logprobs": [None] + [entry] * 500, "x": {}}
+    tree = {"search": {"tree": [{"id": k, "text": "a"} for k in range(1000)], "best": None, "empty": []}}
+    content = {"id": "m", "choices": [choice] * 40 + [tree], "usage": {"a": 1}}
+    longest = 0
+
+    def encode(part, real=answers.ENCODER.encode):
+        nonlocal longest
+        made = real(part)
+        longest = max(longest, len(made))
+        return made
+
+    monkeypatch.setattr(answers.ENCODER, "encode", encode)
+    made = answers.json_response(content)
+    assert made.body == JSONResponse(content).body and longest < 5000 < len(made.body) // 100
+    assert made.headers["content-type"] == "application/json"
 
 
 def test_a_stream_that_nobody_reads_ends_and_others_go_on(lm, monkeypatch):

@@ -230,6 +230,7 @@ class _Search:
         drawn = await asyncio.gather(*(self.engine.sample(a) for a in asks))
         out = []
         for text, ask, samples in zip(open_, asks, drawn):
+            await asyncio.sleep(0)  # other requests of a server go on
             left = self.room - len(text.tokens)
             for c in samples:
                 grown = self._grown(text, c)

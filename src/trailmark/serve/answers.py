@@ -9,17 +9,46 @@ A thread of its own writes answers that are sent whole. The name of each token i
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import Response
 
 from trailmark.engines.local import Written
 from trailmark.serve.body import ChatBody, Sampling
 from trailmark.serve.growing_text import BROKEN, Growing
 from trailmark.types import Tokens
+
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+SLICE = 64  # entries of a list that are written in one call
+
+
+def json_parts(content: Any, depth: int = 5) -> Iterator[str]:
+    """JSON, as the framework writes it, in many short calls: no other thread runs during one. The deepest of an
+    answer's long lists (log-probs, a tree) are cut in slices."""
+    if isinstance(content, dict) and depth:
+        for k, (key, value) in enumerate(content.items()):
+            yield f"{',' if k else '{'}{ENCODER.encode(key)}:"
+            yield from json_parts(value, depth - 1)
+        yield "}" if content else "{}"
+    elif isinstance(content, list) and depth:
+        step = 1 if depth > 2 else SLICE
+        for at in range(0, len(content), step):
+            yield "," if at else "["
+            part = content[at : at + step]
+            yield from json_parts(part[0], depth - 1) if step == 1 else (ENCODER.encode(part)[1:-1],)
+        yield "]" if content else "[]"
+    else:
+        yield ENCODER.encode(content)
+
+
+def json_response(content: Any) -> Response:
+    return Response("".join(json_parts(content)), media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
@@ -22,7 +22,7 @@ from trailmark.errors import TrailmarkError
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.score.values import HeadValues
-from trailmark.serve.answers import Mark, Names, Reply
+from trailmark.serve.answers import Mark, Names, Reply, json_response
 from trailmark.serve.body import (
     Body,
     ChatBody,
@@ -192,7 +192,7 @@ class Service:
         ]
         used = sum(len(tokens) for tokens, _ in rows)
         usage = {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used}
-        return JSONResponse({"object": "score", "model": self.name, "data": data, "usage": usage})
+        return json_response({"object": "score", "model": self.name, "data": data, "usage": usage})
 
     async def scored(self, rows: Sequence[tuple[Tokens, int]]) -> list[list[float]]:
         """With fixed shapes each row is scored alone, so its numbers do not depend on the others. Otherwise rows share
@@ -255,7 +255,7 @@ class Service:
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    made = await self.threads.run(lane, lambda: JSONResponse(told(reply, found)))
+                    made = await self.threads.run(lane, lambda: json_response(told(reply, found)))
                     return Whole(made, sending.pop_all())
             elif done := await self.unless_disconnected(
                 request.receive, self.whole(reply, asks if budget else [], echo, lane)
@@ -282,7 +282,7 @@ class Service:
         marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
         self.echo(reply, marks, echo, bool(asks))
         await self.threads.engine(self.drawn(reply, asks))
-        return await self.threads.run(lane, lambda: JSONResponse(reply.whole(marks)))
+        return await self.threads.run(lane, lambda: json_response(reply.whole(marks)))
 
     async def drawn(self, reply: Reply, asks: Sequence[Ask]) -> None:
         """In the engine's loop: draw all samples and pass on their tokens as they come."""
