@@ -162,6 +162,7 @@ def poll(url: str, body: str | None = None) -> None:
     host, port = url.removeprefix("http://").split(":")
     took: list[float | str] = []
     os.set_blocking(0, False)
+    print(flush=True)
     while sys.stdin.read(1) != "x":
         began = time.perf_counter()
         try:
@@ -180,7 +181,9 @@ def poll(url: str, body: str | None = None) -> None:
 
 def summary(took: list[float | str]) -> dict[str, Any]:
     good = [x for x in took if not isinstance(x, str)]
-    cuts = statistics.quantiles(good, n=100, method="inclusive")
+    if not good:
+        return {"asked": len(took), "unanswered": len(took)}
+    cuts = statistics.quantiles(good * 2, n=100, method="inclusive")
     ms = lambda x: round(1000 * x, 1)
     return {"asked": len(took), "unanswered": len(took) - len(good), "p50_ms": ms(cuts[49]), "p99_ms": ms(cuts[98]),
             "max_ms": ms(max(good))}  # fmt: skip
@@ -274,6 +277,7 @@ async def waits(url: str, process: subprocess.Popen, name: str, seconds: float) 
         [sys.executable, __file__, "--poll", url, "--body", json.dumps(ONE_TOKEN)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+    await asyncio.to_thread(asking.stdout.readline)  # type: ignore[union-attr]
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         await asyncio.sleep(0.1)

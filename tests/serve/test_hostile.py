@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -60,17 +61,19 @@ def server(folder, tmp_path_factory):
 
 
 class Polling:
-    """Asks for /health on connections of its own, one after the other."""
+    """Asks for /health (with a `body`: for a completion) on connections of its own, one after the other."""
 
-    def __init__(self, url):
-        self.url, self.took, self.wrong, self.stop = url, [], [], threading.Event()
+    def __init__(self, url, body=None, deadline=DEADLINE):
+        self.url, self.body, self.deadline = url, body, deadline
+        self.took, self.wrong, self.stop = [], [], threading.Event()
         self.thread = threading.Thread(target=self.ask)
 
     def ask(self):
         while not self.stop.is_set():
             began = time.monotonic()
             try:
-                httpx.get(f"{self.url}/health", timeout=DEADLINE).raise_for_status()
+                asked = ("GET", "/health") if self.body is None else ("POST", TEXT)
+                httpx.request(asked[0], self.url + asked[1], json=self.body, timeout=self.deadline).raise_for_status()
                 self.took.append(time.monotonic() - began)
             except httpx.HTTPError as problem:
                 self.wrong.append(f"{type(problem).__name__} after {time.monotonic() - began:.1f} s")
@@ -87,9 +90,14 @@ class Polling:
         assert self.took and not self.wrong
 
 
-def connect(url):
+def connect(url, buffer=None):
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    made = socket.socket()
+    made.settimeout(30)
+    if buffer is not None:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    made.connect((host, int(port)))
+    return made
 
 
 def raw(path, body):
@@ -186,6 +194,59 @@ def test_a_client_that_reads_nothing(server):
         deaf.sendall(raw(TEXT, body))
         done = httpx.post(server + TEXT, json={"prompt": "a", "max_tokens": 2, "ignore_eos": True}, timeout=280)
     assert done.json()["usage"]["completion_tokens"] == 2
+
+
+WAIT, MORE_MB = 15.0, 1024  # seconds for a token beside a greedy client; what the server may hold more meanwhile
+REPEATED = {"prompt": "a" * 700, "n": 128, "max_tokens": 1, "prompt_logprobs": 5}
+LONG = {"prompt": "a", "max_tokens": 3500, "ignore_eos": True}
+GREEDY = {  # what one client asks, on how many connections, and whether it reads the answers
+    "a search": ({**LONG, "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": [*"aeiou\n"]}}, 1, True),
+    "a full queue": ({**LONG, "n": 8}, 512, True),
+    "repeated log-probs": (REPEATED, 8, True),
+    "answers that nobody reads": (REPEATED, 60, False),
+    "streams that nobody reads": ({**LONG, "n": 64, "stream": True}, 60, False),
+}
+
+
+@pytest.fixture(scope="module")
+def wide(folder, tmp_path_factory):
+    """A server whose queue holds a search with 64 beams."""
+    with started(folder, tmp_path_factory.mktemp("log") / "log", "--queue", "4080") as made:
+        yield made
+
+
+def megabytes(process, field):
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_a_token_comes_soon_whatever_another_client_asks_for(wide, name):
+    url, process = wide
+    body, many, reads = GREEDY[name]
+    data, over = raw(TEXT, json.dumps(body).encode()), threading.Event()
+    before = megabytes(process, "VmRSS")
+
+    def drain(one):
+        with contextlib.suppress(OSError):
+            while not over.is_set() and one.recv(1 << 16):
+                pass
+
+    with contextlib.ExitStack() as held:
+        for _ in range(many):
+            one = held.enter_context(connect(url, None if reads else 4096))
+            one.sendall(data)
+            if reads and many < 100:
+                held.callback(one.shutdown, socket.SHUT_RDWR)  # ends the thread's wait
+                threading.Thread(target=drain, args=[one], daemon=True).start()
+        with Polling(url, {"prompt": "b", "max_tokens": 1}, WAIT), Polling(url):
+            time.sleep(8)
+        over.set()
+    assert megabytes(process, "VmHWM") - before < MORE_MB
+    end = time.monotonic() + 60
+    while httpx.get(f"{url}/health", timeout=DEADLINE).json()["sequences"]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_three_hundred_half_sent_requests_at_256_files(folder, tmp_path):
