@@ -244,6 +244,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, one answer": trained / "evaluation/single.jsonl",
         "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
         "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
+        "SFT, a right one of 8 if any is (ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
     finish(

@@ -47,6 +47,7 @@ from trailmark.tasks.base import draw_tasks
 from trailmark.tasks.logic.answer import most_common, read_answer
 from trailmark.types import Annotation, Episode, Failed, Scored
 
+CHOICES = ("single", "vote", "best", "any")  # of several answers of each start, at the end (final.choose)
 NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
 
@@ -129,12 +130,12 @@ class OfflineMethod(Method):
             first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
             out.append(Evaluation("start", first, moves=False))
         if last and f.choose:
-            out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in ("single", "vote", "best")]
+            out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in CHOICES]
         return out
 
     def chosen(self, how: str) -> list[Episode]:
-        """Several answers of each start by the policy before training: all, or one of each start that the votes or the
-        reward model choose."""
+        """Several answers of each start by the policy before training: all, or one of each start: by the votes, by the
+        reward model, or a right one if there is any, which is the ceiling of every choice."""
         seat, every = self._answers
         if how == "single":
             return every
@@ -149,6 +150,8 @@ class OfflineMethod(Method):
         groups: dict[str, list[Episode]] = {}
         for e in every:
             groups.setdefault(e.group, []).append(e)
+        if how == "any":
+            return [next(filter(won, group), group[0]) for group in groups.values()]
         return [voted(group) for group in groups.values()]
 
     @cached_property
