@@ -213,6 +213,7 @@ def _play(
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
     from trailmark.config import SamplingConfig
+    from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
@@ -222,8 +223,8 @@ def _play(
     from trailmark.seats.table import NoServer
 
     for file in (out, leaderboard):
-        if file is not None and file.exists():
-            raise RunError(f"{file} exists: choose another file.")
+        if file is not None:
+            new_file(file)
     if leaderboard is not None and (vary or wish.n):
         raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:

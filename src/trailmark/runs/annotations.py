@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trailmark.errors import DataError
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import atomic_write, beside, segments
+from trailmark.runs.store import atomic_write, beside, remove_file, segments
 from trailmark.types import Annotation, Episode, Scored
 
 
@@ -33,7 +33,7 @@ def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
     if data := "".join(to_json(a) + "\n" for a in notes).encode():
         atomic_write(beside(file), data, "annotation")
     else:
-        beside(file).unlink(missing_ok=True)
+        remove_file(beside(file))
 
 
 def read_beside(file: Path) -> list[Annotation]:
