@@ -117,6 +117,8 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from trailmark.evaluate.output import print_table
+
     if about := result.get("baselines"):
         Console().print(f"{about['file']}: baselines of {about['rows']} rows, {about['computed']} of them computed now")
     arms = result["arms"]
@@ -138,6 +140,6 @@ def _show(result: dict[str, Any]) -> None:
     table.add_row("correlation with length", *(number(a.get("length_correlation"), 2) for a in arms.values()))
     table.add_row("trigrams copied, %", *(share(a.get("copied")) for a in arms.values()))
     table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
-    Console().print(table)
+    print_table(table)
     if bad := sum(a["invalid"] for a in arms.values()):
         Console().print(f"warning: {bad} improvements are no numbers, and are in no average.")

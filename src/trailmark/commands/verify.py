@@ -44,12 +44,14 @@ def _table(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from trailmark.evaluate.output import print_table
+
     colours = {"pass": "green", "fail": "bold red", "skip": "yellow"}
     table = Table("check", "", "what", box=None, pad_edge=False)
     for c in report.checks:
         what = "\n".join([c.what, *(f"note: {n}" for n in c.notes)])
         table.add_row(c.name, Text(c.status, colours[c.status]), Text(what))
-    Console(soft_wrap=False).print(table)
+    print_table(table, Console())
     failed = [c.name for c in report.checks if c.status == "fail"]
     numbers = report["replay"].numbers
     left = numbers.get("judged", 0) - numbers.get("judged_again", 0)

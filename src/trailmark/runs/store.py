@@ -26,6 +26,7 @@ from typing import Any
 
 from trailmark.errors import DataError, RunBusy, RunError
 from trailmark.fault_points import point
+from trailmark.plain_files import read_plain
 from trailmark.runs.episode_json import Row, from_json, object_from_json, object_to_json, to_json
 from trailmark.types import Annotation, Episode
 
@@ -143,7 +144,7 @@ def write_segment(
 def read_segment(path: str | Path, kind: type[Row] = Episode) -> list[Row]:
     """All rows of one segment. `kind` is Episode or Annotation."""
     try:
-        lines = Path(path).read_bytes().split(b"\n")
+        lines = read_plain(path).split(b"\n")
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
     tail = lines.pop()
@@ -215,7 +216,7 @@ def append_text(path: str | Path, text: str, name: str) -> None:
 def whole_lines(path: Path) -> list[bytes]:
     """The lines of a file that only grows. An unfinished last line is cut off, in the file too."""
     try:
-        raw = path.read_bytes()
+        raw = read_plain(path)
         end = raw.rfind(b"\n") + 1
         if end < len(raw):
             os.truncate(path, end)
@@ -227,7 +228,7 @@ def whole_lines(path: Path) -> list[bytes]:
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """The complete lines of a file and their values. A last line without newline is still being written."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_plain(path).split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     except OSError as e:
@@ -386,7 +387,7 @@ class Run:
     @property
     def recipe(self) -> str:
         try:
-            return self.recipe_file.read_text("utf-8")
+            return read_plain(self.recipe_file).decode("utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise RunError(f"{self.recipe_file} cannot be read ({e}).") from None
 
