@@ -41,7 +41,7 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
         except TrailmarkError as e:
             _say_error(str(e))
-            raise typer.Exit(2) from None
+            raise typer.Exit(e.code) from None
         except KeyboardInterrupt:
             _say_error("stopped by the keyboard; a run that has checkpoints goes on with --resume.")
             raise typer.Exit(130) from None

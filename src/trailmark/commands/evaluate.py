@@ -124,14 +124,20 @@ def evaluate(
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
     failed: FailedAs = Failures.apart,
-    out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL.")] = None,
+    failures: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plays of a server that may fail.")
+    ] = 0.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the episodes to this JSONL; the same command plays again what failed at a server."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
     Options that are not given come from the recipe of MODEL's run, so `trailmark eval RUN` repeats the run's own
     evaluation. Further models without a run (random, oracle, a server) play the starts of the first one. Exit code 1:
-    nothing could be scored, and the reason is printed.
+    nothing could be scored, or plays of a server failed, and the reason is printed.
     """
     from trailmark.errors import TrailmarkError
 
@@ -156,7 +162,8 @@ def evaluate(
     # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree, str(model))  # fmt: skip
+                header or (), query or (), key_env, search, value, budget, tree, str(model), out,
+                1.0 if failed == Failures.lost else failures)  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
 
@@ -213,8 +220,11 @@ def _play(
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.failures import must_be_few
+    from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
+    from trailmark.types import Failed
 
     for file in (out, leaderboard):
         if file is not None and file.exists():
@@ -233,6 +243,7 @@ def _play(
         stage_rows(played, name, side, seat, failed.value, about.pop("tokenizer", None))
         for name, (played, about) in made.items()
     ]
+    kept = [path for _, about in made.values() if (path := about.pop("kept", None)) is not None]
     rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     noted = [a for _, about in made.values() for a in about.pop("notes", [])]
@@ -244,6 +255,8 @@ def _play(
             rows.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
     if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
         _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
+        for path in kept:
+            Collection(path).forget()
     about = next(iter(made.values()))[1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
@@ -254,6 +267,10 @@ def _play(
     title = f"{about['task']} {about['split']}"
     finish(result, json, lambda width: [table(rows, title, width), *warnings(whole), *told])
     _must_have_scores(whole)
+    for name, (played, _) in made.items():
+        bad = [e.outcome.error for e in played if isinstance(e.outcome, Failed)]
+        if out is None and is_address(name):
+            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", kept=False)
 
 
 def _write_episodes(

@@ -67,7 +67,7 @@ from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.tasks.logic.clean import STRICT, Cleaning
 from trailmark.tasks.logic.clean import clean as react_clean
-from trailmark.types import Annotation, Episode, Task
+from trailmark.types import Annotation, Episode, Failed, Task
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 SEAT = "policy"
@@ -297,7 +297,7 @@ class Road:
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
                 table.bind(taught)
                 starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-                made = collect_starts(folder / "written.jsonl", taught, starts, seats)
+                made = collect_starts(folder / "written.jsonl", taught, starts, seats, failures=c.failures)
                 made = [without_prompts(e) for e in made] if c.teacher.options else made
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
@@ -333,7 +333,7 @@ class Road:
             )
 
         def make(folder: Path) -> Any:
-            source, made = self.source(), 0
+            source, made, failed = self.source(), 0, 0
             tasks = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + k)
             need_rows(len(tasks) * c.sample.n, "sample.starts * sample.n")
             models = [
@@ -349,10 +349,11 @@ class Road:
                 if not path.exists():  # a model whose file is whole is not loaded again
                     table, seats = self.table(SEAT, model, c.sample.sampling, k - 1)
                     table.bind(source)
-                    collect_starts(path, source, starts, seats)
-                made += len(starts)
+                    collect_starts(path, source, starts, seats, failures=c.failures)
+                bad = sum(isinstance(e.outcome, Failed) for e in read_segment(path))
+                made, failed = made + len(starts) - bad, failed + bad
             odd = getattr(source, "left_out", {}).get(c.sample.split, {})  # what the task says of its files
-            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {}
+            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {"failed": failed}
 
         settings = {
             "task": c.task, "sample": c.sample, "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT],
@@ -472,8 +473,10 @@ class Road:
                 starts, protocol = told_starts(points, c.complete.k, c.seed + 1, source, seats[0].name, self.tokenizer)
             else:
                 starts, protocol = branch_starts(points, c.complete.k, c.seed + 1), None
-            made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol)
-            return {"completions": len(made), "right": sum(map(won, made)), "states": len(states)}, {}
+            made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol, failures=c.failures)
+            bad = sum(isinstance(e.outcome, Failed) for e in made)
+            told = {"completions": len(made) - bad, "right": sum(map(won, made)), "states": len(states)}
+            return told, {"failed": bad}
 
         drawn = c.complete.sampling and c.complete.sampling.model_dump(mode="json")
         settings = {
@@ -512,9 +515,7 @@ class Road:
         return self.stage(f"values-{k}", make, settings, inputs)
 
     def examples(self, k: int) -> Stage:
-        c, before = self.config, [
-            self.at("examples", j) / "train.jsonl" for j in range(1, k) if self.needs_values(j)
-        ]
+        c, before = self.config, [self.at("examples", j) / "train.jsonl" for j in range(1, k) if self.needs_values(j)]
         again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
 
         def make(folder: Path) -> Any:
@@ -634,7 +635,11 @@ class Road:
                 await desk.act(turn.text)
 
             starts = [Start(e.task, e.group, name, c.seed) for name, e in told.items()]
-            made = collect_starts(folder / "written.jsonl", source, starts, seats, spoils) if starts else []
+            made = (
+                collect_starts(folder / "written.jsonl", source, starts, seats, spoils, failures=c.failures)
+                if starts
+                else []
+            )
             good, out = self.usable([without_prompts(e) for e in made], source)
             other = [e for e in good if e.turns[-1].text.strip() != told[e.id].turns[-1].text.strip()]
             out["the same as before"] += len(good) - len(other)

@@ -157,9 +157,11 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     seats = [trained_seat(engine, config.seat, c.sampling)]
     tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
     if c.balanced is None:
-        oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
+        oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)
     else:
-        oreo_data.collect_balanced(path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
+        oreo_data.collect_balanced(
+            path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:", failures=config.failures
+        )
 
 
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
