@@ -224,7 +224,7 @@ def lpr(stage, *before):
         for name in before:
             done = CliRunner().invoke(app, ["lpr", "run", name, str(at / "r.yaml")])
             assert done.exit_code == 0, done.output
-        return ["lpr", "run", stage, at / "r.yaml"], ["failures=0.9"]
+        return ["lpr", "run", stage, at / "r.yaml"], ["failures=0.95"]
 
     return words
 
@@ -244,7 +244,7 @@ def rounds(at, url):
     }  # fmt: skip
     (at / "r.yaml").write_text(json.dumps(recipe))
     resume = ["--resume"] if (at / "run/recipe.yaml").exists() else []
-    return ["train", at / "r.yaml", *resume], ["failures=0.9"]
+    return ["train", at / "r.yaml", *resume], ["failures=0.95"]
 
 
 STAGES = {

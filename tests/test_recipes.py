@@ -38,6 +38,7 @@ LAPTOP = {  # recipe -> overrides with which two steps run
     "taxi-policy-gradient": [],
     "bandit-policy-gradient": [],
     "arith-sft": [],
+    "puzzle-sft": ["data=arith.jsonl", "model.shape.context=128"],
     "prompts-grpo": ["starts=2", "n=2"],
     "vrcli-laptop": ["starts=2", "n=2"],
     "vrcli-hint": ["starts=2", "n=2", "model.name=tiny", "model.shape.context=2048", "engine.max_len=1024"],

@@ -201,6 +201,9 @@ class CheckpointConfig(Config):
     """When checkpoints are written, and which ones are kept."""
 
     every: NonNegativeInt = Field(0, description="steps between checkpoints; 0: only at the end")
+    minutes: float = Field(
+        5.0, ge=0, description="minutes between extra checkpoints, of which only the newest is kept; 0: none"
+    )
     keep_last: PositiveInt = Field(2, description="newest checkpoints kept")
     keep_best: NonNegativeInt = Field(1, description="best checkpoints kept")
     metric: str = Field("eval/reward", description="the metric that decides which checkpoint is best")

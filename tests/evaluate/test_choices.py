@@ -122,17 +122,21 @@ def test_agreement_between_orders_by_hand():
 
 def test_predictions_are_in_the_order_of_the_file(tmp_path):
     played = [sample("a", 0, "C", label=-1, row=2), sample("a", 1, "A", label=-1, row=2),
-              sample("b", 0, "", label=-1, row=0), sample("c", 0, "A", label=-1, row=3, order="DCBA")]  # fmt: skip
-    found, blank = predictions(played, 5)
-    assert found.tolist() == [0, 0, 2, 3, 0] and blank == 3
-    assert write_predictions(tmp_path / "x.npy", played, 5) == 3
-    assert np.load(tmp_path / "x.npy", allow_pickle=False).tolist() == [0, 0, 2, 3, 0]
+              sample("b", 0, "", label=-1, row=0), sample("c", 0, "A", label=-1, row=3, order="DCBA"),
+              sample("d", 0, "B", label=-1, row=1)]  # fmt: skip
+    found, blank = predictions(played, 4)
+    assert found.tolist() == [0, 1, 2, 3] and blank == 1
+    assert write_predictions(tmp_path / "x.npy", played, 4) == 1
+    assert np.load(tmp_path / "x.npy", allow_pickle=False).tolist() == [0, 1, 2, 3]
     with pytest.raises(RunError, match="exists"):
-        write_predictions(tmp_path / "x.npy", played, 5)
+        write_predictions(tmp_path / "x.npy", played, 4)
+    with pytest.raises(DataError, match="1 of 5 questions have no answer"):
+        write_predictions(tmp_path / "y.npy", played, 5)
+    assert not (tmp_path / "y.npy").exists()
     with pytest.raises(DataError, match="has no row among the 2"):
         predictions(played, 2)
     row = summarise(played)
-    assert row["hidden"] == 4 and row["invalid"] == 0 and row["metrics"] == {} and "4 of 4 questions" in row["warning"]
+    assert row["hidden"] == 5 and row["invalid"] == 0 and row["metrics"] == {} and "5 of 5 questions" in row["warning"]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from trailmark.evaluate.choices import best_of, steps_of
 from trailmark.evaluate.exact import calibration, exact_value
 from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
+from trailmark.methods.offline import won
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
@@ -52,7 +53,7 @@ def road(tmp_path_factory):
 def test_the_quickstart_of_lpr(road):
     result = json.loads((road.parent / "quickstart.json").read_text())
     rows = {r["name"]: r for r in result["rows"]}
-    assert [r["episodes"] for r in rows.values()] == [12, 4, 4, 4]
+    assert [r["episodes"] for r in rows.values()] == [12, 4, 4, 4, 4]
     for name, file in result["files"].items():
         found = read_segment(Path(file))
         assert rows[name]["metrics"]["success"]["value"] == np.mean([e.outcome.success for e in found])
@@ -83,6 +84,9 @@ def test_votes_and_the_best_by_a_reward_model(road, tmp_path):
     scores = steps_of(marked, step_scores(values.lm, marked, classes=[2, 3]), "step_score")
     chosen, _ = best_of(marked, scores, "product")
     assert [e.id for e in best] == [c.id for c in chosen.values()]
+    ceiling = read_segment(tmp_path / "run/evaluation/any.jsonl")  # no choice among the five can do better
+    assert [e.group for e in ceiling] == list(groups) and all(e in groups[e.group] for e in ceiling)
+    assert [won(e) for e in ceiling] == [any(map(won, g)) for g in groups.values()]
     with pytest.raises(RecipeError, match="choose and value belong together"):
         resolve_recipe(load_recipe(RECIPES / "preference-puzzle.yaml", ["final.choose=5"]))
 

@@ -14,8 +14,8 @@ from trailmark.errors import ModelError, RecipeError, RunError
 from trailmark.learn.loop import train
 from trailmark.methods import oreo, oreo_rounds
 from trailmark.methods.oreo_data import trajectory_samples
-from trailmark.methods.value_model import foreign_head
 from trailmark.models.load import load_model
+from trailmark.models.openrlhf_critic import foreign_head
 from trailmark.models.readout import Readout
 from trailmark.runs.collect import Collection
 from trailmark.runs.diff import diff_runs

@@ -5,11 +5,13 @@ import dataclasses
 import json
 import math
 import random
+import shutil
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
@@ -494,6 +496,20 @@ def test_the_value_model_of_a_run(lm, critic, tmp_path):
             locate_value(str(name))
     with pytest.raises(ModelError, match="another tokenizer"):
         load_values(found, tiny_tokenizer(("new",)), "cpu")
+
+
+@pytest.mark.parametrize("head", ["value_head.weight", "score.weight"])
+def test_a_released_value_model_chooses_wherever_one_is_named(lm, critic, tmp_path, head):
+    """OpenRLHF stores the head among the weights, under names of its own."""
+    ours, theirs = locate_value(str(critic)), tmp_path / "theirs"
+    shutil.copytree(ours, theirs)
+    (theirs / "heads.safetensors").unlink()
+    weights = {**load_file(ours / "model.safetensors"), head: load_file(ours / "heads.safetensors")["value.weight"]}
+    save_file(weights, theirs / "model.safetensors", metadata={"format": "pt"})
+    before = sorted(p.name for p in theirs.iterdir())
+    want = asyncio.run(load_values(ours, lm.tokenizer, "cpu").values([(1, 2, 3)]))
+    assert asyncio.run(load_values(theirs, lm.tokenizer, "cpu").values([(1, 2, 3)])) == want != [0.0]
+    assert sorted(p.name for p in theirs.iterdir()) == before  # a released folder stays as it is
 
 
 def evaluated(*words):

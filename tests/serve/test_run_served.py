@@ -75,6 +75,11 @@ def test_a_model_without_a_run_has_the_length_of_its_context(make_lm, monkeypatc
     assert longest(lm, 10**9) == 256 and lm.dtype == torch.float32
 
 
+def test_in_a_container_its_limit_counts(make_lm, monkeypatch):
+    monkeypatch.setattr("trailmark.memory._in_container", lambda: 2 * 16 * 1024 * 512)
+    assert longest(make_lm("llama", context=2048), 16) == 1024
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "ending"),
     [("text", "text", "\n"), ("talk", "template", ""), ("lessons", "plain", "\n\n"), ("chats", "template", "")],

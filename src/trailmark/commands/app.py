@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from trailmark import __version__
+from trailmark import __version__, stopping
 from trailmark.commands.chapters import chapters
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
@@ -38,13 +40,17 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with stopping.at_once():
+                return super().invoke(ctx)
         except TrailmarkError as e:
             _say_error(str(e))
             raise typer.Exit(e.code) from None
-        except KeyboardInterrupt:
-            _say_error("stopped by the keyboard; a run that has checkpoints goes on with --resume.")
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as e:
+            stopped = e if isinstance(e, stopping.Stopped) else stopping.Stopped(signal.SIGINT)
+            how = "give the same command again" + (": it keeps what is finished" if _keeps(ctx) else "")
+            notes = [str(note) for note in getattr(e, "__notes__", [])]
+            _say_error("; ".join([str(stopped), *notes, *([] if "trailmark " in "".join(notes) else [how])]) + ".")
+            raise typer.Exit(128 + stopped.number) from None
         except Exception as e:
             # typer handles usage errors, exits and a closed pipe itself.
             if hasattr(e, "exit_code") or isinstance(e, typer.Abort | BrokenPipeError):
@@ -52,6 +58,11 @@ class _Group(TyperGroup):
             traceback.print_exception(e)
             _say_error("this is a bug of trailmark, not of your input; please report it with the lines above.")
             raise typer.Exit(1) from None
+
+
+def _keeps(ctx: Any) -> bool:
+    """Whether a command that was stopped goes on when it is given again."""
+    return ctx.invoked_subcommand in ("data", "judge", "lpr", "study", "write")
 
 
 def _say_error(message: str) -> None:
@@ -107,8 +118,15 @@ def train(
         raise RunError(f"--resume: there is no run in {config.out} to go on with; leave --resume out to start one.")
     if insist:
         os.environ[INSIST] = "1"
-    launch(methods.get_method(config.method), config, resume)
+    with stopping.noting(lambda: _go_on(config.out, recipe, overrides or ())):
+        launch(methods.get_method(config.method), config, resume)
     typer.echo(f"The run is in {config.out}. To look at it: trailmark report {shlex.quote(config.out)}", err=True)
+
+
+def _go_on(out: str, recipe: Path, overrides: Sequence[str]) -> str:
+    if not (Path(out) / "recipe.yaml").is_file():
+        return "nothing was made yet"
+    return "go on with: " + shlex.join(["trailmark", "train", str(recipe), *overrides, "--resume"])
 
 
 @app.command()

@@ -103,6 +103,7 @@ def _rows(
     from trailmark import formats
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError
+    from trailmark.formats.turns import differ
     from trailmark.seats.locate import load_tokenizer
     from trailmark.types import Scored
 
@@ -114,6 +115,8 @@ def _rows(
     found = formats.read(from_, source, words, seat=seat, skip_bad=skip_bad)
     formats.write(to, target, found.episodes, words, annotations=found.annotations, seat=seat)
     typer.echo(f"{target}: {len(found.episodes)} episodes")
+    if n := sum("text_says" in e.info for e in found.episodes):
+        typer.echo(differ(n), err=True)
     if found.skipped:
         typer.echo(f"left out {len(found.skipped)} rows; the first: {found.skipped[0]}", err=True)
     if to != "episodes":

@@ -136,16 +136,20 @@ def evaluate(
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
     Options that are not given come from the recipe of MODEL's run, so `trailmark eval RUN` repeats the run's own
-    evaluation. Further models without a run (random, oracle, a server) play the starts of the first one. Exit code 1:
-    nothing could be scored, or plays of a server failed, and the reason is printed.
+    evaluation. Models without a task of their own (random, oracle, a server, a run that imitates rows) play the starts
+    of the first run that has one; a run does so with that run's settings. Exit code 1: nothing could be scored, plays
+    of a server failed, or a leaderboard's file lacks an answer, and the reason is printed.
     """
     from trailmark.errors import TrailmarkError
 
     if (model is None) == (episodes is None):
         raise TrailmarkError("eval: give either a MODEL to play or --episodes PATH to recompute from.")
     if episodes is not None:
-        if task or options or out:
-            raise TrailmarkError("eval --episodes recomputes what was played: it takes no --task, options or --out.")
+        more = {"--task": task, "options": options, "--out": out, "--leaderboard": leaderboard, "--vary": vary,
+                "--search": search, "--split": split, "--n": n, "--samples": samples > 1, "--seed": seed is not None,
+                "--temperature": temperature is not None, "--max-tokens": max_tokens}  # fmt: skip
+        if given := [name for name, value in more.items() if value]:
+            raise TrailmarkError(f"eval --episodes recomputes what was played: it takes no {' or '.join(given)}.")
         return _recompute(episodes, tokenizer, side, seat, failed, json, best_by, over)
     if tokenizer is not None:
         raise TrailmarkError("eval: --tokenizer belongs to --episodes; a model has its own.")
@@ -153,7 +157,7 @@ def evaluate(
         raise TrailmarkError("eval: --best-by belongs to --episodes.")
     if search is None and (value or budget or tree):
         raise TrailmarkError("eval: --value, --budget and --tree belong to --search, such as --search beam:3.")
-    from trailmark.evaluate.players import Wish
+    from trailmark.evaluate.players import Wish, with_task
     from trailmark.seats.locate import is_address
 
     is_model = lambda w: "=" not in w and (is_address(w) or Path(w).is_dir() or w in ("random", "oracle"))
@@ -162,7 +166,8 @@ def evaluate(
     # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree, str(model), out,
+                header or (), query or (), key_env, search, value, budget, tree,
+                with_task([str(model), *extra]), leaderboard is not None, out,
                 1.0 if failed == Failures.lost else failures)  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
@@ -193,12 +198,12 @@ def _recompute(
     each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
     rows = [row for some in each for row in some]
     unread = words is None and any(map(hears_words, sets.values()))
-    if best_by is not None:
-        rows += _chosen_rows(path, best_by, over)
+    chosen = [] if best_by is None else _chosen_rows(path, best_by, over)
+    rows += chosen
     hint = ["note: one seat advises another: --tokenizer NAME adds how often the advice is followed."] * unread
     result = {"command": "eval", "source": str(path), "failed_as": failed.value, "rows": rows}
     whole = [some[0] for some in each]  # without the rows per stage
-    finish(result, json, lambda width: [table(rows, str(path), width), *warnings(whole), *hint])
+    finish(result, json, lambda width: [table(rows, str(path), width), *warnings([*whole, *chosen]), *hint])
     _must_have_scores(whole)
 
 
@@ -215,7 +220,7 @@ def _play(
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
     from trailmark.config import SamplingConfig
-    from trailmark.errors import RunError
+    from trailmark.errors import DataError, RunError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
@@ -248,11 +253,13 @@ def _play(
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     noted = [a for _, about in made.values() for a in about.pop("notes", [])]
     changed = list(dict.fromkeys(w for _, about in made.values() for w in about.get("warnings", ())))
+    orders = []
     if vary is not None and vary.startswith("order="):
         from trailmark.evaluate.choices import order_row
 
         for name, some in wishes.items():
-            rows.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
+            orders.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
+    rows += orders
     if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
         _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
         for path in kept:
@@ -262,10 +269,17 @@ def _play(
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
     told = [f"warning: {what}." for what in changed]
     told += [f"note: {name}: {line}" for name, (_, about) in made.items() for line in _left_out(about)]
+    lost = ""
     if leaderboard is not None:
-        told.append(_write_leaderboard(leaderboard, *made[models[0]]))
+        try:
+            told.append(_write_leaderboard(leaderboard, models[0], *made[models[0]]))
+        except DataError as problem:
+            lost = f"{leaderboard} was not written: {problem}"
     title = f"{about['task']} {about['split']}"
-    finish(result, json, lambda width: [table(rows, title, width), *warnings(whole), *told])
+    finish(result, json, lambda width: [table(rows, title, width), *warnings([*whole, *orders]), *told])
+    if lost:
+        _say_error(lost)
+        raise typer.Exit(1)
     _must_have_scores(whole)
     for name, (played, _) in made.items():
         bad = [e.outcome.error for e in played if isinstance(e.outcome, Failed)]
@@ -291,18 +305,15 @@ def _write_episodes(
     atomic_write(out, "".join(lines).encode())
 
 
-def _write_leaderboard(path: Path, played: Sequence[Any], about: Mapping[str, Any]) -> str:
+def _write_leaderboard(path: Path, name: str, played: Sequence[Any], about: Mapping[str, Any]) -> str:
     """Write the predictions of task logic to a file, and say how many there are."""
-    from trailmark.errors import TrailmarkError
     from trailmark.evaluate.choices import write_predictions
     from trailmark.tasks import get_task
 
     source: Any = get_task(about["task"], **about["options"])
-    if not hasattr(source, "size"):
-        raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{about['task']}'.")
     size = source.size(about["split"])
     blank = write_predictions(path, played, size)
-    return f"{path}: {size} predictions, {blank} without an answer (these say 0)."
+    return f"{path}: {size} predictions of {name}, {blank} of answers that name no option (these say 0)."
 
 
 def _left_out(about: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,8 +108,10 @@ def play(
     typer.echo(f"{source.name}, start '{person_play.task.id}'; ':help' says what can be typed.\n")
     try:
         play_in_terminal(person_play, _asker(), lambda text: typer.echo(text, nl=False))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
         typer.echo("")
+        if getattr(stopped, "number", signal.SIGINT) != signal.SIGINT:
+            raise  # after the play is saved
     finally:
         if person_play.played:
             there = out is None or out.exists()  # by now, of another play

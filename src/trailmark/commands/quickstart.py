@@ -7,6 +7,7 @@ and ends with `finish`, which writes the table, the report and what to read next
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark import MOST_SEED
+from trailmark import MOST_SEED, stopping
 from trailmark.errors import RecipeError, RunError, nearest
 
 SUMS = 4000  # worked ones that OREO's first model imitates
@@ -35,7 +36,9 @@ def quickstart(
         raise RunError(f"{out} is a file: choose another directory with --out DIR.")
     if out.exists() and any(out.iterdir()) and not resume:
         raise RunError(f"{out} is not empty: go on with --resume, or choose another directory with --out DIR.")
-    QUICKSTARTS[method](out, seed, resume, quiet)
+    words = ["trailmark", "quickstart", "--method", method, "--out", str(out), "--seed", str(seed), "--resume"]
+    with stopping.noting(lambda: f"go on with: {shlex.join(words)}"):
+        QUICKSTARTS[method](out, seed, resume, quiet)
 
 
 def reflect(out: Path, seed: int, resume: bool, quiet: bool) -> None:
@@ -241,6 +244,7 @@ def lpr(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, one answer": trained / "evaluation/single.jsonl",
         "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
         "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
+        "SFT, a right one of 8 if any is (ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
     finish(

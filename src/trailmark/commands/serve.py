@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trailmark import stopping
 from trailmark.errors import TrailmarkError
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def chosen(prompts: str, home: Located, tokenizer: Any) -> PromptFormat:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that holds the port from now on. Clients wait in its backlog until the model is loaded."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family, kind)
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, proto)  # asyncio sets TCP_NODELAY only where it sees that this is TCP
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind(address)
@@ -144,6 +145,8 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
 
     from trailmark.serve.connections import ACCEPTED, IDLE_S, ConnectionLimits, limit_repeated_logs
 
+    asked = stopping.Asked()
+
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -151,8 +154,13 @@ def server(app: Any, grace: float = 10.0) -> uvicorn.Server:
             for one in sockets or ():
                 one.listen(2048)
 
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            with stopping.handling(self.handle_exit), super().capture_signals():  # also of SIGHUP
+                yield
+
         def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
-            self.force_exit = self.should_exit
+            self.force_exit = self.force_exit or asked.first(sig) is False
             self.should_exit = True
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -26,7 +26,7 @@ from trailmark.score.classes import Over, over_steps
 from trailmark.tasks.logic.answer import most_common
 from trailmark.tasks.logic.answer import read_answer as read_letter
 from trailmark.tasks.logic.source import original_index
-from trailmark.types import Annotation, Episode, Scored
+from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
 
 StepScorer = Callable[[Sequence[Episode]], Sequence[Sequence[float]]]  # the scores of the steps of each episode
 
@@ -42,6 +42,13 @@ def by_start(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
 
 def _won(e: Episode) -> bool:
     return isinstance(e.outcome, Scored) and bool(e.outcome.success)
+
+
+def _counted(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many episodes there are, and how many of them are scored, invalid and failed."""
+    kinds = {"scored": Scored, "invalid": Invalid, "failed": Failed}
+    counts = {name: sum(isinstance(e.outcome, kind) for e in episodes) for name, kind in kinds.items()}
+    return {"episodes": len(episodes), **counts}
 
 
 def vote(episodes: Sequence[Episode]) -> Episode | None:
@@ -103,8 +110,7 @@ def choose_row(
         f"pass@{k}": proportion([float(any(map(_won, s))) for s in starts.values()]).plain(),
     }
     said = f"{unscored} of {len(episodes)} samples have no scored step and take no part" if unscored else ""
-    row = {"name": name, "episodes": len(episodes), "scored": len(every), "invalid": 0,
-           "failed": len(episodes) - len(every), "failed_as": "apart", "tasks": len(starts)}  # fmt: skip
+    row = {"name": name, **_counted(episodes), "failed_as": "apart", "tasks": len(starts)}
     return {**row, "unscored": unscored, "metrics": metrics, **({"warning": said} if said else {})}
 
 
@@ -148,34 +154,48 @@ def order_row(sets: Mapping[str, Sequence[Episode]], name: str = "all orders") -
         "always right": proportion(always).plain(),
         "ever right": proportion(ever).plain(),
     }
-    total = sum(map(len, sets.values()))
-    return {"name": name, "episodes": total, "scored": total, "invalid": 0, "failed": 0, "failed_as": "apart",
-            "tasks": len(common), "metrics": metrics}  # fmt: skip
+    every = [e for played in sets.values() for e in played]
+    row = {"name": name, **_counted(every), "failed_as": "apart", "tasks": len(common), "metrics": metrics}
+    left = len({e.task.id for e in every}) - len(common)
+    return {**row, "warning": f"{left} questions were not scored in every order and take no part"} if left else row
 
 
 # --- leaderboards -----------------------------------------------------------------------------------------------------
 
 
 def predictions(episodes: Sequence[Episode], rows: int) -> tuple[np.ndarray, int]:
-    """The number of the chosen option for every row of the file, in its order, and how many rows have no answer: these
-    say 0. Of several samples of a question the first counts."""
+    """The number of the chosen option for every row of the file, in its order, and how many answers name no option:
+    these say 0. Of several samples of a question the first that did not fail counts. A row that was not asked, or whose
+    plays all failed, has no answer: then there are no predictions."""
     out, seen = np.zeros(rows, np.int64), set[int]()
     answered = 0
+    failed: dict[int, tuple[str, str]] = {}
     for e in episodes:
         row = e.task.data.get("row")
         if not isinstance(row, int) or not 0 <= row < rows:
             raise DataError(f"task '{e.task.id}' has no row among the {rows} of the file: a leaderboard is for logic.")
+        if isinstance(e.outcome, Failed) or not e.turns:
+            failed.setdefault(row, (e.task.id, getattr(e.outcome, "error", "nothing was written")))
+            continue
         if row in seen:
             continue
         seen.add(row)
         if (choice := chosen_option(e)) is not None:
             out[row] = choice
             answered += 1
+    if len(seen) < rows:
+        lost = {row: why for row, why in failed.items() if row not in seen}
+        name, why = next(iter(lost.values()), ("", ""))
+        told = [f"{len(lost)} plays failed, the first of '{name}' ({why})"] if lost else []
+        never = rows - len(seen) - len(lost)
+        told += [f"{never} questions were not asked"] if never else []
+        raise DataError(f"{rows - len(seen)} of {rows} questions have no answer: {' and '.join(told)}.")
     return out, rows - answered
 
 
 def write_predictions(path: Path, episodes: Sequence[Episode], rows: int) -> int:
-    """Write predictions as an .npy file, as ReClor's leaderboard takes it; returns how many rows have no answer."""
+    """Write predictions as an .npy file, as ReClor's leaderboard takes it; returns how many answers name no option. A
+    file has an answer for every row or is not written."""
     if path.exists():
         raise RunError(f"{path} exists: choose another file.")
     found, blank = predictions(episodes, rows)

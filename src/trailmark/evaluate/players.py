@@ -48,6 +48,7 @@ class Wish:
     budget: int | None = None
     tree: bool = False
     beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
+    whole: bool = False  # every question of the file, whatever the recipe's eval.n says (--leaderboard)
     out: Path | None = None  # the plays of a server are kept next to this file until all of them are there
     failures: float = 0.0  # share of them that may fail
 
@@ -65,6 +66,11 @@ def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
         one = replace(wish, options=[*wish.options, f"{key}={word}"], split=split or wish.split)
         made.append((f", {key}={value}", one))
     return made
+
+
+def with_task(names: Sequence[str]) -> str:
+    """The first of several models whose run has a task, else the first one: the others play its starts."""
+    return next((name for name in names if locate(name).section("task")), names[0])
 
 
 def method_of(recipe: Mapping[str, Any], task: Mapping[str, Any] | None = None) -> tuple[type[Method], Any]:
@@ -113,10 +119,15 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         )
     if not alone:
         return play_seats(found, wish)
-    like = recipe or (locate(wish.beside).recipe if wish.beside else {})
+    own = bool(recipe) and (wish.task is not None or bool(found.section("task")))
+    whose = found if own or wish.beside is None else locate(wish.beside)
+    if recipe and not own:  # a run without a task plays that of the other run, with its settings
+        found = replace(found, recipe={**recipe, **{k: whose.section(k) for k in ("sampling", "engine")}})
+    like, run = whose.recipe, whose.run
     wanted = task, options, *_ = _wanted(wish, like)
-    run = found.run or (locate(wish.beside).run if wish.beside else None)
     source = get_task(task, **fix_options(options, run if wish.task is None else None))
+    if wish.whole:
+        must_ask_all(source, wanted[2])
     with noting(source) as notes:
         episodes, about = _play_alone(found, wish, source, wanted, like)
     if run is not None and wish.task is None and (changed := changed_since(run, method_of(like)[1], source)):
@@ -190,9 +201,28 @@ def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:
     if wish.task is None and "name" not in own:
         raise TrailmarkError("eval: which task? Such as --task taxi mode=pickup.")
     options = own.get("options") or {} if wish.task in (None, own.get("name")) else {}
+    options = asked_whole(wish, wish.task or own["name"], options | task_options(wish.options))
     split, n = wish.split or evaluated.get("split", "test"), wish.n or evaluated.get("n")
     seed = like.get("seed", 0) if wish.seed is None else wish.seed
-    return wish.task or own["name"], options | task_options(wish.options), split, n, seed
+    return wish.task or own["name"], options, split, None if wish.whole else n, seed
+
+
+def asked_whole(wish: Wish, task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task. If every question is asked, those that would be left out are kept."""
+    if wish.whole and task != "logic":
+        raise TrailmarkError(f"eval: --leaderboard is for task logic, not for '{task}'.")
+    keep = wish.whole and options.get("repeats", "leave") == "leave"
+    return {**options, **({"repeats": "keep"} if keep else {})}
+
+
+def must_ask_all(source: Any, split: str) -> None:
+    """Refuse a split of which only some questions would be asked."""
+    asked, size = len(source.questions(split)), source.size(split)
+    if asked < size:
+        raise TrailmarkError(
+            f"eval: --leaderboard needs an answer to every question, and cut={source.cut} leaves {asked} of {size} to "
+            f"'{split}': name a split of the files with --split, and leave out cut."
+        )
 
 
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
@@ -254,7 +284,7 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     from trailmark.tasks import get_task, task_options
 
     task = found.section("task")
-    options = (task.get("options") or {}) | task_options(wish.options)
+    options = asked_whole(wish, str(task.get("name")), (task.get("options") or {}) | task_options(wish.options))
     method, config = method_of(found.recipe, {**task, "options": options})
     source = get_task(config.task.name, **fix_options(options, found.run))
     stored = stored_seats(
@@ -262,7 +292,9 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     )
     table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
     table.bind(source)
-    split, n = wish.split or config.eval.split, wish.n or config.eval.n
+    split, n = wish.split or config.eval.split, None if wish.whole else wish.n or config.eval.n
+    if wish.whole:
+        must_ask_all(source, split)
     seed = config.seed if wish.seed is None else wish.seed
     tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
     with noting(source) as notes:

@@ -134,13 +134,16 @@ def pick_scorer(value: str | None, plan: Plan, seat: Seat, device: str = "auto")
 
 
 def load_values(name: str | Path, tokenizer: Any = None, device: str = "auto", dtype: str = "float32") -> HeadValues:
-    """The value model of a run or folder, frozen. `tokenizer` is the policy's; the value model must have the same. A
-    reward model is read as the recipe of its run says (`read`)."""
+    """The value model of a run or folder (also OpenRLHF's), frozen. `tokenizer` is the policy's; the value model must
+    have the same. A reward model is read as the recipe of its run says (`read`)."""
     from trailmark.config import ModelConfig
     from trailmark.models.load import load_model
+    from trailmark.models.openrlhf_critic import in_our_layout
 
-    folder = str(locate_value(name))
-    lm = load_model(ModelConfig.model_validate({"name": folder, "device": device, "dtype": dtype})).freeze()
+    folder = locate_value(name)
+    with in_our_layout(folder) as ours:
+        lm = load_model(ModelConfig.model_validate({"name": str(ours), "device": device, "dtype": dtype})).freeze()
+    lm.name = str(folder)
     if tokenizer is not None:
         must_share_tokenizer(lm, tokenizer, str(name))
-    return HeadValues(lm, **read_as(locate(folder).section("read")))
+    return HeadValues(lm, **read_as(locate(str(folder)).section("read")))

@@ -35,7 +35,7 @@ from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.recipe import load_yaml
 from trailmark.runs import stages as pipeline
-from trailmark.runs.diff import IGNORED
+from trailmark.runs.diff import compared
 from trailmark.runs.launch import training_stage
 from trailmark.runs.store import atomic_write
 
@@ -295,8 +295,7 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
 
 def _mark(config: RunConfig) -> bytes:
     """The content of finished.json for a run of this recipe. A run of another recipe is not finished."""
-    kept = {k: v for k, v in config.model_dump(mode="json").items() if k not in IGNORED}
-    text = json.dumps(kept, sort_keys=True)
+    text = json.dumps(compared(config.model_dump(mode="json")), sort_keys=True)
     return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
 
 

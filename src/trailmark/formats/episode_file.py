@@ -8,6 +8,7 @@ gives.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -54,8 +55,10 @@ class StoredFile:
         exact = turns.Reader(self.tokenizer, self.seat, _Recorded(self.prefix, self._names))
         measuring = turns.measuring(exact)
         from_row = formats.row_reader(self.format)
+        differ = 0
 
         def look(i: int, row: Row) -> None:
+            nonlocal differ
             self._first[i] = len(self._names)
             try:
                 found = from_row(exact if fits is None else measuring, row)
@@ -63,9 +66,13 @@ class StoredFile:
                 found = from_row(exact, row)
             else:
                 found = found if fits is None or all(fits(e) for e in found.episodes) else self.load(i)
+            differ += sum("text_says" in e.info for e in found.episodes)
             use(i, found)
 
-        return self._rows.visit(look, skip_bad, unread)
+        skipped = self._rows.visit(look, skip_bad, unread)
+        if differ:
+            print(f"note: {self.path}: {turns.differ(differ)}", file=sys.stderr)
+        return skipped
 
     def _survey_own(self, use: Callable[[int, turns.Imported], None]) -> None:
         self._lines = _whole_lines(self.path)

@@ -8,7 +8,8 @@
                   reject_prefix (what is given and not trained), chosen_reward, reject_reward
 
 Files are JSON lists or JSON lines. Records are tied together by the question's id and, within a question, by the text
-of a response. What cannot be tied is left out and counted.
+of a response. What cannot be tied is left out and counted. What a record says of an answer (`pred`, `label`) is not
+believed: the question's own world reads the text (`judged.py`), and where the two differ, it is counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats.react import is_right
+from trailmark.formats.judged import Reads, believes, judged, other_label
+from trailmark.formats.react import is_right, predicted, read_label
 from trailmark.formats.rows import Row, each
 from trailmark.formats.scored import SIDES, pair_sides
 from trailmark.formats.turns import Reader, Starts, episode, plain
@@ -135,9 +137,15 @@ def all_shards(files: Sequence[str]) -> None:
 
 
 def read_completions(
-    path: str | Path, states: Sequence[Mapping[str, Any]], episodes: Sequence[Episode], tokenizer: Any, seat: str
+    path: str | Path,
+    states: Sequence[Mapping[str, Any]],
+    episodes: Sequence[Episode],
+    tokenizer: Any,
+    seat: str,
+    reads: Reads = believes,
 ) -> tuple[list[Episode], Counter[str]]:
-    """Completions of states that are here, each an episode that goes on from its state."""
+    """Completions of states that are here, each an episode that goes on from its state. `reads` says what they come to;
+    if it cannot, `pred` does."""
     known = {e.id: e for e in episodes}
     places = {(question_of(known[s["episode"]]), s["index"]): s for s in states}
     reader, out, made = Reader(tokenizer, seat, Starts()), Counter[str](), list[Episode]()
@@ -155,23 +163,19 @@ def read_completions(
             return
         origin = known[state["episode"]]
         name = f"{origin.id}>{state['turn']}.{state['token']}"
+        label = read_label(row, v.get("label", origin.task.meta.get("label")), preds)
+        if other_label(label, origin.task):
+            out["completions with another label than their question (its own counts)"] += len(said)
+            label = origin.task.meta.get("label", origin.task.data.get("answer"))
         for j, (response, pred) in enumerate(zip(said, preds)):
             turn = _goes_on(reader, origin, state, row.text(response, "response"))
-            right = is_right(v.get("label", origin.task.meta.get("label")), str(pred))
+            says, differs = predicted(turn.text, label, str(pred))
+            right = is_right(label, says)
             outcome = Invalid("no label in the file") if right is None else Scored(float(right), right)
             parent = Parent(origin.id, state["turn"], state["token"])
-            made.append(
-                Episode(
-                    f"{name}/{j}",
-                    origin.task,
-                    name,
-                    (turn,),
-                    {"self": outcome},
-                    True,
-                    parent=parent,
-                    info={"pred": str(pred)},
-                )
-            )
+            told = {"pred": str(pred), **differs}
+            e = Episode(f"{name}/{j}", origin.task, name, (turn,), {"self": outcome}, True, parent=parent, info=told)
+            made.append(judged(e, reads, out))
 
     each(path, read)
     return made, out

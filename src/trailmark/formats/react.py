@@ -8,7 +8,8 @@ open the first step. A step with fewer than five characters after its first word
 it is `Thought 1:`. `info["steps"]` holds the kind of each step.
 
 The reward is 1 if the prediction is the label (an index means a letter), and 0 if it is another or could not be read.
-An empty response is a failed call. Labels may be hidden (-1, null); then there is no reward.
+Where a response has a closed `Finish[…]`, it decides and not `pred`, and `info["text_says"]` holds its letter if the
+two differ. An empty response is a failed call. Labels may be hidden (-1, null); then there is no reward.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from dataclasses import replace
 from typing import Any
 
 from trailmark.errors import DataError
+from trailmark.finish import FINISH, LETTERS, NEW_PROBLEM, read_answer
 from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turn_of
 from trailmark.steps import named_steps
 from trailmark.types import Episode, Failed, Outcome, Scored
 
 KNOWN = ("text", "label", "response", "pred", "id")
+OPTIONS = 5  # letters up to E name an option, whatever the label is
 
 
 def is_right(label: Any, pred: str) -> bool | None:
@@ -35,6 +38,34 @@ def is_right(label: Any, pred: str) -> bool | None:
     if letter and isinstance(label, int):
         return ord(letter[0]) - ord("A") == label
     return bool(pred.strip()) and pred.strip() == str(label).strip()
+
+
+def read_label(row: Row, label: Any, preds: Sequence[Any]) -> Any:
+    """A label that predictions can be compared with: an option's number, a text, or hidden."""
+    whole = isinstance(label, int) and not isinstance(label, bool)
+    if label is not None and not whole and not isinstance(label, str):
+        raise row.bad(f"must be a whole number, a text or null, not {repr(label)[:60]}.", "label")
+    letter = next((p for p in preds if isinstance(p, str) and re.fullmatch("[A-Z]", p.strip())), None)
+    if whole and letter is not None and not -1 <= label < len(LETTERS):
+        raise row.bad(f"is {label}, the number of no option, and a prediction is the letter {letter.strip()}.", "label")
+    return label
+
+
+def finished(text: str, label: Any, pred: str) -> str | None:
+    """The letter in the closed `Finish[…]` of a text, empty if it names none or several. None if there is no such
+    place, or if the answer is no letter."""
+    if isinstance(label, str):
+        label = LETTERS.find(label.strip()) if len(label.strip()) == 1 else -1
+    if not isinstance(label, int) or not 0 <= label < len(LETTERS) or not re.fullmatch("[A-Z]?", pred.strip()):
+        return None
+    found = FINISH.search(text.split(NEW_PROBLEM)[0]) is not None
+    return read_answer(text, max(OPTIONS, label + 1)).letter if found else None
+
+
+def predicted(text: str, label: Any, pred: str) -> tuple[str, dict[str, str]]:
+    """What a response predicts, and what `info` says of a `pred` that is something else."""
+    said = finished(text, label, pred)
+    return (pred, {}) if said is None or said == pred.strip() else (said, {"text_says": said})
 
 
 def react_from_row(r: Reader, row: Row) -> Imported:
@@ -49,13 +80,16 @@ def react_from_row(r: Reader, row: Row) -> Imported:
     preds = (row.listed(v["pred"], "pred") if listed else [v["pred"]]) if "pred" in v else [None] * len(said)
     if len(preds) != len(said):
         raise row.bad(f"has {len(preds)} entries for {len(said)} responses.", "pred")
-    plays = []
+    label, plays = read_label(row, v.get("label"), preds), []
     for k, (response, pred) in enumerate(zip(said, preds)):
         at = f"[{k}]" if listed else ""
         steps = named_steps(row.text(response, f"response{at}"), prompt)
-        right = None if pred is None else is_right(v.get("label"), row.text(pred, f"pred{at}"))
         info: dict[str, Any] = {"format": "react", "listed": listed, "steps": [kind for _, kind in steps]}
         info |= {"pred": pred} if "pred" in v else {}
+        right = None
+        if pred is not None:
+            said, differs = predicted(response, label, row.text(pred, f"pred{at}"))
+            right, info = is_right(label, said), info | differs
         plays.append((plain(r, prompt, response, steps=[start for start, _ in steps]), right, info))
     plays[0][2]["row"] = {k: x for k, x in v.items() if k not in KNOWN}
     meta = {k: v[k] for k in ("id", "label") if k in v}

@@ -231,6 +231,11 @@ def conversation(
 # --- episodes -> text --------------------------------------------------------------------------------------------
 
 
+def differ(n: int) -> str:
+    """A sentence about records whose judgement is not what their text says."""
+    return f"{n} records say another answer (pred) than their text: the text counts."
+
+
 def row_of(e: Episode, name: str) -> dict[str, Any]:
     """The other fields of the row, if the episode came from this format."""
     return dict(e.info.get("row", {})) if e.info.get("format") == name else {}

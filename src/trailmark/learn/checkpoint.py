@@ -6,6 +6,7 @@ random states are safetensors and JSON, never pickle.
     checkpoints/000010/optimiser-policy.safetensors
     checkpoints/000010/state.json       step, random states, what objectives learned, the method's own state,
                                         metric history
+    checkpoints/000010/extra            (an empty file) no step of `checkpoint.every`: written by the clock or a signal
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from trailmark.fault_points import point
 from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
 from trailmark.models.lm import LM
-from trailmark.runs.checkpoints import numbered
+from trailmark.runs.checkpoints import EXTRA, numbered
 from trailmark.runs.store import cannot_write, sync_folder
 
 # errors that reading a cut, empty or edited file may raise
 DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, RunError)
 
 
-def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> Path:
-    """Write checkpoint `step` under a temporary name, sync it, and rename it."""
+def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any], extra: bool = False) -> Path:
+    """Write checkpoint `step` under a temporary name, sync it, and rename it. An `extra` one is kept only while it is
+    the newest."""
     final, scratch = folder / f"{step:06d}", folder / f".{step:06d}.partial"
     if final.exists():
         return final
@@ -68,6 +70,8 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any]) ->
             **state,
         }
         (scratch / "state.json").write_text(json.dumps(whole, indent=1, sort_keys=True, allow_nan=False))
+        if extra:
+            (scratch / EXTRA).touch()
         point("checkpoint.state")
         for path in [*scratch.rglob("*"), scratch]:
             fd = os.open(path, os.O_RDONLY)

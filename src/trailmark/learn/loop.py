@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trailmark import stopping
 from trailmark.config import CheckpointConfig, RunConfig
 from trailmark.errors import RecipeError, RunError, nearest
 from trailmark.learn import checkpoint
@@ -23,6 +24,26 @@ from trailmark.runs import checkpoints
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_run
 from trailmark.trackers import open_trackers
 from trailmark.types import Annotation, Episode, Failed
+
+clock = time.monotonic
+
+
+class Due:
+    """Says when a checkpoint is due by the clock: so many minutes after the last one (0: never), and later if writing
+    would take more than a tenth of the time."""
+
+    def __init__(self, minutes: float, clock: Callable[[], float]):
+        self.clock, self.wait, self.every, self.since = clock, 60 * minutes, 60 * minutes, clock()
+
+    def now(self) -> bool:
+        return self.every > 0 and self.clock() - self.since >= self.wait
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        began = self.clock()
+        yield
+        self.since = self.clock()
+        self.wait = max(self.every, 10 * (self.since - began))
 
 
 @dataclass(frozen=True)
@@ -125,7 +146,12 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
         return last, 0
     watch = Watch()
     trackers = open_trackers(config.trackers, run, config, resumed_at=start)
-    with contextlib.closing(trackers), Progress(config.steps, start, config.name) as progress:
+    by_time = Due(config.checkpoint.minutes, clock)
+    with (
+        stopping.after_step() as signal,
+        contextlib.closing(trackers),
+        Progress(config.steps, start, config.name) as progress,
+    ):
         if start == 0 and config.eval.every and config.eval.first and not read_metrics(run.path):
             metrics = {f"eval/{k}": v for k, v in method.evaluate(0).items()}
             run.log(0, metrics)
@@ -160,20 +186,24 @@ def run_steps(method: Training, config: RunConfig, run: Run, resume: bool) -> tu
                 progress.warn(f"step {step}: {sign}")
             due = config.checkpoint.every and step % config.checkpoint.every == 0
             kept = config.checkpoint.keep_best and any(b[1] == step for b in best)
-            if due or stop or step == config.steps or kept:
-                run.sync()
-                state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": stop}
-                checkpoint.save(run.checkpoints_dir, step, method.learner, state)
-                keep(run, config, best)
-            if stop:
+            planned = due or stop or step == config.steps or kept
+            if planned or signal.number is not None or by_time.now():
+                with by_time.saving():
+                    run.sync()
+                    state = {"best": best, "without_better": bad, "method": dict(method.state()), "stopped": stop}
+                    checkpoint.save(run.checkpoints_dir, step, method.learner, state, extra=not planned)
+                    keep(run, config, best)
+            if signal.number is not None:
+                signal.note = f"step {step} is done and its checkpoint is written"
+            if stop or signal.number is not None:
                 break
     return last, step
 
 
 def keep(run: Run, config: RunConfig, best: list[list[float]]) -> None:
-    """Delete all checkpoints but the newest and the best ones."""
+    """Delete all checkpoints but the newest and the best ones, and an extra one if it is the newest of all."""
     named = [int(step) for _, step in best] if config.checkpoint.keep_best else []
-    checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named)
+    checkpoints.prune(run.checkpoints_dir, config.checkpoint.keep_last, named, extra=True)
 
 
 def _check_evaluation(config: RunConfig, run: Run, step: int, metrics: Mapping[str, float]) -> None:

@@ -215,7 +215,8 @@ class OfflineFinal(Config):
     choose: PositiveInt | None = Field(
         None,
         description="also draw so many answers of each start from the policy before training: all of them "
-        "(evaluation/single.jsonl), one with the commonest answer (vote.jsonl), and the best by `value` (best.jsonl)",
+        "(evaluation/single.jsonl), one with the commonest answer (vote.jsonl), the best by `value` (best.jsonl), and "
+        "a right one if there is any (any.jsonl)",
     )
     value: Annotated[str | None, NamesModel("value")] = Field(None, description="the reward model that chooses")
 

@@ -35,6 +35,7 @@ from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.data.gold import worked
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats import lpr as records
+from trailmark.formats.judged import judged, other_label, turned_pairs, world_reads
 from trailmark.formats.rows import each, read_lines, write_lines
 from trailmark.functions import load_function
 from trailmark.memory import need_rows
@@ -365,17 +366,26 @@ class Road:
         )
 
     def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
-        episodes = self._join(records.all_solutions(files, self.tokenizer, SEAT))
+        episodes, odd = self._join(records.all_solutions(files, self.tokenizer, SEAT))
         formats.write("episodes", folder / "000.jsonl", episodes, None)
-        return {"solutions": len(episodes), "questions": len({e.group for e in episodes})}, {}
+        told = {"solutions": len(episodes), "questions": len({e.group for e in episodes})}
+        return told | {what: n for what, n in odd.items() if n}, {}
 
-    def _join(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Give questions of a file the task's own start of the same id, if any: its world judges completions."""
+    def _join(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Counter[str]]:
+        """Give questions of a file the task's own start of the same id, if any: its world judges solutions, as it does
+        completions. What the file says otherwise is counted."""
         known: dict[str, Task] = {}
-        for task in self.questions(get_task(self.config.task.name, **self.config.task.options)):
+        source, odd, joined = get_task(self.config.task.name, **self.config.task.options), Counter[str](), []
+        for task in self.questions(source):
             known |= {task.id: task, str(task.meta.get("id", task.id)): task}
-        ours = lambda e: (t := known.get(e.task.id)) and replace(t, meta={**e.task.meta, **t.meta})
-        return [replace(e, task=ours(e) or e.task) for e in episodes]
+        for e in episodes:
+            if (t := known.get(e.task.id)) is not None:
+                odd["solutions with another label than the task's (the task's counts)"] += other_label(
+                    e.task.meta.get("label"), t
+                )
+                e = replace(e, task=replace(t, meta={**e.task.meta, **t.meta}))
+            joined.append(judged(e, world_reads(source), odd))
+        return joined, odd
 
     def questions(self, source: Any) -> list[Task]:
         """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
@@ -487,9 +497,12 @@ class Road:
         return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
 
     def _import_completions(self, file: str, folder: Path) -> Any:
-        made, lost = records.read_completions(file, self.shard(1, None), self.solved(1), self.tokenizer, SEAT)
+        reads = world_reads(get_task(self.config.task.name, **self.config.task.options))
+        made, lost = records.read_completions(file, self.shard(1, None), self.solved(1), self.tokenizer, SEAT, reads)
         formats.write("episodes", folder / "all.jsonl", made, None)
-        return {"completions": len(made), "right": sum(map(won, made))}, lost
+        told = {"completions": len(made), "right": sum(map(won, made))}
+        counted = {what: n for what, n in lost.items() if "counts)" in what and n}
+        return told | counted, Counter({what: n for what, n in lost.items() if what not in counted})
 
     def completed(self, k: int) -> list[Episode]:
         return read_segment(self.at("completions", k) / "all.jsonl")
@@ -710,13 +723,14 @@ class Road:
 
         def make(folder: Path) -> Any:
             source = get_task(c.task.name, **c.task.options)
-            shown = {}
-            for task in self.questions(source):
-                text = source.make().reset(task).text
-                shown |= {task.id: text, str(task.meta.get("id", task.id)): text}
+            tasks = {str(name): t for t in self.questions(source) for name in (t.id, t.meta.get("id", t.id))}
+            shown = {name: source.make().reset(task).text for name, task in tasks.items()}
             sides, lost = records.read_pairs(file, shown, self.tokenizer, SEAT)
             formats.write("episodes", folder / "sides.jsonl", sides, None)
-            return {"pairs": len(sides) // 2}, lost
+            told = {"pairs": len(sides) // 2}
+            if n := turned_pairs(sides, tasks, world_reads(source)):
+                told["pairs whose chosen answer is wrong and whose rejected one is right"] = n
+            return told, lost
 
         settings = {"task": c.task, "split": c.sample.split, "words": self.words}
         return self.stage("pairs-1", make, settings, {"pairs": file}, ("task.",))

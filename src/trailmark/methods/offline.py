@@ -31,6 +31,7 @@ from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
+from trailmark.models.openrlhf_critic import in_our_layout
 from trailmark.objectives import Objective
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search_episodes import best_by_value
@@ -46,6 +47,7 @@ from trailmark.tasks.base import draw_tasks
 from trailmark.tasks.logic.answer import most_common, read_answer
 from trailmark.types import Annotation, Episode, Failed, Scored
 
+CHOICES = ("single", "vote", "best", "any")  # of several answers of each start, at the end (final.choose)
 NOTHING = ("nothing would be trained", "nothing to learn from")  # how readers report a row without an action
 
 
@@ -128,25 +130,28 @@ class OfflineMethod(Method):
             first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
             out.append(Evaluation("start", first, moves=False))
         if last and f.choose:
-            out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in ("single", "vote", "best")]
+            out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in CHOICES]
         return out
 
     def chosen(self, how: str) -> list[Episode]:
-        """Several answers of each start by the policy before training: all, or one of each start that the votes or the
-        reward model choose."""
+        """Several answers of each start by the policy before training: all, or one of each start: by the votes, by the
+        reward model, or a right one if there is any, which is the ceiling of every choice."""
         seat, every = self._answers
         if how == "single":
             return every
         if how == "best":
             value = str(self.config.final.value)
-            folder = str(locate_value(value))
-            lm = load_model(stored_model(self.config.model, folder).model_copy(update={"lora": None})).freeze()
+            folder = locate_value(value, "final.value")
+            with in_our_layout(folder) as ours:
+                lm = load_model(stored_model(self.config.model, ours).model_copy(update={"lora": None})).freeze()
             must_share_tokenizer(lm, seat.engine.tokenizer, value)
-            scorer = HeadValues(lm, **read_as(locate(folder).section("read")))
+            scorer = HeadValues(lm, **read_as(locate(str(folder)).section("read")))
             return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
         groups: dict[str, list[Episode]] = {}
         for e in every:
             groups.setdefault(e.group, []).append(e)
+        if how == "any":
+            return [next(filter(won, group), group[0]) for group in groups.values()]
         return [voted(group) for group in groups.values()]
 
     @cached_property

@@ -205,6 +205,10 @@ class PolicyGradientMethod(Method):
         if (waiting := self.next.wait()) is None:
             return {}
         step, (episodes, notes) = waiting
+        kept = {int(p.name) + 1 for p in listed(self.run.checkpoints_dir)}
+        for old in (self.run.path / "ahead").glob("[0-9]*.jsonl"):
+            if int(old.name.split(".")[0]) not in kept:  # its checkpoint was pruned
+                old.unlink()
         path = write_segment(self.run.path / "ahead", step, episodes)
         write_beside(path, notes)
         return {"ahead": step}

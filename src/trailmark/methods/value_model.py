@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-import shutil
 from pathlib import Path
-from typing import Any
 
 from trailmark.config import ModelConfig, OptimConfig
-from trailmark.errors import ModelError
 from trailmark.methods.base import Held
 from trailmark.methods.configs import OreoCritic
-from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
-
-HEADS = ("value_head.weight", "score.weight")  # OpenRLHF's names
+from trailmark.models.openrlhf_critic import foreign_head, import_critic
 
 
 def critic_held(model: ModelConfig, critic: OreoCritic, optim: OptimConfig) -> Held:
@@ -36,57 +28,3 @@ def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:
     if "value" not in lm.heads:
         lm.add_head("value")
     return lm
-
-
-def foreign_head(folder: Path) -> str:
-    """The name of the value head in a folder that OpenRLHF wrote; empty if there is none."""
-    from safetensors import safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        if path.name != "heads.safetensors":
-            with safe_open(path, "np") as stored:
-                names = [n.removeprefix("base_model.model.") for n in list(stored.keys())]
-            plain = {n.replace(".lora_A", "").replace(".lora_B", "") for n in names}
-            if found := next((h for h in HEADS if h in plain), ""):
-                return found
-    if not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin")):
-        raise ModelError(
-            f"{folder}: its weights are pickle files, which Trailmark does not read: save them as safetensors first"
-        )
-    return ""
-
-
-def import_critic(source: Path, target: Path, head: str) -> Path:
-    """Convert an OpenRLHF critic to a folder of ours, with its head in heads.safetensors. In an adapter the head is
-    adapted too: its base is zero and is not stored, so the head is scale * B @ A, and no other base head may be
-    added."""
-    from safetensors.torch import load_file, save_file
-
-    if (target / "heads.safetensors").is_file():
-        return target
-    half = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(half, ignore_errors=True)
-    shutil.copytree(source, half, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "*.index.json"))
-    tensors: dict[str, Any] = {}
-    for path in sorted(source.glob("*.safetensors")):
-        tensors.update(load_file(path))
-    plain = head.removesuffix(".weight")
-    mine = {n: tensors.pop(n) for n in list(tensors) if plain in n.split(".")}
-    if is_adapter(source):
-        settings = json.loads((source / "adapter_config.json").read_text())
-        scale = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
-        a, b = (next(t for n, t in mine.items() if f"lora_{k}" in n).float() for k in "AB")
-        weight = scale * (b @ a)
-        if isinstance(settings.get("target_modules"), list):
-            settings["target_modules"] = [m for m in settings["target_modules"] if m != plain]
-        settings["task_type"] = "CAUSAL_LM"
-        (half / "adapter_config.json").write_text(json.dumps(settings, indent=2))
-        save_file(tensors, half / "adapter_model.safetensors")
-    else:
-        weight = next(iter(mine.values())).float()
-        save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
-    save_file({"value.weight": weight.contiguous()}, half / "heads.safetensors")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(target)
-    half.rename(target)
-    return target

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from trailmark.fault_points import point
 
+EXTRA = "extra"  # file in a checkpoint that the clock or a signal made
+
 
 def numbered(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal() and p.is_dir()), key=lambda p: int(p.name))
@@ -26,10 +28,13 @@ def is_run(folder: Path) -> bool:
     return (folder / "recipe.yaml").is_file() or (folder / "checkpoints").is_dir()
 
 
-def prune(folder: Path, keep_last: int, best: list[int]) -> None:
-    """Delete all checkpoints but the newest and the best ones. Each is renamed first, so that a half-deleted one is not
-    listed."""
-    for path in listed(folder)[:-keep_last]:
+def prune(folder: Path, keep_last: int, best: list[int], extra: bool = False) -> None:
+    """Delete all checkpoints but the newest and the best ones. With `extra`, the extra ones are not counted, and one
+    stays only while it is the newest of all. Each is renamed first, so that a half-deleted one is not listed."""
+    every = listed(folder)
+    others = [p for p in every if extra and (p / EXTRA).is_file()]
+    counted = [p for p in every if p not in others]
+    for path in [*counted[:-keep_last], *(p for p in others if p != every[-1])]:
         if int(path.name) not in best:
             gone = path.with_name(f".{path.name}.partial")
             path.rename(gone)

@@ -19,6 +19,20 @@ IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ betwee
 _ABSENT = object()
 
 
+def compared(recipe: Any, ignored: Collection[str] = IGNORED) -> Any:
+    """A recipe without the keys that may differ between equal runs. How often the clock makes a checkpoint is one of
+    them, in every section `checkpoint`."""
+
+    def timeless(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if isinstance(c := value.get("checkpoint"), dict):
+            value = {**value, "checkpoint": {k: v for k, v in c.items() if k != "minutes"}}
+        return {k: timeless(v) for k, v in value.items() if not (k == "checkpoint" and v == {})}
+
+    return timeless({k: v for k, v in recipe.items() if k not in ignored}) if isinstance(recipe, dict) else recipe
+
+
 @dataclass(frozen=True)
 class Difference:
     """The first difference in one file of the two runs (in a recipe: every key that differs)."""
@@ -138,9 +152,7 @@ def diff_recipes(
     """A sentence for each key that differs between two resolved recipes, after both are translated by `words` to
     today's names. Errors name the recipes by `files`."""
     x, y = (parse(text, file)[0] for text, file in zip((a, b), files))
-    keep = lambda recipe: (
-        {k: v for k, v in words(recipe).items() if k not in ignored} if isinstance(recipe, dict) else recipe
-    )
+    keep = lambda recipe: compared(words(recipe), ignored) if isinstance(recipe, dict) else recipe
     return list(_changes(keep(x), keep(y)))
 
 

@@ -14,7 +14,7 @@ from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
 from trailmark.runs.data_files import named_files, no_pipes, note_files
-from trailmark.runs.diff import IGNORED, diff_recipes
+from trailmark.runs.diff import IGNORED, compared, diff_recipes
 from trailmark.runs.older import translate
 from trailmark.runs.stages import BEFORE, Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
@@ -57,7 +57,7 @@ def training_stage(
         return rows[-1] if rows else {}
 
     # Without defaults, so that a new key of a later version is no change.
-    settings = {k: v for k, v in config.model_dump(mode="json", exclude_defaults=True).items() if k not in IGNORED}
+    settings = compared(config.model_dump(mode="json", exclude_defaults=True))
     known = {os.path.realpath(p) for p in (inputs or {}).values()}
     files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
     return Stage(name, make, without_place(settings, str(root)), inputs or {}, files=files, **more)

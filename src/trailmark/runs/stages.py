@@ -32,12 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trailmark import stopping
 from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.data_files import known_files
-from trailmark.runs.diff import IGNORED
+from trailmark.runs.diff import compared
 from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
 
 RECORD = "stage.json"
@@ -234,7 +235,8 @@ def _make(place: _Place, say: Say) -> Summary:
     try:
         if not stage.single:
             place.home.mkdir(parents=True, exist_ok=True)
-        summary = dict(stage.make(place.home) or {})
+        with stopping.noting(lambda: f"stage '{stage.name}' of {place.folder} is not finished"):
+            summary = dict(stage.make(place.home) or {})
     except TrailmarkError:
         if not place.parts():  # an error before the first output leaves nothing behind
             place.begun.unlink(missing_ok=True)
@@ -406,8 +408,7 @@ def _passing(path: Path) -> bool:
 def _run_files(run: Path) -> dict[str, str]:
     """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
     recipe = parse((run / "recipe.yaml").read_text("utf-8"), str(run / "recipe.yaml"))[0]
-    kept = {k: v for k, v in recipe.items() if k not in IGNORED} if isinstance(recipe, dict) else recipe
-    found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(kept, default=str))))}
+    found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
     if (run / "metrics.jsonl").is_file():
         found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")
     for last in listed(run / "checkpoints")[-1:]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
+from trailmark.memory import free_memory
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
     from trailmark.seats.locate import Located
 
 SHARE = 0.5  # share of the free memory for keys and values, if no length is given
+UNKNOWN = 8e9  # bytes that count as free on a machine that does not say
 
 
 def served_model(
@@ -45,17 +46,6 @@ def longest(lm: LM, slots: int) -> int:
 
     decodes(lm)  # counts what is kept for a token
     a_token = lm.kept * lm.dtype.itemsize
-    fits = int(SHARE * free_memory(lm.device) / (a_token * max(1, slots)))
+    free = free_memory(lm.device)
+    fits = int(SHARE * (UNKNOWN if free is None else free) / (a_token * max(1, slots)))
     return max(2, min(lm.context, max(256, fits // 256 * 256)))
-
-
-def free_memory(device: Any) -> float:
-    import torch
-
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 8e9  # if the machine does not say

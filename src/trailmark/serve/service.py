@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
 CLOSE = {"Connection": "close"}
+BREAKS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
@@ -409,7 +411,11 @@ class Service:
 
 
 def event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+    """A server-sent event. Some clients break lines wherever `str.splitlines` does, so those characters are escaped.
+    `json.dumps` escapes the others of that kind."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = BREAKS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+    return f"data: {text}\n\n"
 
 
 async def received(request: Request, hold: Callable[[int], Any]) -> bytes:
