@@ -163,7 +163,9 @@ def _play_alone(
         seat = remote_seat(name, wish, sampling)
     else:
         seat = local_seat(found, wish, sampling, source)
-    kept = Kept(_partial(name, wish, about), wish.failures) if remote and wish.out is not None else None
+    kept = None
+    if remote and wish.out is not None:
+        kept = Kept(_partial(name, wish, about), wish.failures, f"plays of {name}")
     about |= {} if kept is None else {"kept": kept.path}
     tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):

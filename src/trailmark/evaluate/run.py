@@ -50,6 +50,7 @@ class Kept:
 
     path: Path
     failures: float = 0.0
+    what: str = "plays"
     noted: Callable[[Episode], Episode] = lambda e: e
 
 
@@ -76,7 +77,9 @@ def evaluate(
     else:
         each = start_all(starts, samples, seed + 1, prefix)
         held = Collection(kept.path)
-        episodes = play_left(held, source, each, seats, protocol, None, kept.failures, "--failures", kept.noted)
+        episodes = play_left(
+            held, source, each, seats, protocol, None, kept.failures, "--failures", kept.noted, kept.what
+        )
         if notes := held.notes_of(episodes):
             declared(source).judge_notes.extend(notes)
     return Report(summarise(episodes, name or seats[0].engine.name, answer=answer), episodes)

@@ -31,12 +31,12 @@ def collect_starts(
 def play_left(
     kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
     protocol: Protocol | None = None, judge: Judge | None = None, failures: float = 0.0, key: str = "failures",
-    noted: Callable[[Episode], Episode] = lambda e: e,
+    noted: Callable[[Episode], Episode] = lambda e: e, what: str = "",
 ) -> list[Episode]:  # fmt: skip
     """Play the starts that a collection does not hold yet. Returns the episodes of all starts, of which at most a share
     `failures` may have failed (`key`: how the user states it). Episodes are stored as `noted` gives them back."""
     notes: list[Annotation] = []
-    what = f"episodes of {kept.path}"
+    what = what or f"episodes of {kept.path}"
     asks = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
 
     def play(left: list[Start], each: Keep) -> None:

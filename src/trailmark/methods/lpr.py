@@ -48,6 +48,7 @@ from trailmark.methods.preference import PreferenceMethod, by_group
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.staged_configs import LprRecipe
 from trailmark.methods.step_rl import StepRlMethod
+from trailmark.methods.unread import of_imitation, of_request, of_reward_model, of_training
 from trailmark.models.load import load_model
 from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
@@ -249,9 +250,11 @@ class Road:
         settings: Mapping[str, Any],
         inputs: Mapping[str, str | Path],
         reads: Sequence[str] = (),
+        unread: Sequence[str] = (),
     ) -> Stage:
         """`make(folder)` writes files and returns what it kept and left out. Models that lie in the run are inputs, and
-        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions."""
+        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions.
+        `unread` are settings and inputs that do not matter here (`methods/unread.py`)."""
 
         def build(folder: Path) -> dict[str, Any]:
             kept, left_out = make(folder)
@@ -261,7 +264,14 @@ class Road:
         plain = {k: dumped(v) for k, v in settings.items()}
         named = named_files(self.config) if reads else {}
         files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
-        return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
+        told = without_place(plain, str(self.root))
+        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread), later=("words",))
+
+    def unread(self, seat: str, sampling: SamplingConfig | None) -> tuple[str, ...]:
+        """The settings of a stage that do not change what a seat answers."""
+        kind, own = LprMethod.seats_of(self.config)[seat], self.config.seats.get(seat)
+        asked = of_request(kind.kind, getattr(own, "sampling", None), sampling)
+        return asked if isinstance(kind, LocalSeat) else (*asked, "model", "policy")
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
@@ -311,16 +321,20 @@ class Road:
 
         settings = {
             "task": c.task, "teacher": c.teacher, "clean": c.clean, "seed": c.seed, "split": c.sample.split,
+            "words": self.words,
             **({} if c.teacher.gold else {"seat": c.seats["teacher"], "sampling": c.sampling}),
         }  # fmt: skip
-        return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
+        gold = ("teacher.n", "teacher.options", "teacher.sampling")
+        unread = gold if c.teacher.gold else self.unread("teacher", c.teacher.sampling)
+        reads = ("task.", "clean.", "seats.teacher.")
+        return self.stage("lessons", make, settings, {}, reads, ("teacher.replay", *unread))
 
     def imitation(self) -> Stage:
         c = self.config
         given = {"objective": "rejection", **(c.sft or {}), "data": str(self.at("lessons") / "all.jsonl")}
         recipe = self.trained(PreferenceRecipe, "preference", "sft", c.model, given)
         inputs = {"lessons": self.at("lessons"), **_folder(c.model.name)}
-        return training_stage("sft", PreferenceMethod, recipe, self.root, inputs)
+        return training_stage("sft", PreferenceMethod, recipe, self.root, inputs, unread=of_imitation(recipe))
 
     def solutions(self, k: int) -> Stage:
         c, given = self.config, self.config.given if k == 1 else None
@@ -362,8 +376,9 @@ class Road:
         }  # fmt: skip
         more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
         return self.stage(
-            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
-        )
+            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy."),
+            self.unread(SEAT, c.sample.sampling),
+        )  # fmt: skip
 
     def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
         episodes, odd = self._join(records.all_solutions(files, self.tokenizer, SEAT))
@@ -424,7 +439,8 @@ class Road:
             told = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
             return {**told, **lpr_states.unread_answers(good)}, out
 
-        return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
+        settings = {"clean": c.clean, "words": self.words}
+        return self.stage(f"cleaned-{k}", make, settings, {"solutions": self.at("solutions", k)}, ("clean.",))
 
     def solved(self, k: int) -> list[Episode]:
         return read_segment(self.at("cleaned", k) / "all.jsonl")
@@ -494,7 +510,8 @@ class Road:
             "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT], "sampling": c.sampling, "seed": c.seed,
         }  # fmt: skip
         inputs = {"states": self.at("states", k), "cleaned": self.at("cleaned", k), **self.policy_inputs(k)}
-        return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
+        reads, unread = ("task.", "seats.policy."), self.unread(SEAT, c.complete.sampling)
+        return self.stage(f"completions-{k}", make, settings, inputs, reads, unread)
 
     def _import_completions(self, file: str, folder: Path) -> Any:
         reads = world_reads(get_task(self.config.task.name, **self.config.task.options))
@@ -561,7 +578,9 @@ class Road:
 
         inputs = {name: self.at(name, k) for name in ("values", "states", "cleaned")}
         inputs |= {f"replay {j}": path for j, path in enumerate(again)}
-        return self.stage(f"examples-{k}", make, {"labels": c.labels, "k": c.complete.k, "seed": c.seed}, inputs)
+        settings = {"labels": c.labels, "k": c.complete.k, "seed": c.seed}
+        unread = () if again else ("labels.replay", "labels.replay_data", *(() if c.labels.balance else ("seed",)))
+        return self.stage(f"examples-{k}", make, settings, inputs, unread=unread)
 
     # -- the reward model -----------------------------------------------------------------------------------------
 
@@ -585,7 +604,8 @@ class Road:
             **self.policy_inputs(k),
         }
         inputs |= {"begin": Path(given["begin"])} if given.get("begin") else {}
-        return training_stage(f"prm-{k}", RewardModelMethod, recipe, self.root, inputs)
+        unread = of_reward_model(recipe)
+        return training_stage(f"prm-{k}", RewardModelMethod, recipe, self.root, inputs, reread=True, unread=unread)
 
     def scores(self, k: int) -> Stage:
         c = self.config
@@ -663,9 +683,10 @@ class Road:
             return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
 
         settings = {"worsen": worsen, "seat": c.seats["worsener"], "sampling": c.sampling, "seed": c.seed,
-                    "task": c.task, "clean": c.clean}  # fmt: skip
+                    "task": c.task, "clean": c.clean, "words": self.words}  # fmt: skip
         inputs = {"cleaned": self.at("cleaned", k)}
-        return self.stage(f"worsened-{k}", make, settings, inputs, ("task.", "clean.", "seats.worsener."))
+        reads, unread = ("task.", "clean.", "seats.worsener."), self.unread("worsener", worsen.sampling)
+        return self.stage(f"worsened-{k}", make, settings, inputs, reads, unread)
 
     # -- pairs and what is learnt from them -----------------------------------------------------------------------
 
@@ -714,7 +735,8 @@ class Road:
         inputs |= {"values": self.at("values", k)} if c.pairs.values is not None else {}
         inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
-        return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
+        settings, unread = {"pairs": c.pairs, "read": self.read()}, () if self.needs_prm(k) else ("read",)
+        return self.stage(f"pairs-{k}", make, settings, inputs, unread=unread)
 
     def given_pairs(self) -> Stage:
         c = self.config
@@ -756,7 +778,7 @@ class Road:
                 given["data"] = [str(self.at(name, k) / "all.jsonl") for name in files]
                 inputs["worsened"] = self.at("worsened", k)
         recipe = self.trained(PreferenceRecipe, "preference", f"policy-{k}", self.policy(k), given)
-        return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs)
+        return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs, unread=of_training(recipe))
 
     def reinforcement(self, k: int) -> Stage:
         c = self.config

@@ -32,6 +32,7 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.methods.staged_configs import RoundsRecipe
+from trailmark.methods.unread import of_training
 from trailmark.models.load import load_model
 from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
@@ -135,7 +136,8 @@ def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
     }
     inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
     earlier = lambda folder: read_metrics(folder)[-1] if logged and read_metrics(folder) else None
-    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier)
+    unread = of_training(inner)
+    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier, unread=unread)
 
 
 def _paths(named: Mapping[str, str | None]) -> dict[str, str]:
