@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark import formats
-from trailmark.config import ModelConfig, SamplingConfig
+from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.data.gold import worked
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats import lpr as records
@@ -94,7 +94,20 @@ class LprMethod(Method):
         return config.sample.split
 
     @classmethod
+    def learns_between_rounds(cls, config: LprRecipe) -> None:
+        """A server is not trained, so a second round would ask the same model again."""
+        seat = config.seats.get(SEAT)
+        if config.steps > 1 and seat is not None and seat.kind == "http":
+            raise RecipeError(
+                f"steps is {config.steps}, and the seat policy is a server, which learns nothing: round 2 would ask "
+                f"the same model again. Set steps=1; or make the stages one by one, and after round 1 serve "
+                f"{config.out}/{Road(config, Run(config.out)).last(1)} at its address (trailmark lpr run solutions "
+                "RECIPE --round 2)."
+            )
+
+    @classmethod
     def check(cls, config: LprRecipe) -> list[str]:
+        cls.learns_between_rounds(config)
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]
 
@@ -108,6 +121,8 @@ class LprMethod(Method):
     @classmethod
     def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         config = fix_names(config, run)
+        if cls.only is None:
+            cls.learns_between_rounds(config)
         check_servers(cls.seats_of(config))
         road = Road(config, run)
         stages = road.stages()
@@ -703,7 +718,7 @@ class Road:
         def make(folder: Path) -> Any:
             episodes = self.solved(k)
             rewards, outputs = self.rewards(k, episodes)
-            barred = set(map(str, each(c.pairs.exclude, lambda row: row.value)[0])) if c.pairs.exclude else set()
+            barred = self.barred(episodes)
             ways = None if c.pairs.steps is None else self.steps_of_completions(k)
             notes = self.at("values", k) / "values.jsonl"
             values = [] if c.pairs.values is None else read_segment(notes, Annotation)
@@ -721,9 +736,15 @@ class Road:
                 spoilt = lpr_pairs.worse_pairs([(known[v["of"]], v["id"]) for v in versions])
                 made, told = [*made, *spoilt], {**told, "pairs": len(made) + len(spoilt), "worse pairs": len(spoilt)}
             if not made:
+                blind = sum(not e.turns[-1].prompt for e in ways or ())
+                why = (
+                    f" {blind} of {len(ways or ())} completions are of a server that answers messages, as text alone, "
+                    "and pairs of steps (pairs.steps) need the tokens behind a state: complete them with the model "
+                    "here, or with a server that goes on with a text (seats.policy.speaks=text)."
+                )
                 raise DataError(
                     f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
-                    f"{sum(map(won, episodes))} are right."
+                    f"{sum(map(won, episodes))} are right.{why * bool(blind)}"
                 )
             write_lines(folder / "pairs.jsonl", [p.line() for p in made])
             formats.write("episodes", folder / "chosen.jsonl", best, None)
@@ -737,6 +758,22 @@ class Road:
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         settings, unread = {"pairs": c.pairs, "read": self.read()}, () if self.needs_prm(k) else ("read",)
         return self.stage(f"pairs-{k}", make, settings, inputs, unread=unread)
+
+    def barred(self, episodes: Sequence[Episode]) -> set[str]:
+        """The questions of which no two right answers are compared."""
+        file = self.config.pairs.exclude
+        if file is None:
+            return set()
+        barred = set(map(str, each(file, lambda row: row.value)[0]))
+        tasks = [*self.questions(self.source()), *(e.task for e in episodes)]
+        known = {str(name) for t in tasks for name in (t.id, t.meta.get("id", t.id))} | {e.group for e in episodes}
+        if unknown := sorted(barred - known):
+            raise DataError(
+                f"names {len(unknown)} questions that task '{self.config.task.name}' does not have, the first "
+                f"'{unknown[0]}': the ids of questions are wanted, such as '{tasks[0].meta.get('id', tasks[0].id)}'.",
+                file, key="pairs.exclude",
+            )  # fmt: skip
+        return barred
 
     def given_pairs(self) -> Stage:
         c = self.config
@@ -786,7 +823,8 @@ class Road:
         rewards = dict(given.get("rewards", {}))
         inputs: dict[str, str | Path] = dict(self.policy_inputs(k, after_preference=True))
         if self.pays_steps():
-            rewards = {"classes": self.read().classes, "skip": c.read.skip, **rewards, "model": str(self.at("prm", k))}
+            read = {"classes": self.read().classes, "skip": c.read.skip, **({"raw": True} if c.read.raw else {})}
+            rewards = {**read, **rewards, "model": str(self.at("prm", k))}
             inputs["prm"] = self.at("prm", k)
         given["rewards"] = {"split": c.clean.split, **rewards}
         given = {"task": c.task.model_dump(), "sampling": c.sampling.model_dump(), **given}
@@ -818,7 +856,10 @@ class Road:
                 "task": c.task.model_dump(),
                 "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
             }
-        return recipe.model_validate(merged(base, given))
+        try:
+            return resolve(merged(base, given), recipe)
+        except RecipeError as problem:
+            raise RecipeError(f"stage '{name}': {str(problem).removeprefix('recipe: ')}") from None
 
 
 def without_prompts(e: Episode) -> Episode:

@@ -289,7 +289,7 @@ class LprComplete(Config):
     shards: list[NonNegativeInt] | None = Field(None, description="only states of these shards; none: all")
     duplicates: Literal["keep", "discard"] = Field("keep", description="states two of whose completions are equal")
     min_chars: NonNegativeInt = Field(
-        0, description="states whose last step says less than so many characters are discarded"
+        0, description="states whose last step says less than so many characters behind its name are discarded"
     )
 
 
@@ -442,8 +442,11 @@ class LprRecipe(RunConfig):
         kind = {"prm": "reward_model", "rl": "step_rl"}.get(info.field_name, "preference")
         filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
         filled |= {"task": {"name": "arith"}} if kind == "preference" else {}  # lpr sets the recipe's own
-        if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
-            raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        ours = {"method", "data", "format", "model", "out", "name", "seed", "seat", "pair_file", "task"}
+        ours |= {"outputs", "label"} if kind == "reward_model" else set()
+        if own := sorted(set(v) & ours):
+            why = " (from complete.k and labels.binary)" if own[0] == "outputs" else ""
+            raise ValueError(f"key '{own[0]}' is set by lpr itself{why}: leave it out")
         if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
             filled["rewards"] = {"model": "prm", **v["rewards"]}
         try:
@@ -464,6 +467,15 @@ class LprRecipe(RunConfig):
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
         if self.given.pairs and (self.preference is None or self.preference.get("objective") == "rejection"):
             raise ValueError("given.pairs needs section preference, with another objective than rejection")
+        kind, k = self.prm.get("kind", "classes"), self.complete.k
+        outputs = {"classes": 2 if self.labels.binary else k + 1, "outcome": 2}.get(kind, 1)
+        if wrong := [c for c in self.read.classes or () if c >= outputs]:
+            has = f"prm.kind {kind} has {outputs} output{'s' * (outputs > 1)}"
+            why = {"classes": "labels.binary has two" if self.labels.binary else f"complete.k {k} has {k + 1}"}
+            raise ValueError(
+                f"read.classes: there is no class {wrong[0]}: {why.get(kind, has)}. Leave read.classes out, and those "
+                "of good steps are taken"
+            )
         known = range(self.states.shards)
         for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
             if wrong := [i for i in shards or () if i not in known]:

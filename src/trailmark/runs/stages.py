@@ -343,9 +343,9 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
         if now.get(name) != value:
             file = place.home / name if name else place.home
             what = "was changed after it was made" if name in now else "is gone"
-            away = (
-                place.home if place.home in place.record.parents and not place.shared else f"{file} and {place.record}"
-            )
+            away = f"{file if place.shared else place.home} and {place.record}"
+            if place.home in place.record.parents and not place.shared:
+                away = str(place.home)
             raise RunError(
                 f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and "
                 f"the stage is made again."
