@@ -51,7 +51,9 @@ def model(size: str = "0.5B") -> LM:
     )  # fmt: skip
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+        made = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="sdpa", trust_remote_code=False
+        )
     return LM(made, tiny_tokenizer(pad_is_eos=True), size)
 
 

@@ -57,7 +57,9 @@ def shape() -> Any:
 def made(implementation: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        return transformers.AutoModelForCausalLM.from_config(shape(), dtype=dtype, attn_implementation=implementation)
+        return transformers.AutoModelForCausalLM.from_config(
+            shape(), dtype=dtype, attn_implementation=implementation, trust_remote_code=False
+        )
 
 
 def wait() -> None:

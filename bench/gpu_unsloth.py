@@ -50,7 +50,12 @@ def main() -> None:
         del model
         forget()
         peer, _ = unsloth.FastLanguageModel.from_pretrained(
-            folder, max_seq_length=16384, dtype=torch.bfloat16, load_in_4bit=False, full_finetuning=True
+            folder,
+            max_seq_length=16384,
+            dtype=torch.bfloat16,
+            load_in_4bit=False,
+            full_finetuning=True,
+            trust_remote_code=False,
         )
     for case in cases:
         found = theirs(episodes(*CASES[case]), args.repeats, peer)

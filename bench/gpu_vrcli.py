@@ -56,7 +56,7 @@ def made(lora: bool) -> LM:
     torch.manual_seed(0)
     with torch.device(DEVICE):
         model: Any = transformers.AutoModelForCausalLM.from_config(
-            shape, dtype=torch.float32, attn_implementation="sdpa"
+            shape, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )
     if lora:
         config = ModelConfig.model_validate({"name": "smollm2", "lora": {"rank": 32, "alpha": 64}})

@@ -35,7 +35,7 @@ def pair(size: str) -> tuple[LM, torch.nn.Module]:
     tokenizer = tiny_tokenizer()
     config = tiny_config("llama", vocab=len(tokenizer), context=256, **SHAPES[size])
     ours = build(config, 0)
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False).eval()
     theirs.load_state_dict(ours.state_dict())
     return LM(ours, tokenizer, size), theirs
 

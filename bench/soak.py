@@ -122,14 +122,15 @@ async def hostile(client: httpx.AsyncClient, name: str) -> None:
     path, body = HOSTILE[name]
     if not isinstance(body, bytes):
         HOSTILE[name] = path, (body := json.dumps(body, separators=(",", ":")).encode())
-    answer = await client.post(path, content=body)
+    answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
     assert 400 <= answer.status_code < 500 and answer.json()["error"]["message"], answer.text[:200]
 
 
 def vanish(url: str, k: int) -> None:
     """A client that is gone: in the middle of its headers, of its body, or of its answer."""
     body = json.dumps({"prompt": "a", "max_tokens": 500, "n": 4, "ignore_eos": True, "stream": k % 2 == 0}).encode()
-    whole = f"POST {TEXT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST {TEXT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    whole = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as gone:
         gone.sendall(whole[: (30, len(whole) - 9, len(whole))[k % 3]])

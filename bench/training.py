@@ -52,7 +52,7 @@ def pair(size: str) -> tuple[LM, Any]:
     tokenizer = tiny_tokenizer()
     config = tiny_config("llama", vocab=len(tokenizer), context=512, **SHAPES[size])
     ours = build(config, 0)
-    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
     theirs.load_state_dict(ours.state_dict())
     return LM(ours, tokenizer, size), theirs
 

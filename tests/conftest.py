@@ -1,7 +1,9 @@
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()  # where it is remembered which code a person has run
 
 import pytest
 import torch

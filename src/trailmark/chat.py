@@ -32,9 +32,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
 from trailmark.errors import DataError, ModelError
+from trailmark.templates import TemplateProblem, apply_template
 from trailmark.texts import PROBE, Marked, controls_of, mark
 from trailmark.token_bounds import Bounds
 from trailmark.types import Tokens
@@ -97,8 +96,7 @@ class _Template:
         self.tokenizer: Any = tokenizer
         self.controls = controls_of(tokenizer, template)
         self.options = self.controls.guard_all(options)
-        if template != "own":
-            self.options["chat_template"] = template
+        self.template = None if template == "own" else template
         known = {w for w in (*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens) if w.strip()}
         self.special = re.compile("|".join(map(re.escape, sorted(known, key=len, reverse=True))) or "(?!)")
 
@@ -106,10 +104,9 @@ class _Template:
         if not messages:
             raise DataError("a conversation needs a message before the assistant's first one")
         try:
-            asked = {"tokenize": False, "add_generation_prompt": prompt, **self.options}
             told = [self.controls.guard_message(m, i) for i, m in enumerate(messages)]
-            return self.tokenizer.apply_chat_template(told, **asked)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as e:
+            return apply_template(self.tokenizer, told, prompt, self.template, self.options)
+        except (TemplateProblem, TypeError, ValueError, LookupError) as e:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise DataError(f"the chat template refuses the messages ({roles}): {e}") from e
 

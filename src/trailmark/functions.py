@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
 import importlib.machinery
 import importlib.util
 import inspect
@@ -15,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import RecipeError, nearest
+from trailmark.trust import code_file, import_module, may_run
 
 
 def load_function(path: str, key: str = "reward") -> tuple[Callable[..., Any], Path]:
     """The function at `my_file.py:score` or `package.module:score`, and its file. The file is imported, and nothing
-    else is run. Errors name `key`, the recipe key with the function's name."""
+    else is run; it must be code that a person named (`trust.py`). Errors name `key`, the recipe key with the function's
+    name."""
     where, _, name = path.rpartition(":")
     if not where or not name:
         raise RecipeError(f"{key}: '{path}' must be my_file.py:function or package.module:function.")
+    may_run(path, key)
     module = _from_file(Path(where), key) if where.endswith(".py") else _from_package(where, key)
     found = getattr(module, name, None)
     if not callable(found):
@@ -38,32 +39,7 @@ def function_file(path: str) -> Path | None:
     where = path.rpartition(":")[0]
     if where.endswith(".py"):
         return Path(where)
-    try:
-        spec = importlib.util.find_spec(where) if where else None
-    except Exception:  # the package above it is imported, and may raise anything
-        return None
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def source_text(file: Path) -> bytes:
-    """The content of a file, followed by that of the files next to it that it imports, and that these import. So a
-    change in a helper is a change of the function. A file that imports none gives its own content."""
-    folder, seen, text = file.resolve().parent, [file.resolve()], b""
-    for path in seen:
-        data = path.read_bytes()
-        text += data
-        try:
-            tree = ast.parse(data)
-        except (SyntaxError, ValueError):
-            continue
-        for node in ast.walk(tree):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
-            for name in names:
-                beside = folder / f"{name.partition('.')[0]}.py"
-                if beside.is_file() and beside.resolve() not in seen:
-                    seen.append(beside.resolve())
-    return text
+    return code_file(path) if where else None
 
 
 class _FromSource(importlib.machinery.SourceFileLoader):
@@ -95,7 +71,7 @@ def _from_file(file: Path, key: str) -> Any:
 
 def _from_package(name: str, key: str) -> Any:
     try:
-        return importlib.import_module(name)
+        return import_module(name)
     except (Exception, SystemExit) as problem:
         if isinstance(problem, ModuleNotFoundError) and problem.name and f"{name}.".startswith(f"{problem.name}."):
             raise RecipeError(

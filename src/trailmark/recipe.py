@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trailmark.errors import RecipeError, nearest
 from trailmark.marked_yaml import Dumper, Keys, Mark, dotted, parse
+from trailmark.trust import named_by_person, named_by_run, of_a_run
 
 MAX_BYTES = 1 << 20
 
@@ -166,7 +167,9 @@ def _without(raw: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
 
 def load_yaml(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
     """As `load_recipe`, for a file that need not name a method."""
-    loaded, changes = _load(Path(path)), Loaded(str(path), {})
+    files: dict[Path, Loaded] = {}
+    loaded, changes = _load(Path(path), read=files), Loaded(str(path), {})
+    (named_by_run if any(map(of_a_run, files)) else named_by_person)(loaded.raw)
     for text in overrides:
         change, keys = _override(text), tuple(text.partition("=")[0].strip().split("."))
         if keys[0] in PATHS and len(keys) > 1:  # reward.success=0.9 beside a reward that is a text

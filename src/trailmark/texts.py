@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.errors import DataError
+from trailmark.templates import TemplateLimit, TemplateProblem, apply_template
 
 OPEN, CLOSE, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"  # noncharacters; if a text holds one itself, it is escaped
 PROBE = "\ue000trailmark\ue001"  # private-use characters: no template writes or trims them
@@ -336,17 +337,16 @@ def _turn_markers(tokenizer: Any, template: str | None, words: Sequence[str]) ->
     if template is None or not signs:
         return set()
     find, out = _one_of(signs), set[str]()
-    asked_for = {"chat_template": template} if isinstance(template, str) else {}
+    asked_for = template if isinstance(template, str) else None
     user = {"role": "user", "content": PROBE}
     system, assistant = {"role": "system", "content": PROBE}, {"role": "assistant", "content": PROBE}
     for talk in ([user], [system, user], [user, assistant, user]):
         try:
-            shown, asked = (
-                tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=p, **asked_for)
-                for p in (False, True)
-            )
-        except Exception:  # a template may refuse roles with any exception
+            shown, asked = (apply_template(tokenizer, talk, p, asked_for) for p in (False, True))
+        except TemplateProblem:  # a template may refuse roles
             continue
+        except TemplateLimit:
+            break
         if len(talk) < 3:
             out.update(find.findall(shown))
             out.update(find.findall(asked.removeprefix(shown))[:1])

@@ -74,7 +74,8 @@ def between(url):
             state["asked"] += 1
             if state["does"] == "break":
                 return  # the connection ends without an answer
-            found = httpx.post(state["url"] + self.path, content=body, timeout=60)
+            headers = {"Content-Type": self.headers["Content-Type"]}
+            found = httpx.post(state["url"] + self.path, content=body, headers=headers, timeout=60)
             data = found.json()
             if state["does"] == "lose" and self.path == "/v1/score":
                 data["data"][0]["token_logprobs"].pop()

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from trailmark.errors import RecipeError
-from trailmark.functions import function_file, load_function, source_text
+from trailmark.functions import function_file, load_function
+from trailmark.trust import source_text
 
 
 @pytest.fixture

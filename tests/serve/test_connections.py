@@ -34,9 +34,10 @@ def heard(connection):
     return b"".join(parts)
 
 
-HALF = b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-BODY = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+HALF = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: "
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = POST + b"Content-Length: 99\r\n\r\n{"
 
 
 def test_half_sent_requests_are_closed(engine, monkeypatch):
@@ -65,7 +66,7 @@ def test_whoever_sends_nothing_makes_room_for_who_asks(engine, monkeypatch, capf
 def test_a_house_full_of_work_says_so(engine, monkeypatch):
     monkeypatch.setattr(connections, "most_connections", lambda: 2)
     body = json.dumps({"prompt": "a", "max_tokens": 2000, "n": 8, "ignore_eos": True}).encode()
-    ask = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    ask = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with serving(engine, "m") as url, contextlib.ExitStack() as held:
         for _ in range(2):
             held.enter_context(connect(url, ask))

@@ -18,6 +18,7 @@ import pytest
 pytestmark = pytest.mark.hostile
 DEADLINE = 10.0  # seconds for an answer of /health: generous, and far below what a frozen server takes
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+JSON = {"Content-Type": "application/json"}
 SAY = [{"role": "user", "content": "hi"}]
 
 
@@ -92,7 +93,8 @@ def connect(url):
 
 
 def raw(path, body):
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -132,7 +134,7 @@ def test_a_request_out_of_all_bounds_is_refused_and_health_answers(server, name)
 @pytest.mark.parametrize("data", [b"[" * (7 << 20), b'{"a":' * (1 << 20), b"[" * 190 + b"]" * 190, b"9" * (7 << 20)])
 def test_json_that_is_no_request(server, data):
     with Polling(server):
-        answer = httpx.post(server + TEXT, content=data, timeout=60)
+        answer = httpx.post(server + TEXT, content=data, headers=JSON, timeout=60)
     assert answer.status_code == 400
 
 
@@ -197,7 +199,7 @@ def test_three_hundred_half_sent_requests_at_256_files(folder, tmp_path):
                     one.sendall(
                         b""
                         if k % 3 == 0
-                        else b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "
+                        else b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: "
                         if k % 3 == 1
                         else raw(TEXT, b"{" * 99)[:-9]
                     )

@@ -345,7 +345,7 @@ def test_what_asks_for_nothing_is_let_through(post):
     "data", [b"{", b"", b"[1]", b"\xff\xfe", b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"[" * 9999]
 )
 def test_invalid_json(post, data):
-    answer = post("/v1/completions", content=data)
+    answer = post("/v1/completions", content=data, headers={"Content-Type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
 
 
@@ -389,7 +389,8 @@ def test_a_client_that_vanishes_frees_its_slots(lm, stream):
     engine = LocalEngine(lm, slots=4, max_len=4000)
     with serving(engine, "tiny") as url:
         body = json.dumps({"prompt": "a", "n": 8, "max_tokens": 3000, "ignore_eos": True, "stream": stream}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as raw:
             raw.sendall(head + body)
             wait_until(lambda: engine.decoded > 20)

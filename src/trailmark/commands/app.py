@@ -33,10 +33,15 @@ from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
 from trailmark.commands.write import write
 from trailmark.errors import RunError, TrailmarkError
+from trailmark.trust import command
 
 
 class _Group(TyperGroup):
     """Turns an error of a command into one sentence and an exit code."""
+
+    def main(self, args: Any = None, *more: Any, **named: Any) -> Any:
+        with command(sys.argv[1:] if args is None else list(args)) as words:
+            return super().main(words, *more, **named)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -90,6 +95,10 @@ def _version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Run code that the recipe of a run names. May stand anywhere in the command."),
     ] = False,
 ) -> None: ...
 
@@ -197,5 +206,4 @@ app.add_typer(worlds, name="worlds")
 
 
 def main() -> None:
-    sys.path.append(os.getcwd())  # finds a user's task or method in the working directory
     app()

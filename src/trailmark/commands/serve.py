@@ -37,6 +37,13 @@ def serve(
     api_key: Annotated[
         str | None, typer.Option(envvar="TRAILMARK_API_KEY", help="Key that clients must send as bearer token.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A further host name under which clients may ask, such as a proxy's; '*': any. May be repeated.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Model name for clients; default: MODEL.")] = None,
     slots: Annotated[int, typer.Option(min=1, help="Sequences generated at the same time.")] = 16,
     max_len: Annotated[
@@ -87,7 +94,8 @@ def serve(
             from trailmark.evaluate.searched import load_values
 
             values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
-        app = build_app(engine, name or model, api_key, queue, values, prompt_format, home.sampling.stop)
+        hosts = [host, *(allow_host or ())]
+        app = build_app(engine, name or model, api_key, queue, values, prompt_format, home.sampling.stop, hosts)
         at, number = listening.getsockname()[:2]
         at = f"[{at}]" if ":" in at else at
         if not api_key and host not in ("127.0.0.1", "localhost", "::1"):
@@ -190,13 +198,14 @@ def serving(
     values: HeadValues | None = None,
     prompt_format: PromptFormat | None = None,
     stop: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> Iterator[str]:
     """The address of a server that runs in a thread during the block: for notebooks and tests. Meanwhile only the
     thread may use the engine."""
     from trailmark.serve.app import build_app
 
     with listen("127.0.0.1", 0) as listening:
-        app = build_app(engine, name, api_key, queue, values, prompt_format, stop)
+        app = build_app(engine, name, api_key, queue, values, prompt_format, stop, hosts)
         running = server(app, grace=1)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
         port = listening.getsockname()[1]

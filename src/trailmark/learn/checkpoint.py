@@ -26,16 +26,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from trailmark.errors import RunError
+from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
+from trailmark.models.checked import same_names
 from trailmark.models.lm import LM
 from trailmark.runs.checkpoints import EXTRA, numbered
 from trailmark.runs.store import cannot_write, sync_folder
 
 # errors that reading a cut, empty or edited file may raise
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, RunError)
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError, TrailmarkError)
 
 
 def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any], extra: bool = False) -> Path:
@@ -123,9 +124,11 @@ def save_model(lm: LM, folder: Path, base_folder: Path) -> None:
 def load_weights(lm: LM, folder: Path) -> None:
     """Load a checkpoint's weights into a model of the same shape."""
     if lm.adapted:
-        from peft import set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        set_peft_model_state_dict(lm.model, load_file(folder / "adapter_model.safetensors", device=str(lm.device)))
+        stored = load_file(folder / "adapter_model.safetensors", device=str(lm.device))
+        same_names(stored, get_peft_model_state_dict(lm.model), f"{folder}/adapter_model.safetensors")
+        set_peft_model_state_dict(lm.model, stored)
     else:
         tensors: dict[str, torch.Tensor] = {}
         for part in sorted(folder.glob("model*.safetensors")):

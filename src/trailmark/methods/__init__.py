@@ -3,8 +3,6 @@ loads a class from anywhere."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import re
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from trailmark.config import RunConfig, resolve
 from trailmark.errors import RecipeError, nearest
 from trailmark.recipe import Loaded
 from trailmark.runs import older
+from trailmark.trust import code_file, import_module, may_run
 
 if TYPE_CHECKING:
     from trailmark.methods.base import Method
@@ -96,11 +95,12 @@ def get_method(name: str) -> type[Method]:
         key = re.sub(r"[-_ ]+", "_", name.lower())
         if here := CALLED.get(OTHERS.get(key, key)):
             raise RecipeError(f"unknown method '{name}': in Trailmark it is {here}.")
-        if not NAME.fullmatch(name) or (name.isidentifier() and importlib.util.find_spec(name) is None):
+        if not NAME.fullmatch(name) or (name.isidentifier() and code_file(name) is None):
             raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
+        may_run(name, "method")
     module, _, attribute = METHODS.get(name, name).partition(":")
     try:
-        imported = importlib.import_module(module)
+        imported = import_module(module)
         found: Any = getattr(imported, attribute) if attribute else None
     except Exception as problem:  # a user's module may raise anything while it is imported
         raise RecipeError(f"method '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem

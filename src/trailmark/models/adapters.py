@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
 from trailmark.memory import need
+from trailmark.models.checked import quiet, read_tensors, same_names
 
 if TYPE_CHECKING:
-
     from trailmark.models.lm import LM
 
 NOTE = "base.json"
@@ -125,27 +126,42 @@ def add_lora(model: Any, config: ModelConfig) -> Any:
 
 def attach(model: Any, folder: Path, base: Base) -> Any:
     """A stored adapter on its base, ready for further training."""
+    import torch
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
+    stored = read_tensors(folder / "adapter_model.safetensors")
+    _only_lora(folder, stored)
+    no_fit = f"{folder}: this LoRA does not fit its base '{base.path}': it was made for another model"
     try:
-        stored = set(load_file(folder / "adapter_model.safetensors"))
         settings = PeftConfig.from_pretrained(str(folder))
         settings.base_model_name_or_path = base.path
-        adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=settings)
-        wanted = set(get_peft_model_state_dict(adapted))
-        if stored != wanted:
-            raise ValueError(f"it adapts {len(stored)} tensors, but this base has {len(wanted)} to adapt")
-        return adapted
-    except (SafetensorError, OSError) as problem:
-        said = str(problem).strip().splitlines()[0][:160]
-        raise ModelError(f"{folder}/adapter_model.safetensors cannot be read ({said})") from problem
-    except (RuntimeError, ValueError, KeyError, TypeError) as problem:
+        with warnings.catch_warnings(), quiet():
+            warnings.simplefilter("ignore")  # what they say of missing weights is an error below
+            adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True, config=settings)
+        wanted = get_peft_model_state_dict(adapted)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as problem:  # damaged settings may raise anything
+        said = (str(problem).strip() or type(problem).__name__).splitlines()[-1].strip()[:160]
+        raise ModelError(f"{no_fit} ({said})") from problem
+    same_names(stored, wanted, f"{no_fit}, or its file was cut: of the tensors that it should adapt, it")
+    return adapted
+
+
+def _only_lora(folder: Path, stored: Mapping[str, Any]) -> None:
+    """Refuse settings of another kind of adapter, and a rank that its weights do not have. (Other kinds can load
+    tokenizers and modules of their own.)"""
+    settings = _read(folder / "adapter_config.json")
+    if settings.get("peft_type") != "LORA" or settings.get("megatron_config"):
         raise ModelError(
-            f"{folder}: this LoRA does not fit its base '{base.path}': it was made for another model "
-            f"({str(problem).strip().splitlines()[-1].strip()[:160]})"
-        ) from problem
+            f"{folder}/adapter_config.json: peft_type is {settings.get('peft_type')!r}, and only plain LoRA is loaded"
+        )
+    held = {t.shape[0] for name, t in stored.items() if ".lora_A." in name and t.ndim == 2}
+    pattern = settings.get("rank_pattern") or {}
+    said = [settings.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    most = max(held, default=0)
+    if bad := [r for r in said if not isinstance(r, int) or not 0 < r <= most]:
+        raise ModelError(f"{folder}/adapter_config.json: its rank is {bad[0]}, and its weights have rank {most}")
 
 
 def name_base(lm: LM, folder: Path) -> None:

@@ -94,7 +94,9 @@ def build_family(name: str) -> LM:
     config = config_of(FAMILIES[name])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).double().eval()
+        model = (
+            AutoModelForCausalLM.from_config(config, attn_implementation=NAME, trust_remote_code=False).double().eval()
+        )
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")  # grouped products know no float64
         with torch.no_grad():

@@ -12,6 +12,7 @@ from trailmark.config import ModelConfig, ModelShape
 from trailmark.errors import ModelError, TrailmarkError
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
+from trailmark.models.checked import check_sizes, load_whole, read_tensors, weights_of
 
 if TYPE_CHECKING:
     import torch
@@ -185,11 +186,12 @@ def _listed(ids: Any) -> list[int]:
 def _load_heads(lm: LM, folder: Path) -> None:
     """Load the heads of a checkpoint, which are stored next to its weights."""
     if (folder / "heads.safetensors").is_file():
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / "heads.safetensors")
+        file = folder / "heads.safetensors"
+        tensors = read_tensors(file)
         tensors = {n: t for n, t in tensors.items() if n.count(".") == 1 and n.endswith(".weight")}  # linear heads
         for name, weight in tensors.items():
+            if weight.ndim != 2 or weight.shape[1] != lm.width:
+                raise ModelError(f"{file}: head '{name}' is {list(weight.shape)}, and the model's width is {lm.width}.")
             lm.add_head(name.removesuffix(".weight"), weight.shape[0])
         lm.heads.load_state_dict(tensors)
 
@@ -234,13 +236,12 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
 
 
 def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) -> Any:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    import torch
 
     from trailmark.models.attention import NAME
 
-    if config.quant == "none":
-        need_weights(stored_parameters(path), path, dtype.itemsize, device)
+    here = not _hub_answers(path)
+    shaped = _config(path, here, config.revision)
     more: dict[str, Any] = {}
     if config.quant != "none":
         import logging
@@ -256,17 +257,22 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
             "device_map": device,
         }
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        if config.quant == "none":
+            count = stored_parameters(path)
+            if count and getattr(shaped, "quantization_config", None) is None:
+                count = max(count, weights_of(shaped))
+            need_weights(count, path, dtype.itemsize, device)
+        model = load_whole(
             path,
             revision=config.revision or "main",
-            local_files_only=not _hub_answers(path),
-            trust_remote_code=False,
-            use_safetensors=True,
+            local_files_only=here,
             dtype=dtype,
             attn_implementation=NAME,
             **more,
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
+    except (TrailmarkError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:  # a damaged checkpoint may raise anything
         raise ModelError(_why(path, problem)) from problem
     return (model if more else model.to(device)).eval()
 
@@ -304,18 +310,28 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
         return AutoTokenizer.from_pretrained(
             path, revision=revision or "main", local_files_only=not _hub_answers(path), trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as problem:
+    except Exception as problem:  # damaged files may raise anything
         raise ModelError(_why(path, problem)) from problem
 
 
 def load_config(path: str) -> Any:
     """The transformers config of a folder or of a name on the hub, without its weights."""
+    return _config(path, not _hub_answers(path))
+
+
+def _config(path: str, here: bool, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=not _hub_answers(path), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as problem:
+        found = AutoConfig.from_pretrained(
+            path, revision=revision or "main", local_files_only=here, trust_remote_code=False
+        )
+        check_sizes(found, path)
+    except TrailmarkError:
+        raise
+    except Exception as problem:  # a damaged config may raise anything
         raise ModelError(_why(path, problem)) from problem
+    return found
 
 
 def tokenizer_by_name(name: str) -> Any:
@@ -359,7 +375,7 @@ def _why(path: str, problem: Exception) -> str:
 
     from trailmark.models.attention import NAME
 
-    lines = str(problem).strip().split("\n")
+    lines = (str(problem).strip() or type(problem).__name__).split("\n")
     if "remote code" in str(problem) or "trust_remote_code" in str(problem):
         return (
             f"model '{path}' brings code of its own (trust_remote_code), which Trailmark does not run: use a model of "
@@ -408,9 +424,6 @@ def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
 
 def describe(config: ModelConfig) -> dict[str, Any]:
     """What `--dry-run` says about a model, without network and weights: its family and number of parameters."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from trailmark.models.reach import context_of
     from trailmark.models.tiny import tiny_tokenizer
 
@@ -419,30 +432,22 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         count = parameters(shape, shape.vocab or len(tiny_tokenizer()))
         return {"family": shape.family, "parameters": count, "context": shape.context}
     shaped = shape_of(config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shaped)
-    return {
-        "family": shaped.model_type,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "context": context_of(shaped),
-    }
+    try:
+        count = weights_of(shaped)
+    except Exception as problem:  # a damaged config may raise anything
+        raise ModelError(_why(config.name, problem)) from problem
+    return {"family": shaped.model_type, "parameters": count, "context": context_of(shaped)}
 
 
 def shape_of(config: ModelConfig) -> Any:
     """The transformers config of a model, without network and without weights."""
-    from transformers import AutoConfig
-
     from trailmark.models.tiny import tiny_config, tiny_tokenizer
 
     if config.shape or config.name == "tiny":
         shape = config.shape or ModelShape()
         return _shape_config(shape, shape.vocab or len(tiny_tokenizer()), tiny_config)
     if Path(config.name).is_dir():
-        try:
-            base = find_base(Path(config.name)).path if is_adapter(config.name) else config.name
-            return AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError) as problem:
-            raise ModelError(_why(config.name, problem)) from problem
+        return _config(find_base(Path(config.name)).path if is_adapter(config.name) else config.name, here=True)
     if config.name == "smollm2":
         shaped = tiny_config("llama", vocab=49152, layers=30, width=576, heads=9, kv_heads=3, ffn=1536, context=8192)
         shaped.tie_word_embeddings = True

@@ -75,6 +75,9 @@ def import_critic(source: Path, target: Path, head: str) -> Path:
     else:
         weight = next(iter(mine.values())).float()
         save_file(tensors, half / "model.safetensors", metadata={"format": "pt"})
+        if "lm_head.weight" not in tensors:  # a critic has no output layer, and none is made up
+            settings = json.loads((half / "config.json").read_text())
+            (half / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}, indent=2))
     save_file({"value.weight": weight.contiguous()}, half / "heads.safetensors")
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(target)

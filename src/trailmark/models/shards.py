@@ -5,8 +5,9 @@
     global_step8/*_optim_states.pt, …       DeepSpeed ZeRO, stages 1, 2 and 3: every process wrote its part
 
 This is the only place that reads pickles, and it reads weights alone: torch refuses everything in a file but tensors,
-plain values and the few names of `ALLOWED`, for which harmless stand-ins are put. The new folder is written beside its
-place, loaded once, and then renamed. So it is there as a whole or not at all.
+plain values and the few names of `ALLOWED`, for which harmless stand-ins are put. A file that would grow while it is
+read is refused: compressed records, tensors that repeat a few numbers. The new folder is written beside its place,
+loaded once, and then renamed. So it is there as a whole or not at all.
 
 ZeRO keeps the weights of a group as one long row of float32 numbers, cut into as many parts as there were processes.
 Stages 1 and 2 cut the row of all weights. Stage 3 cuts every weight by itself, and pads its last part.
@@ -14,19 +15,22 @@ Stages 1 and 2 cut the row of all weights. Stage 3 cuts every weight by itself, 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import ModelError, RunError
+from trailmark.errors import ModelError, RunError, TrailmarkError
+from trailmark.memory import need
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +60,10 @@ ALLOWED: list[tuple[Any, str]] = [
 ]
 
 
+FOREIGN = {"FSDP": "*.distcp", "Megatron": "latest_checkpointed_iteration.txt", "Megatron-LM": "mp_rank_*"}
+MOST_PARTS = 100_000
+
+
 @dataclass
 class Gathered:
     """The weights of a checkpoint. `same` names weights that are another one under a second name."""
@@ -64,12 +72,26 @@ class Gathered:
     tensors: Tensors
     same: Mapping[str, str] = field(default_factory=dict)
     files: int = 1
+    buffers: frozenset[str] = frozenset()  # what the checkpoint itself calls buffers
 
 
 def gather(folder: Path, tag: str | None = None) -> Gathered:
     """All weights of a checkpoint. An error names what is missing or damaged."""
+    from trailmark.models.checked import must_be_plain
+
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder.")
+    try:
+        found = _gather(folder, tag)
+    except TrailmarkError:
+        raise
+    except Exception as problem:  # a damaged file may raise anything
+        raise ModelError(f"{folder} is no checkpoint of a layout that is read here: {_said(problem)}.") from None
+    must_be_plain(found.tensors, folder)
+    return found
+
+
+def _gather(folder: Path, tag: str | None) -> Gathered:
     if tag is not None or (folder / "latest").is_file() or any(map(OPTIM.fullmatch, _names(folder))):
         return _deepspeed(_tagged(folder, tag))
     if (files := _pieces(folder)) is not None:
@@ -78,10 +100,18 @@ def gather(folder: Path, tag: str | None = None) -> Gathered:
         return _deepspeed(folder)
     inside = [p.name for p in sorted(folder.iterdir()) if p.is_dir() and (p / "latest").is_file()]
     hint = f" There are checkpoints in {', '.join(inside)}: name one of these folders." if inside else ""
+    for program, sign in FOREIGN.items():
+        if next(folder.glob(sign), None) is not None:
+            hint += f" It is a checkpoint of {program}: put it together with that program first."
     raise ModelError(
         f"{folder} holds no checkpoint: neither model.safetensors nor pytorch_model.bin, whole or in pieces, nor the "
         f"file 'latest' of DeepSpeed.{hint}"
     )
+
+
+def _said(problem: BaseException) -> str:
+    """The first line of an error, or its kind."""
+    return (str(problem).strip() or type(problem).__name__).splitlines()[0][:200].rstrip(".")
 
 
 def _names(folder: Path) -> list[str]:
@@ -110,8 +140,8 @@ def _pieces(folder: Path) -> tuple[list[str], Mapping[str, str]] | None:
 def _read_index(path: Path) -> dict[str, str]:
     try:
         where = json.loads(path.read_bytes())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise ModelError(f"{path} is no index of weights: {problem}.") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise ModelError(f"{path} is no index of weights: {_said(problem)}.") from None
     if not isinstance(where, dict) or not all(isinstance(v, str) and Path(v).name == v for v in where.values()):
         raise ModelError(f"{path} is no index of weights: 'weight_map' must name files of this folder.")
     return where
@@ -137,13 +167,9 @@ def _weights_of(path: Path) -> Tensors:
     import torch
 
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from trailmark.models.checked import read_tensors
 
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as problem:
-            raise ModelError(f"{path} cannot be read: {problem}.") from None
+        return read_tensors(path)
     held = read_pickled(path)
     held = held.get("state_dict", held) if isinstance(held, dict) else held
     if not isinstance(held, dict) or not all(torch.is_tensor(t) for t in held.values()):
@@ -156,6 +182,10 @@ def read_pickled(path: Path) -> Any:
     import torch
 
     try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as records:
+                if any(r.compress_type or r.file_size > r.compress_size for r in records.infolist()):
+                    raise ModelError(f"{path} holds compressed records, which torch does not write: it is not read.")
         with torch.serialization.safe_globals(ALLOWED):  # type: ignore[arg-type]
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -166,8 +196,10 @@ def read_pickled(path: Path) -> Any:
         raise ModelError(
             f"{path} holds {what} that is not weights. Reading it could run any code, so it is not read."
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as problem:
-        raise ModelError(f"{path} is damaged: {str(problem).splitlines()[0][:200]}.") from None
+    except TrailmarkError:
+        raise
+    except Exception as problem:  # a damaged file may raise anything
+        raise ModelError(f"{path} is damaged: {_said(problem)}.") from None
 
 
 # --- DeepSpeed --------------------------------------------------------------------------------------------------------
@@ -177,8 +209,9 @@ def _tagged(folder: Path, tag: str | None) -> Path:
     """The folder of the step that is wanted: `tag`, or the one that 'latest' names."""
     if tag is None and not (folder / "latest").is_file():
         return folder
-    name = tag or (folder / "latest").read_text("utf-8", "replace").strip()
-    if not (folder / name).is_dir() or Path(name).name != name:
+    with (folder / "latest").open("rb") if tag is None else io.BytesIO(tag.encode("utf-8", "replace")) as file:
+        name = file.read(1000).decode("utf-8", "replace").strip()
+    if name in ("", "..") or not name.isprintable() or Path(name).name != name or not (folder / name).is_dir():
         here = ", ".join(p.name for p in sorted(folder.iterdir()) if p.is_dir()) or "none"
         said = f"--tag {name}" if tag else f"'latest' names {name}"
         raise ModelError(f"{folder}: {said}, and there is no such folder. Found: {here}.")
@@ -199,8 +232,11 @@ def _deepspeed(folder: Path) -> Gathered:
         held = _model_states(folder, states[0][0])
         return Gathered("DeepSpeed without ZeRO", held["module"], held.get("shared_params") or {})
     first = _zero_states(folder, optim[0][0])
-    counts = first["partition_count"]
-    world, stage = int(max(counts) if isinstance(counts, list) else counts), int(first["zero_stage"])
+    counts, stage = first["partition_count"], first["zero_stage"]
+    world = max(counts, default=0) if isinstance(counts, list) else counts
+    if not isinstance(world, int) or not 0 < world <= MOST_PARTS or stage not in (1, 2, 3):
+        raise ModelError(f"{folder / optim[0][0]}: it says {world!r} parts of stage {stage!r}, which cannot be.")
+    stage = int(stage)
     own = f"{optim[0][1]}{{}}{optim[0][3]}{optim[0][4]}{optim[0][5]}"
     _all_there(folder, [own.format(k) for k in range(world)], len(optim))
     if stage <= 2:
@@ -213,7 +249,7 @@ def _deepspeed(folder: Path) -> Gathered:
     parts = [_zero_states(folder, own.format(k)) for k in range(world)]
     try:
         trained = _from_row(parts, held[0]) if stage <= 2 else _from_parts(parts, held)
-    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as problem:
+    except Exception as problem:  # a damaged file may raise anything
         raise ModelError(f"{folder} has another layout than DeepSpeed's of ZeRO stage {stage}: {problem!r}.") from None
     if trained is None:
         raise ModelError(
@@ -223,7 +259,7 @@ def _deepspeed(folder: Path) -> Gathered:
     every |= _frozen(held) | trained
     same = {a: b for h in held for a, b in (h.get("shared_params") or {}).items() if b in every}
     every = {n: t.float() if t.is_floating_point() else t for n, t in every.items()}
-    return Gathered(f"DeepSpeed ZeRO {stage}", every, same, world)
+    return Gathered(f"DeepSpeed ZeRO {stage}", every, same, world, frozenset(map(str, held[0]["buffer_names"])))
 
 
 def _all_there(folder: Path, names: Sequence[str], held: int = 0) -> None:
@@ -322,6 +358,7 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
         raise ModelError(
             f"{source} has no config.json: name the model that training began with, such as --like Qwen/Qwen2.5-3B."
         )
+    asked, tied = _asked_by(beside["config.json"], source)
     tensors, same = _plain_names(found.tensors), _plain_names(found.same)
     first: dict[tuple[Any, ...], str] = {}
     for name, t in tensors.items():  # a .bin file stores two names of one weight as one weight
@@ -330,7 +367,8 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
     tensors = {n: t for n, t in tensors.items() if n not in same}
     if dtype:
         tensors = {n: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for n, t in tensors.items()}
-    tied = json.loads(beside["config.json"].read_bytes()).get("tie_word_embeddings", False)
+    left = sorted(n for n in tensors if n in found.buffers and n not in asked)
+    tensors = {n: t for n, t in tensors.items() if n not in left}
     if not tied:  # two names stay two weights
         tensors |= {n: tensors[m].clone() for n, m in same.items()}
     kinds = sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values()})
@@ -341,12 +379,30 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
         _write(place, tensors)
         del tensors
         found.tensors.clear()
-        said = _check(place, source)
+        _load_once(place, source)
     files = f"{found.files} files" if found.files > 1 else "one file"
     lines = [f"{source}: {found.kind}, {files}", f"{out}: {count:,} weights, {' and '.join(kinds)}"]
     if not any(n.startswith(("tokenizer", "vocab")) for n in beside):
         lines.append("note: there is no tokenizer: copy one there, or convert with --like MODEL.")
-    return lines + said
+    if left:
+        lines.append(f"note: left out {len(left)} buffers that no model of this config.json has, such as '{left[0]}'.")
+    return lines
+
+
+def _asked_by(file: Path, source: Path) -> tuple[Collection[str], bool]:
+    """The names of the weights that a config.json asks for, and whether it ties the output layer."""
+    from trailmark.models.checked import described
+    from trailmark.models.load import load_config
+
+    config = load_config(str(file.parent))
+    try:
+        shapes = described(config)
+        tied = json.loads(file.read_bytes()).get("tie_word_embeddings", False)
+    except Exception as problem:  # a damaged config may raise anything
+        raise ModelError(f"{source}: its config.json describes no model: {_said(problem)}.") from None
+    whole = 2 * sum(math.prod(shape) for shape in shapes.values())
+    need(whole, f"{source}: a model as its config.json describes it", "look at its config.json")
+    return shapes.keys(), bool(tied)
 
 
 def _beside(folders: Sequence[Path]) -> dict[str, Path]:
@@ -402,30 +458,19 @@ def _write(place: Path, tensors: Tensors) -> None:
     save_torch_state_dict(alone, place, max_shard_size="5GB", metadata={"format": "pt"})
 
 
-def _check(place: Path, source: Path) -> list[str]:
-    """Load the folder once. A weight that the model needs must be there."""
-    from transformers import AutoModelForCausalLM
+def _load_once(place: Path, source: Path) -> None:
+    """Load the folder once, as every command will."""
     from transformers.utils import logging
 
+    from trailmark.models.checked import load_whole
+
     logging.disable_progress_bar()
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # what it would say is said below
     try:
-        _, info = AutoModelForCausalLM.from_pretrained(
-            place, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as problem:
-        why = str(problem).splitlines()[0][:300]
-        raise ModelError(f"{source}: its weights do not fit its config.json: {why}") from None
-    finally:
-        logging.set_verbosity(before)
-    if missing := sorted(info["missing_keys"]):
-        raise ModelError(
-            f"{source} has no weight '{missing[0]}', which its config.json asks for ({len(missing)} are missing)."
-        )
-    if extra := sorted(info["unexpected_keys"]):
-        return [f"note: config.json describes a model without {len(extra)} of the weights, such as '{extra[0]}'."]
-    return []
+        load_whole(place, source, local_files_only=True, dtype="auto", attn_implementation="eager")
+    except TrailmarkError:
+        raise
+    except Exception as problem:  # a damaged checkpoint may raise anything
+        raise ModelError(f"{source}: its weights do not fit its config.json: {_said(problem)}.") from None
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def smollm2_folder(gguf: Path | None = None) -> Path:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = dict(gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), dtype=torch.float32, **source)
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(gguf.parent), **source)
+    place, file = str(gguf.parent), gguf.name
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, gguf_file=file, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(place, gguf_file=file, trust_remote_code=False)
     for role, word in SPECIAL.items():  # some versions of transformers read them differently from the file
         setattr(tokenizer, role, word)
     config = model.config

@@ -120,5 +120,7 @@ def build(config: Any, seed: int = 0, dtype: torch.dtype = torch.float32, device
     devices = [device] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=NAME)
+        model = AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), attn_implementation=NAME, trust_remote_code=False
+        )
     return model.to(dtype=dtype).eval()

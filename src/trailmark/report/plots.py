@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.runs.store import cannot_write
+from trailmark.errors import RunError
+from trailmark.runs.store import LINK, atomic_write, cannot_write
 
 TRAIN, EVAL = "#2f6fb3", "#c8501e"
 
@@ -31,6 +33,8 @@ def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = 
 
     written: list[Path] = []
     names: set[str] = set()
+    if folder.is_symlink():
+        raise RunError(f"{folder} {LINK}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for c in curves:
@@ -41,8 +45,7 @@ def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = 
             while name.lower() in names:
                 name += "-"
             names.add(name.lower())
-            figure.savefig(folder / f"{name}.png")
-            written.append(folder / f"{name}.png")
+            written.append(_save(figure, folder / f"{name}.png"))
         moving = [c for c in curves if len({v for _, v in (*c["train"], *c["eval"])}) > 1] or list(curves)
         columns = min(3, len(moving))
         rows = -(-len(moving) // columns)
@@ -51,10 +54,17 @@ def write_plots(curves: Sequence[Mapping[str, Any]], folder: Path, title: str = 
         figure.suptitle(title, parse_math=False)
         for i, c in enumerate(moving):
             _draw(figure.add_subplot(rows, columns, i + 1), c, weight)
-        figure.savefig(folder / "all.png")
+        _save(figure, folder / "all.png")
     except OSError as e:
         raise cannot_write(folder, e) from e
     return [*written, folder / "all.png"]
+
+
+def _save(figure: Any, path: Path) -> Path:
+    held = io.BytesIO()
+    figure.savefig(held, format="png")
+    atomic_write(path, held.getvalue())
+    return path
 
 
 def _draw(axes: Any, curve: Mapping[str, Any], weight: float) -> None:

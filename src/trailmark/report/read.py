@@ -79,6 +79,8 @@ def _held(path: Path) -> bool:
     """Whether a living process trains here. The process id is checked first, so a run that starts is not disturbed."""
     import fcntl
 
+    if path.is_symlink() or not path.is_file():
+        return False
     try:
         os.kill(int(path.read_text("ascii")), 0)
     except PermissionError:

@@ -519,11 +519,12 @@ def label_ids(tokenizer: Any, labels: tuple[str, ...]) -> Tokens:
 
 def stop_ids(tokenizer: Any, chat: bool = False) -> Tokens:
     """The tokens that end a turn: the end-of-sequence token and, in a conversation, the template's end of turn."""
+    if not chat:
+        return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
     if tokenizer not in _STOPS:
         turn = end_of_turn(tokenizer, template=_template(tokenizer))
         _STOPS[tokenizer] = tuple(dict.fromkeys(int(t) for t in (turn, tokenizer.eos_token_id) if t is not None))
-    plain = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    return _STOPS[tokenizer] if chat else plain
+    return _STOPS[tokenizer]
 
 
 _STOPS: weakref.WeakKeyDictionary[Any, Tokens] = weakref.WeakKeyDictionary()

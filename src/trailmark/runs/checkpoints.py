@@ -30,13 +30,17 @@ def is_run(folder: Path) -> bool:
 
 def prune(folder: Path, keep_last: int, best: list[int], extra: bool = False) -> None:
     """Delete all checkpoints but the newest and the best ones. With `extra`, the extra ones are not counted, and one
-    stays only while it is the newest of all. Each is renamed first, so that a half-deleted one is not listed."""
+    stays only while it is the newest of all. Each is renamed first, so that a half-deleted one is not listed. Of a link,
+    only the link is deleted."""
     every = listed(folder)
     others = [p for p in every if extra and (p / EXTRA).is_file()]
     counted = [p for p in every if p not in others]
     for path in [*counted[:-keep_last], *(p for p in others if p != every[-1])]:
         if int(path.name) not in best:
             gone = path.with_name(f".{path.name}.partial")
+            if path.is_symlink():  # what it leads to is not ours to delete
+                path.unlink()
+                continue
             path.rename(gone)
             point("checkpoint.pruned")
             shutil.rmtree(gone)
@@ -45,4 +49,4 @@ def prune(folder: Path, keep_last: int, best: list[int], extra: bool = False) ->
 def sweep(folder: Path) -> None:
     """Delete what a killed process left unfinished."""
     for path in folder.glob(".*.partial"):
-        shutil.rmtree(path)
+        path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)

@@ -17,6 +17,7 @@ from trailmark.errors import RecipeError
 from trailmark.marked_yaml import Mark, parse
 from trailmark.recipe import Loaded
 from trailmark.runs.store import Run
+from trailmark.trust import named_by_run
 
 Recipe = dict[str, Any]
 PREFERENCES = ("rejection", "dpo", "ipo", "kto")
@@ -157,4 +158,5 @@ def read_recipe(run: Run | str | Path) -> Recipe:
     found = parse(run.recipe, str(run.recipe_file))[0]
     if not isinstance(found, dict):
         raise RecipeError(f"{run.recipe_file}: a recipe is a mapping of keys to values.")
+    named_by_run(found)
     return translate(found)

@@ -36,12 +36,23 @@ __all__ = [
 _SEGMENT = re.compile(r"\d+\.jsonl")
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a limit on the "
          "size of files is reached"}  # fmt: skip
+LINK = "is a link: nothing in a run's folder is written through links. Put the file or folder itself in its place"
 
 
 def cannot_write(path: Path, e: OSError) -> RunError:
+    if e.errno == errno.ELOOP:
+        return RunError(f"{path} {LINK}.")
     why = _FULL.get(e.errno or 0)
     hint = f"{why}; make room and go on with --resume" if why else (e.strerror or str(e)).lower()
     return RunError(f"cannot write {path}: {hint}.")
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise an error if a folder or file that is written into in a run is a link: it could lead anywhere."""
+    for place in (folder, folder / "annotations", folder / "stages"):
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.is_symlink():
+                raise RunError(f"{path} {LINK}.")
 
 
 def sync_folder(path: Path) -> None:
@@ -72,7 +83,7 @@ def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
     temp = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     point(f"{name}.before")
     try:
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
         try:
             _write_all(fd, view[: len(view) // 2])
             point(f"{name}.half")
@@ -176,7 +187,7 @@ def append_text(path: str | Path, text: str, name: str) -> None:
     path, data = Path(path), text.encode()
     point(f"{name}.before")
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
         try:
             size = os.fstat(fd).st_size
             if os.write(fd, data) != len(data):
@@ -248,7 +259,12 @@ def hold(path: Path, what: str) -> int:
     """Lock a file until its descriptor is closed or the process dies. RunBusy if another process holds the lock."""
     import fcntl
 
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise cannot_write(path, e) from None
+        raise
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -333,6 +349,7 @@ class Run:
     def keep_evaluation(self, name: str, episodes: Iterable[Episode], notes: Sequence[Annotation] = ()) -> Path:
         """Store the episodes of a named evaluation in RUN/evaluation/NAME.jsonl, and the judge's notes on them in
         RUN/evaluation/NAME.annotations.jsonl."""
+        refuse_links(self.path)
         path = self.path / "evaluation" / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         if notes:
@@ -365,6 +382,7 @@ class Run:
 
     def lock(self) -> None:
         """Raise an error if another process trains here, and delete temporary files of a process that died."""
+        refuse_links(self.path)
         self._lock = hold(self.path / ".lock", str(self.path))
         for temp in self.path.rglob(".*.tmp"):
             if not _being_written(temp):

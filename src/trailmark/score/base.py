@@ -80,6 +80,7 @@ class Judge(ABC):
             if not file.exists() or json.loads(file.read_text("utf-8"))["fingerprint"] != self.fingerprint:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
+                temp.unlink(missing_ok=True)  # it may be a link
                 temp.write_text(json.dumps(now, indent=1) + "\n", "utf-8")
                 os.replace(temp, file)
         except OSError as problem:

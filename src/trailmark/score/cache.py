@@ -53,7 +53,7 @@ class Cache:
             data = (json.dumps({self.field: key, **row}, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+                fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
                 try:
                     size = os.fstat(fd).st_size
                     if os.write(fd, data) != len(data):

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import JudgeError
-from trailmark.functions import load_function, source_text, where_it_failed
+from trailmark.functions import load_function, where_it_failed
 from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
+from trailmark.trust import source_text
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig, ServerConfig

@@ -19,6 +19,7 @@ from trailmark.errors import TrailmarkError
 from trailmark.score.values import HeadValues
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat
+from trailmark.serve.senders import Senders
 from trailmark.serve.service import Service
 
 OWNER = "trailmark"  # the owner in /v1/models, by which our own http engine recognises us
@@ -32,9 +33,11 @@ def build_app(
     values: HeadValues | None = None,
     prompt_format: PromptFormat | None = None,
     stop: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> FastAPI:
     """`prompt_format` says how conversations become prompts. The texts `stop` end an answer unless a request names its
-    own."""
+    own. Clients may ask under the names `hosts`, beside those of this machine."""
+    senders = Senders(hosts)
     service = Service(engine, name or engine.name, queue, values, prompt_format, stop)
     app = FastAPI(title="trailmark", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
@@ -44,6 +47,7 @@ def build_app(
             given = request.headers.get("authorization", "").encode()
             if api_key and not hmac.compare_digest(given, f"Bearer {api_key}".encode()):
                 raise ApiError(401, "the API key is wrong or missing.", code="invalid_api_key")
+            senders.check(request)
             return await handler(request)
 
         return route

@@ -9,6 +9,7 @@ Everything has a limit: the whole body before its fields are checked (`bounded`)
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -29,6 +30,16 @@ DEPTH, KEYS, KEY, PARTS = 32, 256, 256, 1 << 16
 ROWS, IDS, MESSAGES = 4096, 1 << 20, 2048  # most texts or states of a request, ids of a list, messages
 STOPS, STOP_IDS, STOP, NAME = 32, 1024, 1024, 4096  # most stop texts and ids, letters of a stop text, letters of a name
 MOST = 2**31
+
+# The variables of chat templates that a request may set, and most letters of their values as JSON.
+VARIABLES = {
+    "enable_thinking", "thinking", "thinking_budget", "thinking_mode", "reasoning_effort", "preserve_thinking",
+    "clear_thinking", "truncate_history_thinking", "keep_past_thinking", "force_reasoning", "date_string",
+    "current_date", "today", "documents", "citations", "controls", "safety_mode", "builtin_tools", "custom_tools",
+    "available_tools", "tools_in_user_message", "xml_tools", "python_tools", "add_vision_id", "model_identity",
+    "custom_instructions", "system_message",
+}  # fmt: skip
+VALUES = 1 << 16
 
 Id = Annotated[int, Field(ge=0, lt=MOST)]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=IDS, fail_fast=True)]
@@ -227,7 +238,7 @@ class ChatBody(Sampling):
     max_completion_tokens: int | None = Field(None, ge=1, lt=MOST)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    chat_template_kwargs: Annotated[dict[str, bool | int | Name], Field(max_length=32)] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=32)] = {}
     continue_final_message: bool = False  # the last message is the beginning of the answer
     add_generation_prompt: bool = True
 
@@ -247,10 +258,16 @@ class ChatBody(Sampling):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _options(cls, v: dict[str, Any]) -> dict[str, Any]:
-        # The server decides how messages become text. A request may only set options of the template.
-        taken = {"chat_template", "tokenize", "add_generation_prompt", "conversation", "continue_final_message", "self"}
-        if bad := [k for k in v if k in taken or k.startswith("return_") or not k.isidentifier()]:
-            raise ValueError(f"'{bad[0]}' cannot be set by a request")
+        # A request may only set variables that chat templates commonly read. The server decides everything else.
+        if bad := [k for k in v if k not in VARIABLES]:
+            near = nearest(bad[0], VARIABLES)
+            raise ValueError(f"'{bad[0]}' cannot be set by a request.{near if 'Did' in near else ''}")
+        try:
+            size = len(json.dumps(v))
+        except (ValueError, RecursionError):  # a number of thousands of digits
+            size = VALUES + 1
+        if size > VALUES:
+            raise ValueError(f"more than {VALUES} letters of values")
         return v
 
 

@@ -57,4 +57,6 @@ def api_error(problem: Exception) -> ApiError:
         return ApiError(problem.status_code, f"{problem.detail}.", headers=problem.headers)
     if isinstance(problem, TrailmarkError) and not isinstance(problem, EngineError):
         return ApiError(400, str(problem))  # for example, the chat template refuses a conversation
-    return ApiError(500, f"{type(problem).__name__}: {problem}")
+    if isinstance(problem, EngineError):
+        return ApiError(500, f"{type(problem).__name__}: {problem}")
+    return ApiError(500, "an error inside the server: its log says which.")

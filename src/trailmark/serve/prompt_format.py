@@ -23,6 +23,7 @@ from trailmark.rollout.bos import adds_bos
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.serve.errors import ApiError
+from trailmark.templates import apply_template
 from trailmark.types import Tokens
 
 if TYPE_CHECKING:
@@ -40,11 +41,12 @@ class PromptFormat:
     bos: Tokens = ()  # before a text prompt
     why: str = ""  # how the format was found
 
-    def prompt(self, tokenizer: Any, messages: Told, **options: Any) -> Tokens:
+    def prompt(self, tokenizer: Any, messages: Told, options: Mapping[str, Any] | None = None) -> Tokens:
+        """`options` are variables of the template."""
         if self.kind == "text":
             return self._text(tokenizer, messages)
         if self.kind == "template":
-            talk = Conversation(tokenizer, **options)
+            talk = Conversation(tokenizer, template="own", **(options or {}))
         else:
             talk, messages = Conversation(tokenizer, template=None), self._ended(messages)
         talk.add(*messages)
@@ -145,9 +147,7 @@ def _stored(run: Path, seat: str, tokenizer: Any) -> PromptFormat | None:
     texts = [tokenizer.decode(t.prompt) for t in first]
     why = "as its run was prompted"
     if getattr(tokenizer, "chat_template", None):
-        opened = tokenizer.apply_chat_template(
-            [{"role": "user", "content": PROBE}], tokenize=False, add_generation_prompt=True
-        ).rpartition(PROBE)[2]
+        opened = apply_template(tokenizer, [{"role": "user", "content": PROBE}], prompt=True).rpartition(PROBE)[2]
         if opened.strip() and all(t.endswith(opened) for t in texts):
             return PromptFormat("template", why=why)
     if any(t.continues is not None for t in turns):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import logging
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from trailmark.engines.base import EngineError
 from trailmark.engines.base import Request as Ask
 from trailmark.engines.local import Listener, LocalEngine, Written
+from trailmark.errors import TrailmarkError
 from trailmark.rollout.encode import encode
 from trailmark.rollout.play import stop_ids
 from trailmark.score.values import HeadValues
@@ -36,7 +38,7 @@ from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
 from trailmark.serve.search import allow_search, search_all, told, value_rows
-from trailmark.serve.threads import WorkerThreads
+from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
 MOST_BYTES = 8 << 20  # largest body; a larger one is read and dropped, so that the client gets the error, up to
@@ -44,10 +46,12 @@ PATIENCE_BYTES = 64 << 20
 PATIENCE_S = 30  # seconds for a body to arrive
 IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
+LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
 CLOSE = {"Connection": "close"}
 BREAKS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
+log = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
@@ -119,59 +123,64 @@ class Service:
         self.most_letters = engine.max_len * max(map(len, self.tokenizer.get_vocab()))
 
     @contextlib.asynccontextmanager
-    async def asked(self, kind: type[B], request: Request) -> AsyncIterator[B]:
-        """A request's body, parsed outside the event loop. Its bytes count against the limit while it is in work."""
+    async def asked(self, kind: type[B], request: Request) -> AsyncIterator[tuple[B, Lane]]:
+        """A request's body, parsed outside the event loop, and the thread in which to read its texts. Its bytes count
+        against the limit while it is in work."""
         with contextlib.ExitStack() as held:
             data = await received(request, lambda n: held.enter_context(self.bytes.holding(n)))
-            body = await self.threads.read(read, kind, data)
+            large = len(data) > LARGE
+            body = await self.threads.run("large" if large else "texts", read, kind, data)
             self.check_model_name(body.model)
-            yield body
+            talks = isinstance(body, ChatBody | ValuesBody) or (isinstance(body, ScoreBody) and body.messages)
+            yield body, "large" if large else "chats" if talks else "texts"
 
     async def complete(self, request: Request) -> Response:
-        async with self.asked(CompletionBody, request) as body:
+        async with self.asked(CompletionBody, request) as (body, lane):
             texts = listed(body.prompt)
             self.capacity.check_possible(len(texts) * body.n)
             self.check_length(texts)
-            prompts = await self.threads.read(body.prompts, self.tokenizer)
+            prompts = await self.threads.run(lane, body.prompts, self.tokenizer)
             budget = 16 if body.max_tokens is None else body.max_tokens
             if budget == 0 and not body.echo:
                 raise ApiError(400, "max_tokens 0 is allowed only with 'echo'.", "max_tokens")
-            return await self.answer(request, body, prompts, budget)
+            return await self.answer(request, body, prompts, budget, stop_ids(self.tokenizer))
 
     async def chat(self, request: Request) -> Response:
-        async with self.asked(ChatBody, request) as body:
+        async with self.asked(ChatBody, request) as (body, lane):
             if body.top_logprobs and not body.logprobs:
                 raise ApiError(400, "top_logprobs needs logprobs: true.", "top_logprobs")
             self.check_conversation(body.messages)
-            prompt = await self.threads.read(self.prompt, body)
+            prompt, ends = await self.threads.run(lane, self.prompt, body)
             budget = body.max_completion_tokens or body.max_tokens
             if budget == 0:
                 raise ApiError(400, "max_tokens must be at least 1.", "max_tokens")
-            return await self.answer(request, body, [prompt], budget or max(1, self.engine.max_len - len(prompt)))
+            budget = budget or max(1, self.engine.max_len - len(prompt))
+            return await self.answer(request, body, [prompt], budget, ends)
 
-    def prompt(self, body: ChatBody) -> Tokens:
+    def prompt(self, body: ChatBody) -> tuple[Tokens, Tokens]:
+        """The prompt, and the tokens that end the answer."""
         told = [m.plain() for m in body.messages]
         begun = told.pop()["content"] if body.continue_final_message else ""
-        prompt = self.prompt_format.prompt(self.tokenizer, told, **body.chat_template_kwargs)
-        return prompt + tuple(encode(self.tokenizer, begun))
+        prompt = self.prompt_format.prompt(self.tokenizer, told, body.chat_template_kwargs)
+        return prompt + tuple(encode(self.tokenizer, begun)), self.prompt_format.stops(self.tokenizer)
 
     async def score(self, request: Request) -> Response:
         """Log-probs of given tokens: whole sequences, or completions after a prompt or a conversation."""
-        async with self.asked(ScoreBody, request) as body:
+        async with self.asked(ScoreBody, request) as (body, lane):
             texts = [] if body.completion is None else listed(body.completion)
             if body.messages is not None:
                 self.check_conversation(body.messages, len(texts))
             given = listed(body.tokens if body.tokens is not None else body.prompt or "")
             self.capacity.check_possible(max(len(given), len(texts)))
             self.check_length([*given, *texts])
-            rows = await self.threads.read(score_rows, body, self.tokenizer, self.prompt_format)
+            rows = await self.threads.run(lane, score_rows, body, self.tokenizer, self.prompt_format)
             for tokens, _ in rows:
                 self.check(tokens, "tokens")
             with self.capacity.holding(len(rows)):
                 scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
             if scored is None:
                 return Response(status_code=499)
-            return await self.threads.write(self.scores, rows, scored)
+            return await self.threads.run("answers", self.scores, rows, scored)
 
     def scores(self, rows: Sequence[tuple[Tokens, int]], scored: Sequence[Sequence[float]]) -> Response:
         data = [
@@ -193,7 +202,7 @@ class Service:
 
     async def value(self, request: Request) -> list[float] | None:
         """Values of texts, tokens or conversations, each at its last token. None if the client has left."""
-        async with self.asked(ValuesBody, request) as body:
+        async with self.asked(ValuesBody, request) as (body, lane):
             if self.values is None:
                 raise ApiError(404, "this server has no value model: start it with --value RUN.", code="no_value_model")
             self.capacity.check_possible(len(body.states))
@@ -201,25 +210,26 @@ class Service:
             talks: list[Any] = [s for s in body.states if not isinstance(s, str) and isinstance(s[0], Message)]
             for talk in talks:
                 self.check_conversation(talk, len(talks))
-            rows = await self.threads.read(value_rows, body, self.tokenizer, self.prompt_format)
+            rows = await self.threads.run(lane, value_rows, body, self.tokenizer, self.prompt_format)
             for tokens in rows:
                 self.check(tokens, "states")
             with self.capacity.holding(len(rows)):
                 return await self.unless_disconnected(request.receive, self.threads.engine(self.values.values(rows)))
 
-    async def answer(self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int) -> Response:
+    async def answer(
+        self, request: Request, body: Sampling, prompts: Sequence[Tokens], budget: int, ends: Tokens
+    ) -> Response:
         if body.stream and body.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs cannot be streamed.", "prompt_logprobs")
         is_chat = isinstance(body, ChatBody)
-        ends = self.prompt_format.stops(self.tokenizer) if is_chat else stop_ids(self.tokenizer)
         asks = body.requests(prompts, ends, max(budget, 1), self.stop_texts)
         for ask in asks:
             self.check(ask.prompt, "messages" if is_chat else "prompt", ask)
         echo = None
         if isinstance(body, CompletionBody) and body.echo:
             given = listed(body.prompt)
-            echo = await self.threads.read(
-                lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
+            echo = await self.threads.run(
+                "texts", lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
             )
         reply = Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
         plan = allow_search(body, self.values is not None, echo is not None)
@@ -234,7 +244,7 @@ class Service:
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    return await self.threads.write(lambda: JSONResponse(told(reply, found)))
+                    return await self.threads.run("answers", lambda: JSONResponse(told(reply, found)))
             elif done := await self.unless_disconnected(
                 request.receive, self.whole(reply, asks if budget else [], echo)
             ):
@@ -259,7 +269,7 @@ class Service:
         marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
         self.echo(reply, marks, echo, bool(asks))
         await self.threads.engine(self.drawn(reply, asks))
-        return await self.threads.write(lambda: JSONResponse(reply.whole(marks)))
+        return await self.threads.run("answers", lambda: JSONResponse(reply.whole(marks)))
 
     async def drawn(self, reply: Reply, asks: Sequence[Ask]) -> None:
         """In the engine's loop: draw all samples and pass on their tokens as they come."""
@@ -282,7 +292,7 @@ class Service:
             marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
             self.echo(reply, marks, echo, bool(asks))
             for choice in reply.choices:
-                if first := await self.threads.write(reply.opening, choice):
+                if first := await self.threads.run("answers", reply.opening, choice):
                     yield event(first)
             async with contextlib.aclosing(self.write(asks, reply.top)) as heard:
                 async for index, written in heard:
@@ -291,6 +301,8 @@ class Service:
             if reply.body.stream_options.include_usage:
                 yield event(reply.closing())
         except Exception as problem:  # the status was already sent, so an error is one more event
+            if not isinstance(problem, ApiError | TrailmarkError):
+                log.exception("an answer failed")
             yield event(api_error(problem).body())
         yield "data: [DONE]\n\n"
 

@@ -1,8 +1,9 @@
 """Threads for work that would block the server's event loop.
 
-The engine has a thread with its own event loop. A step of the model blocks that loop, never an answer to /health. One
-more thread reads texts (templates, tokens), and another writes answers (log-probs, JSON). So a large text waits only
-for other texts, and a large answer only for other answers. All threads end with the server.
+The engine has a thread with its own event loop. A step of the model blocks that loop, never an answer to /health.
+Three more threads read requests (JSON, templates, tokens): one texts, one conversations, one what is large. Two write
+answers (log-probs, JSON): one those that are small, one those that are large. So a small request waits for no large
+one, and a text for no template. All threads end with the server.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
+Lane = Literal["texts", "chats", "large", "answers", "large answers"]
 
 
 class WorkerThreads:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._reading = ThreadPoolExecutor(1, "reading")
-        self._writing = ThreadPoolExecutor(1, "writing")
+        self._lanes = {lane: ThreadPoolExecutor(1, lane) for lane in get_args(Lane)}
 
     async def engine(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the engine's loop and return its result. If the caller stops waiting, it is cancelled."""
@@ -32,15 +33,13 @@ class WorkerThreads:
             self._thread.start()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    async def read(self, function: Callable[..., T], *given: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._reading, function, *given)
-
-    async def write(self, function: Callable[..., T], *given: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writing, function, *given)
+    async def run(self, lane: Lane, function: Callable[..., T], *given: Any) -> T:
+        """Run a function in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], function, *given)
 
     def close(self, patience: float = 2.0) -> bool:
         """Start nothing new, and give running work a moment. Returns whether all threads have ended."""
-        for pool in (self._reading, self._writing):
+        for pool in self._lanes.values():
             pool.shutdown(wait=False, cancel_futures=True)
         mine = [t for t in threading.enumerate() if t in self._threads()]
         if self._loop is not None and self._loop.is_running():
@@ -53,7 +52,7 @@ class WorkerThreads:
 
     def _threads(self) -> set[threading.Thread]:
         engine = set() if self._thread is None else {self._thread}
-        return engine | {t for pool in (self._reading, self._writing) for t in pool._threads}
+        return engine | {t for pool in self._lanes.values() for t in pool._threads}
 
 
 async def _cancel_all() -> None:

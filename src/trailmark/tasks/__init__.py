@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from trailmark.errors import RecipeError, TaskError, nearest
 from trailmark.score.base import Judge
 from trailmark.score.open_judge import open_judge
 from trailmark.tasks.base import TaskSource, declared
+from trailmark.trust import import_module, may_run
 
 _TASKS = {
     "alfworld": "trailmark.tasks.alfworld:Alfworld",
@@ -80,10 +80,13 @@ def keep_judge(source: Any, run: str | Path) -> None:
 
 
 def load_object(path: str, what: str) -> Callable[..., Any]:
-    """The callable at `module:attribute`. If there is none, the TaskError says that `what` needed it."""
+    """The callable at `module:attribute`. If there is none, the TaskError says that `what` needed it. It is
+    a task of ours, or code that a person named (`trust.py`)."""
+    if path not in _TASKS.values():
+        may_run(path, what)
     module_name, _, attribute = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except Exception as e:  # the user's module may raise anything at import
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
             raise TaskError(f"{what}: there is no module '{e.name}' to import; is its folder on PYTHONPATH?") from e

@@ -81,6 +81,11 @@ class Gym(TaskSource):
 
             render = load_object(render, "render of task 'gym'")
         self.render = render
+        if ":" in id:
+            from trailmark.trust import find_here, may_run
+
+            may_run(id, "id of task 'gym'")
+            find_here()
         env = self.make_env()
         from gymnasium import spaces
 

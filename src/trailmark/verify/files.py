@@ -134,7 +134,10 @@ def _against_transformers(folder: Path, lm: Any) -> tuple[float, float]:
 
     from trailmark.models.attention import Layout
 
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=lm.dtype).to(lm.device).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=lm.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
+    )
+    theirs = theirs.to(lm.device).eval()
     n = min(48, lm.context)
     ids = torch.as_tensor(np.random.default_rng(0).integers(0, lm.vocab, (1, n)), device=lm.device)
     pos = torch.arange(n, device=lm.device)[None]
