@@ -201,3 +201,27 @@ def test_the_judge_reads_probabilities_or_raw_numbers(make_lm):
     assert open_rewards(StepRewards(right=1.0), ModelConfig(name="tiny"), WORDS).read([e], "policy") == ({}, [])
     with pytest.raises(ModelError, match="model 'tiny-gpt2' has no head 'step' to read values from"):
         StepJudge(make_lm(), StepRewards(model="m"))
+
+
+def test_an_answer_without_steps_is_not_the_best_of_its_group():
+    """Scores -3 and -1 have mean -2 and deviation sqrt(2). An answer that says nothing has no step to be judged: it is
+    no step worth 0."""
+    answers = [play(written("a\n", "b"), name="said"), play(replace(written("c"), steps=()), name="empty")]
+    scores, z = {("said", 0): np.array([-3.0, -1.0])}, 1 / math.sqrt(2)
+    got = group_credit(answers, scores, StepRewards(model="m", raw=True))
+    assert got["said"] == pytest.approx([0, -z, z, 0], abs=1e-8) and got["empty"] == [0, 0]
+    paid = group_credit(answers, scores, StepRewards(model="m", right=1.0))
+    assert paid["empty"][-1] != 0  # the outcome is its own
+
+
+def test_a_whole_turn_as_one_step_is_judged_by_the_reward_model():
+    method = SimpleNamespace(
+        models={"policy": SimpleNamespace(tokenizer=WORDS)},
+        config=SimpleNamespace(rewards=StepRewards(model="m", split="turn")),
+        seat="policy",
+    )
+    e = play(replace(written("a\n", "b"), steps=()), written("x", seat="other"))
+    marked = StepRlMethod.marked(method, e)
+    assert marked.turns[0].steps == ((0, 3),) and marked.turns[1] == e.turns[1]  # without the token that ends it
+    paid = turn_rewards(marked, "policy", {("e", 0): np.array([0.7])}, method.config.rewards)
+    assert [p.tolist() for p in paid] == [[0.7]]

@@ -2,6 +2,7 @@
 not touched, copying and length are metrics, and a user's own number stands beside them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.models.load import load_model
 from trailmark.runs.annotations import read_beside
 from trailmark.runs.launch import launch
-from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
+from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment, write_segment
 from trailmark.score.likelihood import TextScorer, after_markers
 from trailmark.tasks.stories import prompts as p
+from trailmark.types import Scored
+from trailmark.verify import verify
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 1024}
 WHY = ["rain", "wind", "snow", "fog", "hail", "sun", "ice"]
@@ -148,6 +151,25 @@ def test_an_evaluation_before_the_first_step(data, monkeypatch):
     for command in (["verify", "run"], ["report", "run"], ["inspect", "run"]):
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 0, done.output
+    # the likelihoods are computed again, so a false reward is found even if all that is stored agrees with it
+    numbers = verify("run")["replay"].numbers
+    assert numbers["judged_again"] == numbers["judged"] > 0
+    (false, *_) = read_segment("run/episodes/000001.jsonl")
+    paid = false.outcome.reward + 0.3
+
+    def lie(e):
+        outcomes = dict.fromkeys(e.outcomes, Scored(paid, e.outcome.success))
+        return replace(e, turns=(*e.turns[:-1], replace(e.turns[-1], reward=paid)), outcomes=outcomes)
+
+    played = read_segment("run/episodes/000001.jsonl")
+    write_segment(Path("run/episodes"), 1, [lie(e) if e.id == false.id else e for e in played])
+    for file in Path("run/annotations/reward").glob("*.jsonl"):
+        rows = [json.loads(x) for x in file.read_text().splitlines()]
+        rows = [{**r, "values": [paid]} if r["episode"] == false.id else r for r in rows]
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    found = verify("run")["replay"]
+    assert found.status == "fail" and "the judge now gives another reward than is stored" in found.what
+    assert false.id in found.what
 
 
 def test_a_contrastive_run_that_stopped_goes_on_as_if_it_had_not(data):

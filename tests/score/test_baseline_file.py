@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,9 @@ def test_a_baseline_over_other_tokens_is_refused(tmp_path, lm):
     plays = [judge._as_play(None, t) for t in source.rows]
     assert all(v.outcome.reward == 0.0 for v in asyncio.run(judge.judge(plays)))
     lines = [json.loads(x) for x in (tmp_path / "b.jsonl").read_text().splitlines()]
-    lines[2]["n_scored_tokens"] -= 1
+    n = lines[2]["n_scored_tokens"] - 1
+    nll = -lines[2]["logp"] / n
+    lines[2] |= {"n_scored_tokens": n, "baseline_nll": nll, "baseline_ppl": math.exp(nll)}
     (tmp_path / "b.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     again = LikelihoodJudge(LikelihoodJudgeConfig(baselines=str(tmp_path / "b.jsonl")), lm)
     again.bind(source)
@@ -123,6 +126,54 @@ def test_a_file_of_something_else(tmp_path, lm):
     (tmp_path / "c.jsonl").write_text('{"key": 1}\n')
     with pytest.raises(DataError, match="c.jsonl:1: is no line of this file"):
         BaselineFile(tmp_path / "c.jsonl", TextScorer(lm))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"logp": math.nan}, "'logp' must be a number, not nan"),
+        ({"logp": "low"}, "'logp' must be a number, not 'low'"),
+        ({"logp": None}, "'logp' must be a number, not None"),
+        ({"logp": True}, "'logp' must be a number, not True"),
+        ({"logp": 3.0}, "'logp' is 3.0: the log-probability of a text is finite and not above 0"),
+        ({"logp": -math.inf}, "'logp' is -inf"),
+        ({"baseline_nll": 0.5}, "'baseline_nll' is 0.5, and -logp / n_scored_tokens is"),
+        ({"baseline_ppl": 1.5}, "'baseline_ppl' is 1.5, and the perplexity of 'baseline_nll' is"),
+        ({"baseline_ppl": "10.1"}, "'baseline_ppl' must be a number, not '10.1'"),
+        ({"n_scored_tokens": 0}, "'n_scored_tokens' must be a whole number from 1 on, not 0"),
+        ({"n_scored_tokens": 5.5}, "'n_scored_tokens' must be a whole number from 1 on, not 5.5"),
+        ({"id": 7}, "its id must be a text"),
+    ],
+)
+def test_a_baseline_that_cannot_be_is_refused_with_its_line(tmp_path, lm, stored, change, why):
+    path = tmp_path / "b.jsonl"
+    lines = [json.loads(x) for x in stored.splitlines()]
+    lines[2] |= change
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    with pytest.raises(DataError) as found:
+        BaselineFile(path, TextScorer(lm))
+    said = str(found.value)
+    assert said.startswith(f"{path}:3: row '") and why in said and "Remove the line, and it is computed again." in said
+
+
+def test_two_baselines_of_one_row_are_refused(tmp_path, lm, stored):
+    path = tmp_path / "b.jsonl"
+    first = stored.splitlines()[1]
+    path.write_text(stored + first + "\n")  # the same once more: two commands computed it at once
+    BaselineFile(path, TextScorer(lm))
+    row = json.loads(first)
+    n, logp = row["n_scored_tokens"], row["logp"] / 2
+    more = {"logp": logp, "baseline_nll": -logp / n, "baseline_ppl": math.exp(-logp / n)}
+    path.write_text(stored + json.dumps({**row, **more}) + "\n")
+    with pytest.raises(DataError, match="b.jsonl:6: says something else of row 'r0' than an earlier line"):
+        BaselineFile(path, TextScorer(lm))
+
+
+@pytest.fixture(scope="module")
+def stored(lm, tmp_path_factory):
+    path = tmp_path_factory.mktemp("stored") / "b.jsonl"
+    BaselineFile(path, TextScorer(lm)).get(rows())
+    return path.read_text()
 
 
 def test_the_judge_reads_it_before_anything_is_played(tmp_path, lm):

@@ -47,4 +47,7 @@ def _table(report: Report) -> None:
         table.add_row(c.name, Text(c.status, colours[c.status]), Text(what))
     Console(soft_wrap=False).print(table)
     failed = [c.name for c in report.checks if c.status == "fail"]
-    typer.echo(f"{report.run}: " + (f"failed: {', '.join(failed)}" if failed else "verified"))
+    numbers = report["replay"].numbers
+    left = numbers.get("judged", 0) - numbers.get("judged_again", 0)
+    but = f", but for the rewards of {left} judged plays: their judge was not asked again" if left else ""
+    typer.echo(f"{report.run}: " + (f"failed: {', '.join(failed)}" if failed else f"verified{but}"))

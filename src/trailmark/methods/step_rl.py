@@ -79,8 +79,9 @@ class StepRlMethod(PolicyGradientMethod):
 
     def marked(self, e: Episode) -> Episode:
         """Cut into steps, none of which holds the token that ends the turn."""
-        tokenizer = self.models["policy"].tokenizer
-        return without_end(mark_steps(e, self.seat, tokenizer, self.config.rewards.split), self.seat, tokenizer)
+        tokenizer, split = self.models["policy"].tokenizer, self.config.rewards.split
+        cut = whole_turns(e, self.seat) if split == "turn" else mark_steps(e, self.seat, tokenizer, split)
+        return without_end(cut, self.seat, tokenizer)
 
     def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step, played with the policy as it is."""
@@ -115,6 +116,8 @@ class StepRlMethod(PolicyGradientMethod):
             notes += annotate_turns(samples, good, self.seat, "value", "critic")
         self.run.annotate(step, notes)
         self._metrics |= sampler_gap(drawn, samples) | told(samples, earned)
+        if self.judge.lm is not None and (empty := sum(not any(t.steps for t in e.turns) for e in good)):
+            self._metrics["answers_without_steps"] = empty
         again: dict[str, Any] = {"passes": c.passes, "minibatches": c.minibatches}
         if c.algorithm == "remax":
             yield Update(samples, WeightedLogp(), **again)
@@ -165,6 +168,15 @@ class StepRlMethod(PolicyGradientMethod):
         scores, _ = self.judge.read(marked, self.seat)
         earned = [sum(float(r.sum()) for r in self.earned(e, scores)) for e in marked]
         return {g: r for g, r, e in zip(first, earned, played, strict=True) if not isinstance(e.outcome, Failed)}
+
+
+def whole_turns(e: Episode, seat: str) -> Episode:
+    """Each turn of the seat as one step."""
+    turns = (
+        dataclasses.replace(t, steps=((0, len(t.tokens)),)) if t.seat == seat and t.tokens and not t.steps else t
+        for t in e.turns
+    )
+    return dataclasses.replace(e, turns=tuple(turns))
 
 
 def spread(values: np.ndarray, on: np.ndarray) -> np.ndarray:
@@ -227,12 +239,13 @@ def turn_rewards(
 
 def paid_steps(e: Episode, seat: str, settings: StepRewards, tokenizer: Any = None) -> list[np.ndarray]:
     """Which steps of each turn of the seat something is paid for, be it 0: those that the reward model judges, and the
-    last one for the outcome."""
+    last one for the outcome. A turn without steps has none that it judges: the 0 of such a turn is no judgement, and
+    could be the best of its group."""
     s, mine = settings, [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
     out = []
     for i in mine:
         types = step_types(e, i, tokenizer) if s.skip else [""] * len(spans_of(e, i))
-        judged = s.model is not None and s.alpha > 0
+        judged = s.model is not None and s.alpha > 0 and bool(e.turns[i].steps)
         on = np.array([judged and kind not in s.skip for kind in types])
         on[-1] |= s.right is not None and i == mine[-1]
         out.append(on)

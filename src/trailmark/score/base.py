@@ -61,6 +61,14 @@ class Judge(ABC):
         """Learn whose plays will be judged, before the first one."""
         return None
 
+    def afresh(self) -> Judge:
+        """The same judge, that reads no number which was stored before."""
+        return self
+
+    def agrees(self, stored: Outcome | Mapping[str, Outcome], verdict: Verdict) -> bool:
+        """Whether a verdict is the one that was stored when this judge was asked before."""
+        return verdict.outcome == stored
+
     def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
         """Numbers about a step or an evaluation, from this judge's notes on its plays."""
         return {}

@@ -11,6 +11,7 @@ New rows are computed and added at the end, so a command that was stopped goes o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from trailmark.score.cache import Cache
 from trailmark.score.likelihood import Context, Likelihood, Rule, TextScorer
 from trailmark.score.model_server import same_model
 
+NEAR = 1e-6  # relative: numbers of one line follow from each other
 HINT = "use the one that it was made with, or name another file of baselines."
 
 
@@ -53,6 +55,7 @@ class BaselineFile:
             if len(self.cache):
                 raise DataError("is no file of baselines: it does not begin with what they are of.", path)
             self.cache.add(None, {"about": now})
+        self._check_numbers()
         then = self.cache[None].get("about")
         then = then if isinstance(then, Mapping) else {}
         for what in now:
@@ -105,6 +108,17 @@ class BaselineFile:
         stored = [self.cache[row.id] for row in rows]
         return [Likelihood(float(r["logp"]), int(r["n_scored_tokens"])) for r in stored]
 
+    def _check_numbers(self) -> None:
+        """Refuse a line whose numbers cannot be: somebody else wrote it, or changed it."""
+        if self.cache.twice:
+            name, line = self.cache.twice[0]
+            why = f"says something else of row '{name}' than an earlier line: remove one of them."
+            raise DataError(why, self.path, line)
+        for name in self.cache:
+            if name is not None and (why := _impossible(name, self.cache[name])):
+                told = f"row '{name}': {why}. Remove the line, and it is computed again."
+                raise DataError(told, self.path, self.cache.lines.get(name))
+
     def must_match(self, names: Sequence[str], then: Sequence[Likelihood], now: Sequence[Likelihood]) -> None:
         """Refuse baselines of other tokens than those that are scored now: the two could not be compared."""
         for name, before, after in zip(names, then, now):
@@ -114,6 +128,27 @@ class BaselineFile:
                     f"{after.tokens}: {HINT}",
                     self.path,
                 )
+
+
+def _impossible(name: Any, row: Mapping[str, Any]) -> str:
+    """What is wrong with the numbers of a line; "" if nothing is."""
+    if not isinstance(name, str):
+        return "its id must be a text"
+    number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)
+    keys = ("logp", "baseline_nll", "baseline_ppl", "n_scored_tokens")
+    if bad := next((k for k in keys if not number(row.get(k)) or math.isnan(row[k])), None):
+        return f"'{bad}' must be a number, not {row.get(bad)!r}"
+    logp, nll, ppl, n = (row[k] for k in keys)
+    if not isinstance(n, int) or n < 1:
+        return f"'n_scored_tokens' must be a whole number from 1 on, not {n!r}"
+    if not -math.inf < logp <= NEAR * n:
+        return f"'logp' is {logp!r}: the log-probability of a text is finite and not above 0"
+    if not math.isclose(nll, -logp / n, rel_tol=NEAR, abs_tol=NEAR):
+        return f"'baseline_nll' is {nll!r}, and -logp / n_scored_tokens is {-logp / n:g}"
+    want = math.exp(nll) if nll < 700 else math.inf
+    if not math.isclose(ppl, want, rel_tol=NEAR):
+        return f"'baseline_ppl' is {ppl!r}, and the perplexity of 'baseline_nll' is {want:g}"
+    return ""
 
 
 def about(scorer: TextScorer, rule: Rule) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Cache:
     def __init__(self, path: str | Path | None = None, field: str = "key"):
         self.path, self.field = None if path is None else Path(path), field
         self._known: dict[str | None, dict[str, Any]] = {}
+        self.lines: dict[str | None, int] = {}  # the line of each key that the file had
+        self.twice: list[tuple[str | None, int]] = []  # keys with two different answers, and the line of the later one
         if self.path is not None and self.path.exists():
             try:
                 lines = self.path.read_bytes().split(b"\n")
@@ -31,7 +33,10 @@ class Cache:
             for i, line in enumerate(lines, 1):
                 try:
                     row = json.loads(line)
-                    self._known[row[field]] = {k: v for k, v in row.items() if k != field}
+                    found = {k: v for k, v in row.items() if k != field}
+                    if self._known.get(row[field], found) != found:
+                        self.twice.append((row[field], i))
+                    self._known[row[field]], self.lines[row[field]] = found, i
                 except (ValueError, TypeError, KeyError):
                     raise DataError(
                         "is no line of this file of answers; move it away to ask again.", self.path, i
@@ -44,6 +49,9 @@ class Cache:
 
     def __getitem__(self, key: str | None) -> dict[str, Any]:
         return self._known[key]
+
+    def __iter__(self) -> Iterator[str | None]:
+        return iter(self._known)
 
     def __len__(self) -> int:
         return len(self._known)

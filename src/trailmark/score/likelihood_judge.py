@@ -10,7 +10,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +32,15 @@ from trailmark.score.likelihood import (
 )
 from trailmark.score.words import copied_share, correlation
 from trailmark.texts import encode
-from trailmark.types import Annotation, Invalid, Task
+from trailmark.types import Annotation, Invalid, Outcome, Scored, Task
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig
     from trailmark.models.lm import LM
 
+NEAR, NEAR_HALF = 0.01, 2.0  # percent by which improvements may differ, by the precision of the weights
+EXACT = ("torch.float32", "torch.float64")
+BOUNDED = ("stepped", "clipped", "binary")  # kinds whose least reward does not depend on other answers
 FRAME = 64  # more tokens than a chat template writes around a message
 LATER = {"server", "baselines", "no_marker", "weight", "seed"}  # keys that judges of older runs did not have
 
@@ -75,6 +78,7 @@ class LikelihoodJudge(Judge):
         self.source = f"likelihood {named}"
         self._shared = cache or c.cache
         self.scorer = TextScorer(reader, self._shared, c.server)
+        self.repeatable = c.server is None
         self._world: Any = None
         self._others: dict[str, Task] = {}
         settings = c.model_dump(mode="json", exclude={"success", "model", "cache", *LATER})
@@ -166,6 +170,29 @@ class LikelihoodJudge(Judge):
         other.config = self.config.model_copy(update={"reward": "linear", "no_marker": "whole", "success": None})
         other.fingerprint = digest(f"{self.fingerprint} improvement")
         return other
+
+    def afresh(self) -> LikelihoodJudge:
+        other, before = copy.copy(self), self.scorer
+        other.config = self.config.model_copy(update={"baselines": None, "cache": None})
+        other.scorer = TextScorer(before.model, None, before.server, before.key)
+        other.scorer.files = before.files
+        return other
+
+    def agrees(self, stored: Outcome | Mapping[str, Outcome], verdict: Verdict) -> bool:
+        """Likelihoods differ a little from batch to batch, so a reward may be that of an improvement nearby."""
+        c, given = self.config, verdict.outcome
+        if not isinstance(stored, Scored) or not isinstance(given, Scored):
+            return type(stored) is type(given)
+        if stored != scored(stored.reward, c.success):
+            return False
+        notes = {a.name: a.values[0] for a in verdict.notes}
+        if c.no_marker != "whole" and not notes.get("marker", 1.0):
+            return c.reward not in BOUNDED or stored.reward == given.reward  # the least of its group, which is not here
+        near = NEAR if str(getattr(self.scorer.lm, "dtype", "")) in EXACT else NEAR_HALF
+        steps = [(least, reward) for least, reward in c.steps]
+        other = notes.get("other_improvement", 0.0)
+        ends = [gain_reward(notes["improvement"] + d, c.reward, steps, other - d, c.weight) for d in (-near, near)]
+        return min(ends) <= stored.reward <= max(ends)
 
     def read_by(self, reader: TextScorer, tasks: Sequence[Task]) -> list[float]:
         """By how many percent each gold text is likelier if another model reads it, without a plan."""

@@ -160,14 +160,15 @@ def _verdicts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int
         found.notes.append(
             f"{judge.name} has changed since {len(episodes) - len(same)} of the plays: not asked about these"
         )
+    judge = judge.afresh()
     try:
         verdicts = judge_episodes(ev.source, same, judge)
     except TrailmarkError as problem:
         found.defect("the judge cannot be asked again", str(problem))
         return 0
     for e, verdict in zip(same, verdicts):
-        given = verdict.outcome
-        if given != (dict(e.outcomes) if isinstance(given, Mapping) else e.outcome):
+        stored = dict(e.outcomes) if isinstance(verdict.outcome, Mapping) else e.outcome
+        if not judge.agrees(stored, verdict):
             found.defect(
                 "the judge now gives another reward than is stored (edited?)",
                 f"episode '{e.id}': stored {e.outcome}, now {verdict.outcome}",
