@@ -373,3 +373,15 @@ def test_a_union_that_names_no_discriminator_is_told_by_its_kind(tmp_path):
     assert said({"judge": {"kind": "a"}}) == "recipe: key 'judge.path': is missing."
     assert "key 'judge.kind': expected 'a' or 'b', found the text 'c'." in said({"judge": {"kind": "c", "path": "x"}})
     assert said({"judge": {"kind": "b"}, "judges": [{"kind": "a"}]}) == "recipe: key 'judges.0.path': is missing."
+
+
+def test_another_task_keeps_no_option_of_the_task_that_it_replaces(tmp_path):
+    """A recipe of one's own extends one that came with Trailmark, and plays a task of its own."""
+    (tmp_path / "base.yaml").write_text("method: lpr\ntask: {name: arith, options: {level: 2}}\nmodel: {name: tiny}\n")
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: base.yaml\ntask: {name: logic, options: {path: q.jsonl}}\nmodel: {name: other}\n")
+    assert load_recipe(own).raw["task"] == {"name": "logic", "options": {"path": "q.jsonl"}}
+    own.write_text("extends: base.yaml\ntask: {name: logic}\n")
+    assert load_recipe(own).raw["task"] == {"name": "logic"}
+    own.write_text("extends: base.yaml\ntask: {options: {careless: 0.5}}\n")
+    assert load_recipe(own).raw["task"] == {"name": "arith", "options": {"level": 2, "careless": 0.5}}

@@ -129,10 +129,10 @@ def test_a_copied_folder_of_recipes_works(tmp_path, monkeypatch):
         resolve(loaded, get_method(loaded.method).Config)
     done = CliRunner().invoke(app, ["train", "elsewhere/reflect-taxi.yaml", "--dry-run"])
     assert done.exit_code == 0 and "name: reflect-taxi\n" in done.output and "mode: pickup" in done.output
-    Path("own.yaml").write_text("extends: reflect-taxi-full\n")
+    Path("own.yaml").write_text("extends: reflect-taxi-fulll\n")
     done = CliRunner().invoke(app, ["train", "own.yaml", "--dry-run"])
     assert (
-        done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-full: there is no such recipe" in done.output
+        done.exit_code == 2 and "own.yaml:1: key 'extends': reflect-taxi-fulll: there is no such recipe" in done.output
     )
 
 

@@ -2,9 +2,10 @@
 
 `load_recipe` reads and merges the files and remembers on which line every key stands; `resolve` checks the result
 against a `Config` class; `dump` writes it out again. Mappings merge and everything else is replaced. A mapping whose
-`kind` changes is replaced too, because its other keys belonged to the old kind. `extends` names one file, or a list of
-which each wins over those before it; the file's own keys win over them all. `${out}/samples.jsonl` is a text with the
-value of another key of the finished recipe, `${learner.optim}` alone is that value itself, and `$${` writes `${`.
+`kind` changes is replaced too, because its other keys belonged to the old kind; so is a task whose name changes, with
+its options. `extends` names one file, or a list of which each wins over those before it; the file's own keys win over
+them all. `${out}/samples.jsonl` is a text with the value of another key of the finished recipe, `${learner.optim}`
+alone is that value itself, and `$${` writes `${`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _read(path: Path, wanted_by: str = "") -> str:
             raise RecipeError(f"{path}: too large for a recipe (more than {MAX_BYTES >> 20} MB).")
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        near = nearest(path.name, [p.name for p in path.parent.glob("*.yaml")]) if path.parent.is_dir() else ""
+        places = (path.parent, *([shipped("recipes")] if _named(path) else []))
+        near = nearest(path.name, {p.name for place in places for p in place.glob("*.yaml")})
         raise RecipeError(f"{wanted_by}{path}: there is no such recipe.{near if 'Did' in near else ''}") from None
     except UnicodeDecodeError as e:
         raise RecipeError(f"{path}: not a recipe: byte {e.start} is not UTF-8 text.") from None
@@ -78,6 +80,12 @@ def merged(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return _merge(Loaded("", dict(base), {}), Loaded("", dict(top), {})).raw
 
 
+def _another(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether a section is of another kind, or is another task, so that keys of the old one do not fit it."""
+    changes = lambda key: key in old and key in new and old[key] != new[key]
+    return changes("kind") or ("options" in old and changes("name"))
+
+
 def _merge(base: Loaded, top: Loaded) -> Loaded:
     marks = dict(base.marks)
 
@@ -85,8 +93,7 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
         out = dict(a)
         for key, new in b.items():
             old, here = a.get(key), (*path, key)
-            both = isinstance(old, dict) and isinstance(new, dict)
-            if both and not ("kind" in old and "kind" in new and old["kind"] != new["kind"]):
+            if isinstance(old, dict) and isinstance(new, dict) and not _another(old, new):
                 out[key] = merge(old, new, here)
             else:
                 for p in [p for p in marks if p[: len(here)] == here]:
@@ -98,12 +105,35 @@ def _merge(base: Loaded, top: Loaded) -> Loaded:
     return Loaded(top.file, raw, marks | dict(top.marks))
 
 
+def shipped(folder: str) -> Path:
+    """`recipes` or `studies` as they come with this version: in the package if it was built, else in the checkout."""
+    built = Path(__file__).parent / "shipped" / folder
+    return built if built.is_dir() else Path(__file__).parents[2] / folder
+
+
+def _named(path: Path) -> str:
+    """NAME of `NAME`, `NAME.yaml`, `recipes/NAME` and `recipes/NAME.yaml`; else nothing."""
+    short = path.parts[:-1] in ((), ("recipes",)) and path.suffix in ("", ".yaml")
+    return path.stem if short else ""
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file itself, or a recipe that comes with this version, by the name that the pages give it. So their commands
+    work in any folder."""
+    found = shipped("recipes") / f"{_named(Path(path))}.yaml"
+    return found if not Path(path).is_file() and _named(Path(path)) and found.is_file() else Path(path)
+
+
 def _parent(path: Path, name: str) -> Path:
     """The file that `extends` names. It is relative to the file that names it, or a packaged recipe's name. So a folder
     of recipes can be copied anywhere."""
+    if (path.parent / name).exists():
+        return path.parent / name
     packaged = Path(__file__).parent / "recipes" / f"{name}.yaml"
-    bare = name == Path(name).stem and not (path.parent / name).exists()
-    return packaged if bare and packaged.is_file() else path.parent / name
+    if name == Path(name).stem and packaged.is_file():
+        return packaged
+    found = find_recipe(name)
+    return found if found != Path(name) else path.parent / name
 
 
 def _load(
@@ -229,7 +259,7 @@ def _filled_in(loaded: Loaded) -> Loaded:
 def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
     """Read a recipe and all files that it extends, then apply each override `dotted.key=value` (a YAML value). Files
     are merged. An override replaces: `task={name: mine}` keeps nothing of the recipe's task."""
-    loaded = load_yaml(path, overrides)
+    loaded = load_yaml(find_recipe(path), overrides)
     method = loaded.raw.get("method")
     if not isinstance(method, str):
         where = loaded.marks.get(("method",), Mark(str(path))).where

@@ -27,6 +27,7 @@ def test_the_quickstart_of_oreo(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["quickstart", "--method", "oreo", "--out", "q"])
     assert done.exit_code == 0, done.output
     assert "Read next: docs/oreo.md" in done.output
+    assert "It does not show which is better" in " ".join(done.output.split())
     result = json.loads(Path("q/quickstart.json").read_text())
     names = ["SFT", "rejection sampling", "OREO", "OREO, beam of 3 at temperature 1"]
     assert [r["name"] for r in result["rows"]] == names == list(result["files"])

@@ -4,9 +4,11 @@ import contextlib
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 KETTLE = {
     "README.md": (
@@ -138,3 +140,7 @@ def teaching(script=script):
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+if __name__ == "__main__":  # python tests/data/data_fixtures.py FOLDER
+    packages(Path(sys.argv[1]))

@@ -75,7 +75,7 @@ def test_repositories_from_questions_to_play(here):
     from data_fixtures import packages
 
     packages(here / "repos")
-    recipe = "train recipes/reflect-explore.yaml task.options.tasks=data/auto-explore"
+    recipe = "train recipes/reflect-explore.yaml"
     found = follow(REFLECT, "data auto-explore", f"{recipe} sft", f"{recipe} load", "eval runs/explore-rl random")
     learnt, by_chance = (named(found)[name] for name in ("runs/explore-rl", "random"))
     assert learnt >= floor(REFLECT, r"where chance finds it in .*?; the floor is (0\.\d+)") > by_chance

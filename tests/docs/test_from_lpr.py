@@ -147,6 +147,21 @@ def test_the_page_knows_what_the_reference_has():
         assert name in PAGE, name
 
 
+def test_the_page_says_which_recipe_is_which_config_of_the_readme():
+    rows = {line.split("|")[1].strip(): line for line in table(PAGE, "The stages") if line.count("|") == 4}
+    for name, config, ours in (
+        ("SFT, ReClor", "llama2_7b_gpt35_dpo_sft_v2_0", "lpr-reclor.yaml"),
+        ("DPO, LogiQA-v2", "llama2_7b_70bdistil_dpo_v1_0_th_test", "lpr-logiqa2.yaml pairs.process=false"),
+        ("Reward Modeling, LogiQA-v2", "llama2_7b_70bdistil_prm_v1_0", "lpr-logiqa2.yaml"),
+        ("Step DPO, ReClor", "llama2_7b_gpt351106_distil_step_dpo_v5_0", "lpr-reclor.yaml"),
+        ("Step DPO, LogiQA-v2", "llama2_7b_70bdistil_step_dpo_v1_0_th", "lpr-logiqa2.yaml"),
+        ("Step PPO, LogiQA-v2", "logiqav2_prm_v2_1", "lpr-logiqa2-ppo.yaml"),
+    ):
+        assert f"/{config}.yaml`" in rows[name] and f"`{ours}`" in rows[name]
+        assert (ROOT / "recipes" / ours.split()[0]).is_file()
+    assert '"Step DPO" in the README is the paper\'s process DPO (pDPO)' in PAGE
+
+
 def resolved(name):
     loaded = load_recipe(ROOT / f"recipes/{name}.yaml")
     return resolve(loaded, get_method(loaded.method).Config)

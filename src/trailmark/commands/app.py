@@ -32,7 +32,7 @@ from trailmark.commands.verify import verify
 from trailmark.commands.votes import votes
 from trailmark.commands.worlds import app as worlds
 from trailmark.commands.write import write
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.errors import RunError, TaskError, TrailmarkError
 from trailmark.trust import command
 
 
@@ -158,9 +158,14 @@ def diff(
 @app.command()
 def tasks(
     words: Annotated[list[str] | None, typer.Argument(metavar="[check] NAME KEY=VALUE")] = None,
+    action: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="check: an action to try, such as a right answer.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="check: stop a play after so many steps.")] = 200,
 ) -> None:
     """List the tasks, show one with its first start, or check that one follows the protocol (`tasks check NAME`)."""
     from trailmark.tasks import get_task, task_names, task_options
+    from trailmark.tasks.base import draw_tasks
 
     check, words = (words or [])[:1] == ["check"], list(words or [])
     words = words[1:] if check else words
@@ -173,12 +178,22 @@ def tasks(
     if check:
         from trailmark.tasks.check import check_task
 
-        report = check_task(source)
+        report = check_task(source, max_steps=max_steps, actions=action or ())
         typer.echo(str(report))
         raise typer.Exit(0 if report.ok else 1)
-    first = source.tasks(n=1)[0]
+    if action:
+        raise TrailmarkError(f"--action is for 'trailmark tasks check {words[0]}'.")
+    starts = list(draw_tasks(source, "train", 1, 0))
+    if not starts:
+        raise TaskError(f"task '{source.name}' has no start in split 'train'.")
+    try:
+        seen = source.make().reset(starts[0]).text
+    except TrailmarkError:
+        raise
+    except Exception as e:  # a world may be the user's own code
+        raise TaskError(f"task '{source.name}' raised {type(e).__name__} at its first start: {e}") from e
     typer.echo((source.__doc__ or source.name).strip())
-    typer.echo(f"\nfirst start ({first.id}):\n{source.make().reset(first).text}")
+    typer.echo(f"\nfirst start ({starts[0].id}):\n{seen}")
 
 
 app.command()(convert)

@@ -33,7 +33,7 @@ from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
-from trailmark.recipe import load_yaml
+from trailmark.recipe import load_yaml, shipped
 from trailmark.runs import stages as pipeline
 from trailmark.runs.diff import compared
 from trailmark.runs.launch import training_stage
@@ -163,9 +163,7 @@ def find_study(name: str) -> Path:
         return Path(name)
     if name.endswith((".yaml", ".yml")) or "/" in name:
         raise RecipeError(f"{name}: there is no such study.")
-    shipped = Path(__file__).parents[3] / "studies"
-    places = [Path("studies"), *([shipped] if shipped.is_dir() else [])]
-    known = {p.stem: p for place in reversed(places) for p in place.glob("*.yaml")}
+    known = {p.stem: p for place in (shipped("studies"), Path("studies")) for p in place.glob("*.yaml")}
     if name not in known:
         raise RecipeError(f"there is no study '{name}' in studies/.{nearest(name, known) if known else ''}")
     return known[name]

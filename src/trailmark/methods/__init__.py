@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.config import RunConfig, resolve
 from trailmark.errors import RecipeError, nearest
+from trailmark.fetching import NotHere, nothing_fetched
 from trailmark.recipe import Loaded
 from trailmark.runs import older
 from trailmark.trust import code_file, import_module, may_run
@@ -128,19 +129,27 @@ def _first_start(config: RunConfig, task: Any) -> str:
     """The id of the first start of a task. The task's files may not exist yet."""
     from trailmark.tasks import get_task
 
-    given = [task.options[key] for key in ("games", "path") if isinstance(task.options.get(key), str)]
+    given = [task.options[key] for key in ("games", "path", "tasks") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
         return f"whose {missing[0]} is not here yet"
-    source = get_task(task.name, **task.options)
     method = get_method(config.method)
-    method.check_asked(config, source)
-    if config.eval.every:
-        method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
-    return f"first start '{source.tasks(method.learns_from(config), 1)[0].id}'"
+    try:
+        source = get_task(task.name, **task.options)
+        method.check_asked(config, source)
+        if config.eval.every:
+            method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
+        return f"first start '{source.tasks(method.learns_from(config), 1)[0].id}'"
+    except NotHere as e:
+        return f"not looked at, because {e}"
 
 
 def check(config: RunConfig) -> list[str]:
-    """Lines about a recipe for `--dry-run`. Needs neither network nor weights."""
+    """Lines about a recipe for `--dry-run`. Needs neither network nor weights, and fetches nothing."""
+    with nothing_fetched():
+        return _lines(config)
+
+
+def _lines(config: RunConfig) -> list[str]:
     from trailmark.models.load import describe
     from trailmark.runs.data_files import no_pipes
     from trailmark.seats.config import described

@@ -267,7 +267,9 @@ class PreferenceRecipe(OfflineRecipe):
     beta: float | None = Field(None, gt=0, description="temperature (dpo, ipo, hinge, kto); none: 0.1")
     smooth: float = Field(0.0, ge=0, lt=0.5, description="share of pairs that may be the wrong way round (dpo)")
     per: Literal["answer", "token"] = Field(
-        "answer", description="log-ratios: their sum over an answer, or their mean over its tokens (dpo, ipo, hinge)"
+        "answer",
+        description="log-ratios: their sum over an answer (for ipo, too, as its paper defines it), or their mean over "
+        "its tokens (dpo, ipo, hinge), which some programs take for ipo",
     )
     pairs: PositiveInt | None = Field(None, description="most pairs of one group (dpo, ipo, hinge); none: all")
     pair_file: Annotated[str | None, NamesFile()] = Field(

@@ -283,7 +283,8 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             paths[0],
         )
     if not kept:
-        why = ", ".join(f"{n} {name}" for name, n in skipped.items()) or "it is empty"
+        limit = lambda name: f": more than the {max_len} tokens of the model's context" if name == "too_long" else ""
+        why = ", ".join(f"{n} {name}{limit(name)}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
     if format == "episodes" and len(ids) < len(kept):
         raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])

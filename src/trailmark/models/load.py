@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, ModelShape
 from trailmark.errors import ModelError, TrailmarkError
+from trailmark.fetching import allowed
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
 from trailmark.models.checked import check_sizes, load_whole, read_tensors, weights_of
@@ -361,7 +362,7 @@ def _hub_answers(path: str) -> bool:
     fine: the next call reports what the hub says about this model. A local folder needs no hub."""
     from huggingface_hub import constants, get_session
 
-    if Path(path).exists():
+    if Path(path).exists() or not allowed():
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT, follow_redirects=False)

@@ -30,8 +30,8 @@ def is_run(folder: Path) -> bool:
 
 def prune(folder: Path, keep_last: int, best: list[int], extra: bool = False) -> None:
     """Delete all checkpoints but the newest and the best ones. With `extra`, the extra ones are not counted, and one
-    stays only while it is the newest of all. Each is renamed first, so that a half-deleted one is not listed. Of a
-    link, only the link is deleted."""
+    stays only while it is the newest of all. Each is renamed first, so that a half-deleted one is not listed. Only the
+    link is deleted of a link."""
     every = listed(folder)
     others = [p for p in every if extra and (p / EXTRA).is_file()]
     counted = [p for p in every if p not in others]

@@ -32,7 +32,7 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(_TASKS))
 
 
-def get_task(name: str, **options: Any) -> TaskSource:
+def get_task(name: str, /, **options: Any) -> TaskSource:
     """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
     If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's
     `judge`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +22,18 @@ from trailmark.types import Failed, Invalid, Scored, Task
 
 STRANGE = "\x00 no such action"  # an action that is not listed, as a model may write one
 SOME_TEXT = ("", "0", "a", "yes", "#### 1", "look around\nthen stop")
+FEW = 4  # menus of at most so many labels have each of them tried alone; of longer ones the first and the last
+FROM_DATA = 8  # most values of a task's data that are tried as actions
 
 
 @dataclass
 class Report:
-    """`problems`: one sentence each, empty if there are none. `counts`: how much was checked."""
+    """`problems`: one sentence each, empty if there are none. `counts`: how much was checked; `ended` are the tasks
+    of which a play ended. `notes`: what the plays did not reach, so that it is not checked."""
 
     problems: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"tasks": 0, "episodes": 0, "steps": 0, "ended": 0})
+    notes: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -36,7 +41,8 @@ class Report:
 
     def __str__(self) -> str:
         seen = ", ".join(f"{n} {what}" for what, n in self.counts.items())
-        return "\n".join([f"{'ok' if self.ok else f'{len(self.problems)} problems'} ({seen})", *self.problems])
+        verdict = "ok" if self.ok else f"{len(self.problems)} problems"
+        return "\n".join([f"{verdict} ({seen})", *self.problems, *self.notes])
 
 
 class _Crash(Exception):
@@ -51,22 +57,32 @@ class _Play:
 
 
 def check_task(
-    source: TaskSource, episodes: int = 5, seed: int = 0, split: str = "train", max_steps: int = 200
+    source: TaskSource,
+    episodes: int = 5,
+    seed: int = 0,
+    split: str = "train",
+    max_steps: int = 200,
+    actions: Sequence[str] = (),
 ) -> Report:
-    """Play `episodes` starts of `split` with random legal actions and check the rules of `tasks/base.py`.
+    """Play `episodes` starts of `split` and check the rules of `tasks/base.py`. Each start is played with random legal
+    actions, and then with one action again and again up to the end, for each of a few actions. Then plays of different
+    starts are repeated at the same time, which must change nothing.
 
     Actions are the listed labels. Without labels they come from `source.example_actions(task)` or the world's own
-    `example_actions()`, else they are a few strings. Each kind of problem is reported once, for the first task that
-    shows it. A play longer than `max_steps` is stopped; that is not a problem.
+    `example_actions()`, else they are a few strings and the values of the task's data. `actions` are tried as well: in
+    their order, and each alone. Each kind of problem is reported once, for the first task that shows it. A play longer
+    than `max_steps` is stopped; that is not a problem.
     """
-    return _Checker(source, seed, max_steps).run(episodes, split)
+    return _Checker(source, seed, max_steps, actions).run(episodes, split)
 
 
 class _Checker:
-    def __init__(self, source: TaskSource, seed: int, max_steps: int):
-        self.source, self.seed, self.max_steps = source, seed, max_steps
+    def __init__(self, source: TaskSource, seed: int, max_steps: int, actions: Sequence[str] = ()):
+        self.source, self.seed, self.max_steps, self.given = source, seed, max_steps, tuple(actions)
         self.report = Report()
         self.kinds: set[str] = set()
+        self.paid: set[Any] = set()  # rewards and outcomes that were seen
+        self.listed: set[str] = set()  # labels that were seen
 
     def problem(self, kind: str, sentence: str) -> None:
         if kind not in self.kinds:
@@ -107,12 +123,31 @@ class _Checker:
             tasks = self.tasks(split, episodes)
         except _Crash:
             return self.report
-        for i, task in enumerate(tasks):
+        repeated: dict[int, list[tuple[Task, _Play]]] = {}  # plays of all tasks by the way in which they were played
+        for task in tasks:
             try:
-                self.task(task, tasks[i - 1])
+                for k, played in enumerate(self.task(task)):
+                    repeated.setdefault(k, []).append((task, played))
             except _Crash:
                 continue
+        for plays in repeated.values():
+            try:
+                self.together(plays)
+            except _Crash:
+                continue
+        self.note()
         return self.report
+
+    def note(self) -> None:
+        """Say what was not reached."""
+        notes, hint = self.report.notes, "name an action with --action TEXT"
+        if self.report.counts["episodes"] and not self.report.counts["ended"]:
+            notes.append(f"Not checked: an end, which no play reached in {self.max_steps} steps; {hint}, "
+                         "or allow more with --max-steps.")  # fmt: skip
+        elif len(self.paid) == 1:
+            notes.append(f"Not checked: a play that is paid otherwise than the others; {hint}, such as a right answer.")
+        if self.listed and (unknown := [a for a in self.given if a not in self.listed]):
+            notes.append(f"Not checked: action {unknown[0]!r}, which was never among the labels.")
 
     def tasks(self, split: str, n: int) -> list[Task]:
         tasks, again = (
@@ -138,11 +173,11 @@ class _Checker:
     def world(self) -> World:
         return self.guard("make()", self.source.make)
 
-    def task(self, task: Task, other: Task) -> None:
+    def task(self, task: Task) -> Iterator[_Play]:
+        """Check one task; its plays, one for each way of playing."""
         first, of = self.world(), f"of task '{task.id}'"
         played = self.play(first, task)
         if played.over:
-            self.report.counts["ended"] += 1
             after = self.guard(f"step after the end {of}", lambda: first.step(played.actions[-1]), TaskError)
             if not isinstance(after, TaskError):
                 self.problem("after", f"A step after the end {of} must raise TaskError, but was answered.")
@@ -151,22 +186,42 @@ class _Checker:
             if again.seen != played.seen:
                 at = next((i for i, (a, b) in enumerate(zip(again.seen, played.seen)) if a != b), "the end")
                 self.problem(f"replay {name}", f"The same actions on {name} world gave other steps {of}, from {at} on.")
-        self.interleave(task, other, played)
         strange = self.world()
         self.see(self.guard(f"reset {of}", lambda: strange.reset(task)), of)
         answer = self.guard(f"step on an unknown action {of}", lambda: strange.step(STRANGE), TaskError)
         if not isinstance(answer, TaskError):
             self.step(answer, of)
+        ended = played.over
+        yield played
+        if tried := played.seen[0].labels:
+            tried = tried if len(tried) <= FEW else (tried[0], tried[-1])
+        else:
+            fresh = self.world()
+            self.guard(f"reset {of}", lambda: fresh.reset(task))
+            tried = self.texts(fresh, task)
+        alone = [(a,) for a in dict.fromkeys((*self.given, *tried))]
+        for way in [self.given, *alone] if len(self.given) > 1 else alone:
+            played = self.play(self.world(), task, way=way)
+            ended |= played.over
+            yield played
+        self.report.counts["ended"] += ended
 
-    def play(self, world: World, task: Task, actions: list[str] | None = None) -> _Play:
-        """Play `actions` again, or new random actions."""
+    def play(
+        self, world: World, task: Task, actions: Sequence[str] | None = None, way: Sequence[str] = ()
+    ) -> _Play:
+        """Play `actions` again, or new actions: those of `way` in turn where they are possible, else random ones."""
         of, rng = f"of task '{task.id}'", random.Random(f"{self.seed} {task.id}")
         observation = self.guard(f"reset {of}", lambda: world.reset(task))
         self.see(observation, of)
         self.report.counts["episodes"] += 1
         seen, done, over = [observation], [], False
         while not over and len(done) < (self.max_steps if actions is None else len(actions)):
-            act = self.choose(world, task, observation, rng) if actions is None else actions[len(done)]
+            if actions is not None:
+                act = actions[len(done)]
+            elif way and (not observation.labels or way[len(done) % len(way)] in observation.labels):
+                act = way[len(done) % len(way)]
+            else:
+                act = self.choose(world, task, observation, rng)
             step = self.guard(f"step {len(done) + 1} {of} on action {act!r}", lambda a=act: world.step(a))
             self.step(step, of)
             self.report.counts["steps"] += 1
@@ -176,33 +231,51 @@ class _Checker:
         return _Play(done, seen, over)
 
     def choose(self, world: World, task: Task, observation: Observation, rng: random.Random) -> str:
-        if observation.labels:
-            return rng.choice(observation.labels)
+        return rng.choice(observation.labels or self.texts(world, task))
+
+    def texts(self, world: World, task: Task) -> list[str]:
+        """Actions for a start that lists none."""
         of_source, of_world = (getattr(x, "example_actions", None) for x in (self.source, world))
         if of_source is not None:
-            return rng.choice(list(self.guard("example_actions", lambda: of_source(task))))
-        return rng.choice(list(self.guard("example_actions", of_world)) if of_world is not None else SOME_TEXT)
+            return list(self.guard("example_actions", lambda: of_source(task)))
+        if of_world is not None:
+            return list(self.guard("example_actions", of_world))
+        rng = random.Random(f"texts {self.seed}")
+        drawn = ("".join(rng.choices(kind, k=n)) for kind, n in (
+            (string.ascii_letters + " ", 12), (string.digits, 4), (string.printable + "é中🙂", 40)))  # fmt: skip
+        return list(dict.fromkeys((*SOME_TEXT, *drawn, *list(_values(task.data))[:FROM_DATA])))
 
-    def interleave(self, task: Task, other: Task, played: _Play) -> None:
-        """Replay `task` while a second world plays `other` between every two steps."""
-        a, b, rng, of = self.world(), self.world(), random.Random(self.seed), f"of task '{task.id}'"
-        seen, over = [self.guard(f"reset {of}", lambda: a.reset(task))], True
-        theirs = Observation("")
-        for act in played.actions:
-            if over:
-                theirs, over = self.guard(f"reset of task '{other.id}'", lambda: b.reset(other)), False
-            else:
-                move = self.choose(b, other, theirs, rng)
-                step = self.guard(f"step of task '{other.id}' on action {move!r}", lambda m=move: b.step(m))
-                theirs, over = step.observation, step.over
-            seen.append(self.guard(f"step {of} on action {act!r}", lambda x=act: a.step(x)))
-        if seen != played.seen:
-            self.problem("interleave", f"Another world played in between changed the steps {of}: they share state.")
+    def together(self, plays: Sequence[tuple[Task, _Play]]) -> None:
+        """Repeat plays of different starts at the same time: another one begins before each step."""
+        if not plays or {"replay a fresh", "replay the same"} & self.kinds:
+            return
+        plays = [*plays, plays[0]] if len(plays) == 1 else plays
+        worlds: list[World] = []
+        seen: list[list[Any]] = []
+        for turn in range(len(plays) + max(len(p.actions) for _, p in plays)):
+            started = len(worlds)
+            if turn < len(plays):
+                worlds.append(self.world())
+                if any(worlds[-1] is w for w in worlds[:-1]):
+                    self.problem("interleave", "make() gave the same world twice: each play needs one of its own.")
+                    return
+                task = plays[turn][0]
+                seen.append([self.guard(f"reset of task '{task.id}'", lambda t=task: worlds[-1].reset(t), Exception)])
+            for world, (_, played), steps in zip(worlds[:started], plays, seen):
+                if len(steps) <= len(played.actions):
+                    act = played.actions[len(steps) - 1]
+                    # an exception is a difference, too
+                    steps.append(self.guard("step", lambda w=world, a=act: w.step(a), Exception))
+        for (task, played), steps in zip(plays, seen):
+            if steps != played.seen:
+                what = f"Other worlds played at the same time changed the steps of task '{task.id}'"
+                self.problem("interleave", f"{what}: they share state.")
 
     def see(self, o: Any, of: str) -> None:
         if not isinstance(o, Observation):
             self.problem("observation", f"An observation {of} is {type(o).__name__}, not Observation.")
             raise _Crash
+        self.listed.update(o.labels)
         if not all(isinstance(x, str) for x in (o.state, o.menu, o.seat, *o.labels, *o.actions)):
             self.problem("text", f"State, menu, seat, labels and actions {of} must be strings.")
         elif len(set(o.labels)) < len(o.labels) or "" in o.labels:
@@ -217,6 +290,7 @@ class _Checker:
             self.problem("step", f"A step {of} is {type(s).__name__}, not Step.")
             raise _Crash
         self.see(s.observation, of)
+        self.paid.add(repr((s.reward, s.outcome)))
         if not all(map(_finite, s.reward.values() if isinstance(s.reward, Mapping) else [s.reward])):
             self.problem("reward", f"The reward {s.reward!r} {of} is not a finite float, or one for each side.")
         if not (isinstance(s.terminated, bool) and isinstance(s.truncated, bool)):
@@ -234,6 +308,15 @@ class _Checker:
         for o in outcomes:
             if isinstance(o, Scored) and not _finite(o.reward):
                 self.problem("score", f"The outcome's reward {o.reward!r} {of} is not a finite float.")
+
+
+def _values(data: Any) -> Iterator[str]:
+    """Texts and numbers in a task's data, any of which may be the right answer."""
+    if isinstance(data, Mapping | list | tuple):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            yield from _values(value)
+    elif data is not None and len(text := str(data)) <= 200:
+        yield text
 
 
 def _finite(x: Any) -> bool:

@@ -74,6 +74,9 @@ class Gym(TaskSource):
         kwargs: Mapping[str, Any] | None = None,
         markov: bool = True,
     ):
+        for key, value, kinds in (("success", success, (int, float)), ("max_steps", max_steps, int)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                raise TaskError(f"task 'gym': option '{key}' must be a number, not {value!r}.")
         self.id, self.success, self.max_steps, self.markov = id, success, max_steps, markov
         self.kwargs = dict(kwargs or {})
         if isinstance(render, str):
@@ -114,7 +117,10 @@ class Gym(TaskSource):
             raise TaskError(f"gymnasium cannot make '{self.id}': {e}") from e
 
     def observe(self, seen: Any) -> Observation:
-        text = self.render(seen) if self.render is not None else str(seen)
+        try:
+            text = self.render(seen) if self.render is not None else str(seen)
+        except Exception as e:  # the user's function may raise anything
+            raise TaskError(f"render of '{self.id}' raised {type(e).__name__}: {e}") from e
         if not isinstance(text, str):
             raise TaskError(f"render of '{self.id}' gave {type(text).__name__}, not text.")
         return Observation(text if text.endswith("\n") else text + "\n", self.menu, self.labels, self.names)

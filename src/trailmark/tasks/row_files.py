@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TaskError
+from trailmark.fetching import may_fetch
 from trailmark.formats.rows import Row
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -72,6 +73,7 @@ def hub_rows(what: str, name: str, config: str | None, split: str, revision: str
             f"reading {what} from the hub needs the datasets library: pip install datasets; "
             "or give path=, a file or folder."
         ) from None
+    may_fetch(f"data set '{name}' of the hub")
     try:
         table = datasets.load_dataset(name, config, split=split, revision=revision)
     except Exception as problem:

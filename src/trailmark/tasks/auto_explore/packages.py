@@ -20,6 +20,7 @@ from tempfile import mkstemp
 from typing import Any
 
 from trailmark.errors import DataError, TaskError, nearest
+from trailmark.fetching import may_fetch
 from trailmark.models.smollm import cache_dir
 from trailmark.tasks.auto_explore.pip_index import Pip, Place, find, local_path, pip_says
 from trailmark.tasks.auto_explore.unpack import unpack
@@ -89,6 +90,7 @@ def fetch_sdist(package: Sdist, cache: str | Path | None = None, pip: Pip | None
     folder = (Path(cache) if cache else cache_dir()) / "sdists"
     if held := _held(folder, package):
         return held
+    may_fetch(f"package {package.name} {package.version}")
     pip = pip or pip_says()
     with pip.client() as client:
         places, problems = find(pip, client, package.name, package.version, package.file)

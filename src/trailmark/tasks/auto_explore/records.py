@@ -75,6 +75,9 @@ def _files(path: Path) -> list[Path]:
         if not found:
             raise DataError("holds no task files: train.jsonl …, tasks*.jsonl, or the reference's train.json ….", path)
         return found
+    if not path.exists():
+        made = "`trailmark data auto-explore … --out FOLDER` makes one"
+        raise DataError(f"cannot be read: there is no such file or folder; {made}.", path)
     if path.suffix not in (".jsonl", ".json"):
         raise DataError("a task file ends in .jsonl or .json.", path)
     return [path]
