@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,6 +178,41 @@ def render(
         if text.startswith(turn.full) and (not kept or turn.prompt.startswith(kept[-1].full)):
             kept.append(turn)
     return t.with_spans(text, kept)
+
+
+NO_SYSTEM = ". It takes them without the system message"
+NO_ROLE = "files without it: `trailmark data stories --no-system-role`"
+
+
+class Refusals:
+    """Says whether a template takes conversations, without encoding them."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Jinja = "own"):
+        self._template = _Template(tokenizer, template, {})
+
+    def why(self, messages: Messages) -> str:
+        """Why an answer to these messages cannot be asked for; "" if it can."""
+        try:
+            self._template.text(messages, prompt=True)
+            self._template.frame(messages)
+        except (DataError, ModelError) as problem:
+            return problem.text.rstrip(".") if isinstance(problem, DataError) else str(problem).rstrip(".")
+        return ""
+
+    def system_alone(self, messages: Messages) -> bool:
+        """Whether only the system message is refused."""
+        rest = [m for m in messages if m.get("role") != "system"]
+        return 0 < len(rest) < len(messages) and not self.why(rest)
+
+
+def must_render(tokenizer: Tokenizer, rows: Iterable[tuple[str, Any, Messages]]) -> None:
+    """Refuse a row (its name, file and messages) if the chat template refuses its messages."""
+    refuses = Refusals(tokenizer, "own" if tokenizer.chat_template else None)
+    for name, file, messages in rows:
+        if not (why := refuses.why(messages)):
+            continue
+        hint = ". Set task.options.system=false for that, or make" if refuses.system_alone(messages) else ""
+        raise DataError(f"{name}: {why}{hint and f'{NO_SYSTEM}{hint} {NO_ROLE}'}.", file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trailmark.errors import RecipeError, nearest
-from trailmark.marked_yaml import Dumper, Keys, Mark, dotted, parse
+from trailmark.marked_yaml import MAX_DEPTH, MAX_NODES, Dumper, Keys, Mark, dotted, parse
+from trailmark.plain_files import read_plain
 from trailmark.trust import named_by_person, named_by_run, of_a_run
 
 MAX_BYTES = 1 << 20
@@ -64,7 +65,7 @@ def _read(path: Path, wanted_by: str = "") -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RecipeError(f"{path}: too large for a recipe (more than {MAX_BYTES >> 20} MB).")
-        return path.read_bytes().decode("utf-8-sig")
+        return read_plain(path).decode("utf-8-sig")
     except FileNotFoundError:
         places = (path.parent, *([shipped("recipes")] if _named(path) else []))
         near = nearest(path.name, {p.name for place in places for p in place.glob("*.yaml")})
@@ -174,9 +175,11 @@ PATHS = ("reward",)  # keys whose text is short for {path: text}
 
 def _override(text: str) -> Loaded:
     key, equals, value = text.partition("=")
-    path, name = tuple(key.strip().split(".")), f"override '{text}'"
+    path, name = tuple(key.strip().split(".")), f"override '{text if len(text) <= 200 else text[:200] + '…'}'"
     if not equals or not all(path):
         raise RecipeError(f"{name}: expected key=value, such as learner.optim.lr=1e-4.")
+    if len(path) > MAX_DEPTH:
+        raise RecipeError(f"{name}: {len(path):,} keys below each other; no recipe is that deep.")
     if path[0] == "extends":
         raise RecipeError(f"{name}: 'extends' can only stand in a file.")
     parsed, inner = parse(value, name, line=False)
@@ -217,6 +220,8 @@ NAMED = re.compile(r"(\$?)\$\{([A-Za-z_][\w.]*)\}")  # ${a.b}; with another $ be
 def _filled_in(loaded: Loaded) -> Loaded:
     """The recipe with the values of the keys that its texts name."""
 
+    filled = grown = 0
+
     def bad(path: Keys, why: str) -> RecipeError:
         marks = (loaded.marks.get(path[:i]) for i in range(len(path), 0, -1))
         return RecipeError(f"{next(filter(None, marks), Mark(loaded.file)).where}: key '{dotted(path)}': {why}")
@@ -231,6 +236,10 @@ def _filled_in(loaded: Loaded) -> Loaded:
         return value
 
     def fill(value: Any, path: Keys, seen: tuple[str, ...]) -> Any:
+        nonlocal filled
+        filled += 1
+        if filled > 2 * MAX_NODES or len(seen) > MAX_DEPTH:
+            raise bad(path, "the recipe is too large, or its ${} too deep, once they are filled in.")
         if isinstance(value, dict):
             return {k: fill(v, (*path, k), seen) for k, v in value.items()}
         if isinstance(value, list):
@@ -248,7 +257,12 @@ def _filled_in(loaded: Loaded) -> Loaded:
                 return f"${{{m[2]}}}"
             if isinstance(got := found(m), dict | list):
                 raise bad(path, f"${{{m[2]}}} is no text or number, so it cannot stand inside a text.")
-            return "" if got is None else str(got).lower() if isinstance(got, bool) else str(got)
+            put = "" if got is None else str(got).lower() if isinstance(got, bool) else str(got)
+            nonlocal grown
+            grown += len(put)
+            if grown > MAX_BYTES:
+                raise bad(path, f"its ${{}} put in more than {MAX_BYTES >> 20} MB of text.")
+            return put
 
         whole = NAMED.fullmatch(value)
         return found(whole) if whole and not whole[1] else NAMED.sub(text, value)

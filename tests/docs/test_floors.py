@@ -105,8 +105,21 @@ def test_the_readme_s_first_run(here):
 def test_the_readme_s_own_task(here):
     code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.S) if "class Guess" in block)
     (here / "guess.py").write_text(code)
-    follow(README, "train recipes/taxi-policy-gradient.yaml task=")
+    follow(README, "tasks check guess:Guess", "train recipes/taxi-policy-gradient.yaml task=")
     assert successes(shell("eval", "runs/guess", "--n", "50", "--json")) == [1.0]  # "then it is always right"
+
+
+def test_the_readme_s_own_reward(here):
+    """In a folder without recipes: those that come with Trailmark are found."""
+    shutil.rmtree("recipes")
+    section = README.split("## A reward of your own")[1]
+    rows, function, _ = re.findall(r"^```\w*\n(.*?)^```$", section, re.S | re.M)
+    (here / "rows.jsonl").write_text(rows)
+    (here / "my_file.py").write_text(function)
+    follow(README, "train recipes/prompts-grpo.yaml data=")
+    curve = read_metrics(here / "runs/prompts-grpo")
+    least = floor(README, r"on its held-out prompt; the floor is (0\.\d+)")
+    assert curve[-1]["eval/reward"] >= least > curve[0]["reward"]
 
 
 def test_the_quickstart_of_vrcli(here):

@@ -113,7 +113,9 @@ def test_nothing_scored_is_exit_code_1_with_the_reason(tmp_path):
     file = write(tmp_path / "all.jsonl", PLAYED[8:])
     done = shell("eval", "--episodes", file)
     assert done.exit_code == 1 and "nothing was scored for all" in done.stderr and "1024 fit" in done.stderr
-    assert shell("eval", "--episodes", file, "--failed", "lost").exit_code == 1
+    lost = shell("eval", "--episodes", file, "--failed", "lost")  # a model whose plays all failed has won none
+    assert lost.exit_code == 0 and "0.000 [0.000, " in lost.stdout and "counted as lost" in lost.stdout
+    assert json.loads(lost.stdout.splitlines()[-1])["rows"][0]["metrics"]["success"]["value"] == 0.0
     empty = write(tmp_path / "empty.jsonl", [])
     done = shell("eval", "--episodes", empty)
     assert done.exit_code == 1 and "there are no episodes" in done.stderr

@@ -141,11 +141,11 @@ def test_groups_without_variance_are_dropped_and_refilled(tmp_path):
 
 def test_kl_in_the_reward_trains_towards_the_reference(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{k}"}) + "\n" for k in range(12)))
-    (tmp_path / "reward.py").write_text("def score(prompt, answer, row):\n    return answer.count('e') / 5\n")
+    (tmp_path / "reward.py").write_text("def score(prompt, answer, row):\n    return sum(map(ord, answer)) % 7 / 7\n")
     far = {}
     for weight in (0.0, 5.0):
         out = tmp_path / f"run{weight:g}"
-        words = ["steps=12", "starts=4", "n=8", "variant=reinforce_pp", f"kl_reward={max(weight, 1e-9)}",
+        words = ["steps=24", "starts=4", "n=8", "variant=reinforce_pp", f"kl_reward={max(weight, 1e-9)}",
                  "eval.every=0", "sampling.max_tokens=5", "learner.optim.lr=0.01", f"out={out}",
                  f"data={tmp_path}/rows.jsonl", TINY, "engine={slots: 32, max_len: 64}",
                  f"reward={tmp_path}/reward.py:score"]  # fmt: skip

@@ -119,6 +119,12 @@ def test_no_road_runs_or_asks_to_run_the_code_of_a_checkpoint(folder, how, monke
         assert ends[0] == ends[4] == ends[5] == ends[6] == 2
 
 
+def test_weights_are_as_readable_as_the_files_beside_them(folder):
+    assert call("convert", "model", "conv", "--to", "transformers").exit_code == 0
+    files = [*Path("conv").glob("*.safetensors"), *Path("out/checkpoints").rglob("*.safetensors")]
+    assert len(files) > 2 and {f.stat().st_mode for f in files} == {Path("rows.jsonl").stat().st_mode}
+
+
 def damage(folder, how):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"

@@ -495,3 +495,13 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
         c.press("ArrowRight")
     assert ("policy" in seats and text_of(c, "#where") != first) or first.startswith("turn 1 of 1")
     assert "reflect-rl" in c.value("document.body.innerText") and "reflect-sft" in c.value("document.body.innerText")
+
+
+def test_a_policy_that_learnt_only_its_training_starts_is_a_concern():
+    from trailmark.report.concerns import concerns
+
+    curve = lambda held: [{"name": "success", "train": [[k, 0.88] for k in range(10)], "eval": [[5, 0.5], [10, held]]}]
+    said = lambda held: [c["text"] for c in concerns(curve(held), [], {}, "done", 10, {}) if c["level"] == "warn"]
+    (told,) = said(0.39)
+    assert "Success is 88.0% over the last training steps and 39.0% in the last evaluation" in told
+    assert said(0.85) == []

@@ -90,8 +90,9 @@ def _last_turn(value: Any) -> Any:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Column, Table
+
+    from trailmark.evaluate.output import print_table
 
     systems = result["systems"]
     columns = [Column("mean [95 % interval]", no_wrap=True), *(f"{n} ({a['texts']})" for n, a in systems.items())]
@@ -107,4 +108,4 @@ def _show(result: dict[str, Any]) -> None:
                 ends = "?" if v["low"] is None else f"{v['low']:.4g}, {v['high']:.4g}"
                 cells.append(f"{v['value']:.4g} [{ends}]")
         table.add_row(metric, *cells)
-    Console().print(table)
+    print_table(table)

@@ -369,13 +369,28 @@ def books(
     make(out, files, how, open_writer, count, settings, names, stage or STAGES, typer.echo)
 
 
+def _share(text: str, option: str) -> float | None:
+    """A share from 0 to 0.9; None if it is the name of a file."""
+    from trailmark.errors import TrailmarkError
+
+    try:
+        share = float(text)
+    except ValueError:
+        if Path(text).is_file():
+            return None
+        raise TrailmarkError(f"{option} '{text}': expected a share such as 0.1, or a file that exists.") from None
+    if not 0 <= share <= 0.9:
+        raise TrailmarkError(f"{option} {text}: a share goes from 0 to 0.9.")
+    return share
+
+
 @data.command()
 def stories(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="JSONL: `messages`, or the fields of a story.")],
     out: Out = Path("stories"),
     by: Annotated[str, typer.Option(help="Split by book, row, or given (the rows' `split`).")] = "",
-    val: Annotated[float, typer.Option(min=0, max=0.9, callback=_finite, help="Share of val, at least one.")] = 0.1,
-    test: Annotated[float, typer.Option(min=0, max=0.9, callback=_finite, help="Share of test, at least one.")] = 0.1,
+    val: Annotated[str, typer.Option(metavar="SHARE|FILE", help="Share of val, at least one; or its file.")] = "0.1",
+    test: Annotated[str, typer.Option(metavar="SHARE|FILE", help="Share of test, at least one; or its file.")] = "0.1",
     seed: Seed = 0,
     tokenizer: Tokenizer = "",
     max_tokens: Annotated[
@@ -400,6 +415,12 @@ def stories(
     sheets: Annotated[bool, typer.Option("--sheets/--no-sheets", help="Show the character sheets.")] = True,
     synopsis: Annotated[bool, typer.Option("--synopsis/--no-synopsis", help="Show the synopsis.")] = True,
     chapters: Annotated[bool, typer.Option("--chapters/--no-chapters", help="Show the previous chapters.")] = True,
+    drop_duplicates: Annotated[
+        bool, typer.Option("--drop-duplicates", help="Leave out rows that repeat another one.")
+    ] = False,
+    instruction: Annotated[
+        str | None, typer.Option(help="What a policy is asked, in place of our text; name the marker of a plan.")
+    ] = None,
     identical: Annotated[
         bool, typer.Option("--identical", help="The same instruction with and without a plan: an empty plan earns 0.")
     ] = False,
@@ -416,25 +437,35 @@ def stories(
     from trailmark.tasks.stories.rows import StoryRow, read_rows
 
     writable(out)
-    found = read_rows(rows)
+    shares, ready = [], {}
+    for name, said_of in (("val", val), ("test", test)):
+        share = _share(said_of, f"--{name}")
+        shares.append(share if share is not None else 0.0)
+        if share is None:
+            ready[name] = Path(said_of)
+    found = read_rows(rows, [] if drop_duplicates else None)
     usual = s.Filters() if isinstance(found[0], StoryRow) else s.NO_FILTERS
     given = {"first": first, "over": over, "under": under, "previous": previous, "prompt": prompt}
     bounds = s.Filters(**{k: getattr(usual, k) if v is None else v for k, v in given.items()})
     by = by or ("book" if all(r.story_id for r in found) else "row")
     if by not in ("book", "row", "given"):
         raise TrailmarkError(f"--by '{by}' is not known: book, row or given.")
-    show = Show(summary, plan, sheets, synopsis, chapters, system_role, identical)
-    sizes = (max_tokens, drop_long, leak, drop_leaks, gold_words)
-    how = s.Setup(show, bounds, by, (val, test), seed, *sizes)  # type: ignore[arg-type]
+    if by == "given" and ready:
+        raise TrailmarkError("--by given reads the splits from one file: leave it out where --val or --test is a file.")
+    show = Show(summary, plan, sheets, synopsis, chapters, system_role, identical, instruction)
+    sizes = (max_tokens, drop_long, leak, drop_leaks, gold_words, drop_duplicates)
+    how = s.Setup(show, bounds, by, tuple(shares), seed, *sizes)  # type: ignore[arg-type]
     said: dict[str, Any] = asdict(how)
-    if gold_words is None:
-        del said["gold_words"]  # folders from before this option stay as they are
+    for part, key in ((said, "gold_words"), (said, "drop_duplicates"), (said["show"], "instruction")):
+        if part[key] is None or part[key] is False:
+            del part[key]  # folders from before this option stay as they are
     settings = {"kind": "stories", **said, "tokenizer": tokenizer, "prompts": VERSION}
     words = read_tokenizer(tokenizer)
     with data_folder(out, settings) as place:
         outputs = [f"{kind}{split}.jsonl" for kind in ("", "sft_") for split in s.SPLITS]
         stage = place.stage(
-            "setup", lambda: s.make(rows, out, how, words), [*outputs, "statistics.json"], files={"rows": rows}
+            "setup", lambda: s.make(rows, out, how, words, ready), [*outputs, "statistics.json"],
+            files={"rows": rows, **ready},
         )
         place.make([stage], ["setup"], typer.echo)
         for line in s.report(read_json(out / "statistics.json")):

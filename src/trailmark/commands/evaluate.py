@@ -36,11 +36,11 @@ FailedAs = Annotated[
 def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
     """A table without numbers is no result: print the reason, and exit with code 1."""
     rows = [r for r in rows if not r["episodes"] or r.get("hidden") != r["episodes"]]  # hidden labels are no failure
+    rows = [r for r in rows if r["scored"] == 0 and "success" not in r["metrics"]]  # all failed, and count as lost
     for r in rows:
-        if r["scored"] == 0:
-            why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
-            _say_error(f"nothing was scored for {r['name']}: {why}.")
-    if any(r["scored"] == 0 for r in rows):
+        why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
+        _say_error(f"nothing was scored for {r['name']}: {why}.")
+    if rows:
         raise typer.Exit(1)
 
 
@@ -220,6 +220,7 @@ def _play(
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
     from trailmark.config import SamplingConfig
+    from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
@@ -232,8 +233,8 @@ def _play(
     from trailmark.types import Failed
 
     for file in (out, leaderboard):
-        if file is not None and file.exists():
-            raise RunError(f"{file} exists: choose another file.")
+        if file is not None:
+            new_file(file)
     if leaderboard is not None and (vary or wish.n):
         raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:
@@ -260,7 +261,7 @@ def _play(
         for name, some in wishes.items():
             orders.append(order_row({label: made[f"{name}{label}"][0] for label in some}, f"{name}, all orders"))
     rows += orders
-    if out is not None and any(row["scored"] or row.get("hidden") for row in rows):
+    if out is not None and any(row["scored"] or row.get("hidden") or "success" in row["metrics"] for row in rows):
         _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
         for path in kept:
             Collection(path).forget()

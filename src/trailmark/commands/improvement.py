@@ -127,6 +127,8 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from trailmark.evaluate.output import print_table
+
     if about := result.get("baselines"):
         Console().print(f"{about['file']}: baselines of {about['rows']} rows, {about['computed']} of them computed now")
     arms = result["arms"]
@@ -148,7 +150,7 @@ def _show(result: dict[str, Any]) -> None:
     table.add_row("correlation with length", *(number(a.get("length_correlation"), 2) for a in arms.values()))
     table.add_row("trigrams copied, %", *(share(a.get("copied")) for a in arms.values()))
     table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
-    Console().print(table)
+    print_table(table)
     if lost := result.get("failed"):
         Console().print(
             f"warning: {lost} texts were not scored, because their requests failed; they are in no average."

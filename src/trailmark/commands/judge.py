@@ -93,10 +93,12 @@ def _show(result: dict[str, Any], made: Any) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from trailmark.evaluate.output import print_table
+
     kinds = ("wins", "losses", "ties", "swayed")
     table = Table(Column("pair", no_wrap=True), "dimension", *kinds, title=f"Judged by {result['judge']}")
     for (a, b), counts in made.counts.items():
         for k, (dimension, c) in enumerate(counts.items()):
             table.add_row("" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds))
-    Console().print(table)
+    print_table(table)
     Console().print("swayed: the order of the two texts decided, so the file says `same`.")

@@ -11,9 +11,9 @@ def models(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/models.md.")] = False,
 ) -> None:
     """Check the model families against the installed transformers, each on a tiny random model."""
-    from rich.console import Console
     from rich.table import Table
 
+    from trailmark.evaluate.output import print_table
     from trailmark.models import families
 
     found = families.table(lambda name: typer.echo(f"checking {name}", err=True))
@@ -24,4 +24,4 @@ def models(
     for c in found:
         numbers = ("–", "–") if c.refused else (f"{c.gradient:.1e}", f"{c.logp:.1e}")
         table.add_row(c.family, c.layout or "refused", *numbers, c.refused or c.decoding)
-    Console().print(table)
+    print_table(table)

@@ -43,6 +43,8 @@ def _show(made: Plan) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from trailmark.evaluate.output import print_table
+
     console = Console(soft_wrap=False)
     for part in made.parts:
         table = Table("", "", "", box=None, pad_edge=False, show_header=False)
@@ -50,7 +52,7 @@ def _show(made: Plan) -> None:
             table.add_row(*(Text(cell) for cell in row))
         if part.name:
             console.print(Text(part.name, "bold"))
-        console.print(table)
+        print_table(table, console)
     for warning in made.warnings:
         console.print(Text("warning: ", "yellow") + Text(warning))
 

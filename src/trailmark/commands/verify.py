@@ -20,6 +20,7 @@ def verify(
 
     Writes RUN/verify.json. Exit code 0: all is well or does not apply; 1: something failed.
     """
+    from trailmark.errors import RunError
     from trailmark.runs.store import Run, atomic_write
 
     Run.open(run)  # before torch is imported
@@ -27,7 +28,10 @@ def verify(
 
     report = certify(run, limit=limit)
     text = report.to_json()
-    atomic_write(run / "verify.json", text.encode() + b"\n")
+    try:
+        atomic_write(run / "verify.json", text.encode() + b"\n")
+    except RunError as e:  # such as a folder that may only be read
+        typer.echo(f"warning: the report is not stored: {e}", err=True)
     if as_json:
         typer.echo(text)
     else:
@@ -40,12 +44,14 @@ def _table(report: Report) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from trailmark.evaluate.output import print_table
+
     colours = {"pass": "green", "fail": "bold red", "skip": "yellow"}
     table = Table("check", "", "what", box=None, pad_edge=False)
     for c in report.checks:
         what = "\n".join([c.what, *(f"note: {n}" for n in c.notes)])
         table.add_row(c.name, Text(c.status, colours[c.status]), Text(what))
-    Console(soft_wrap=False).print(table)
+    print_table(table, Console())
     failed = [c.name for c in report.checks if c.status == "fail"]
     numbers = report["replay"].numbers
     left = numbers.get("judged", 0) - numbers.get("judged_again", 0)

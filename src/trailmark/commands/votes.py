@@ -83,6 +83,8 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
+    from trailmark.evaluate.output import print_table
+
     console = Console()
     percent = lambda x: "–" if x is None or x != x else f"{100 * x:.1f}"
     around = lambda low, high: "" if low is None else f"\n[{percent(low)}, {percent(high)}]"
@@ -98,7 +100,7 @@ def _show(result: dict[str, Any]) -> None:
                 cells = [f"{exact(x['preference'])} ({x['wins']}-{x['losses']})" + around(x["low"], x["high"])
                          for x in told]  # fmt: skip
                 table.add_row(f"{row['first']} > {row['second']}", *cells)
-            console.print(table)
+            print_table(table, console)
         main = f["dimension"]
         groups = list(f["pairs"][0]["subsets"]) if f["pairs"] else []
         console.print(f"{main}: win rates in %, ties counted [95 % interval], and the sign test", soft_wrap=True)
@@ -110,12 +112,12 @@ def _show(result: dict[str, Any]) -> None:
                 rates |= {g: percent(row["subsets"][g]) + around(x["low"], x["high"]) for g, x in within.items()}
                 cells = [rates[g] for g in some] + ([f"{d['p']:.3g}"] if k == 0 else [])
                 table.add_row(f"{row['first']} > {row['second']}", *cells)
-            console.print(table)
+            print_table(table, console)
         table = Table("system", "strength", "95 % interval", title=f"{main}: Bradley-Terry, prior {f['prior']:g} votes")
         for name, s in sorted(f["strengths"].items(), key=lambda x: -x[1]["value"]):
             ends = "unknown" if s["low"] is None else f"{s['low']:.1f} – {s['high']:.1f}"
             table.add_row(name, f"{s['value']:.1f}", ends)
-        console.print(table)
+        print_table(table, console)
     if "metrics" in result:
         means, ends, tests = (result["metrics"][k] for k in ("means", "intervals", "anova"))
         names = dict.fromkeys(n for m in means.values() for n in m)
@@ -127,7 +129,7 @@ def _show(result: dict[str, Any]) -> None:
             table = Table(Column("metric", no_wrap=True), *some)
             for n in names:
                 table.add_row(n, *(columns[w].get(n, "–") for w in some))
-            console.print(table)
+            print_table(table, console)
         if doubled := result["metrics"]["doubled"]:
             kinds = sorted({name for _, name in doubled})
             console.print(f"warning: {len(doubled)} columns are in the file twice ({', '.join(kinds)}): counted once.")

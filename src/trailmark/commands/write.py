@@ -80,12 +80,13 @@ def write(
 
 
 def _show(made: dict[str, Any], out: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from trailmark.evaluate.output import print_table
 
     table = Table("variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut", title=str(out))
     for name, a in made.items():
         plans = [str(a["plans"]), f"{100 * a['markers']:.0f} %"] if "plans" in a else ["–", "–"]
         texts = [str(a["texts"]), f"{a['words']:.1f}", str(a["cut"])]
         table.add_row(name, a["planner"] or "–", a["writer"], *plans, *texts)
-    Console().print(table)
+    print_table(table)

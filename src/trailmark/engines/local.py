@@ -9,10 +9,10 @@ and arrival order. `fixed=False` prefills only the rows, and decodes only the sl
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from trailmark.engines.decode_ahead import Ahead, draw
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
+from trailmark.engines.turns import Turns
 from trailmark.engines.weights import engine_copy, plain_weights
 from trailmark.memory import need
 from trailmark.models import compiled
@@ -133,6 +134,7 @@ class LocalEngine:
         self._pump_task: asyncio.Task | None = None
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
+        self._parties: dict[asyncio.Future, Any] = {}  # on whose behalf a request is drawn
         # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
         # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
         self.reuse = not fixed and self._ahead is not None
@@ -152,8 +154,11 @@ class LocalEngine:
 
     # -- the protocol -------------------------------------------------------------------------------------------
 
-    async def sample(self, request: Request, on_token: Listener | None = None, top: int = 0) -> list[Completion]:
-        """`on_token` gets every token when it is sampled, with the `top` most likely ones."""
+    async def sample(
+        self, request: Request, on_token: Listener | None = None, top: int = 0, party: Any = None
+    ) -> list[Completion]:
+        """`on_token` gets every token when it is sampled, with the `top` most likely ones. Requests of different
+        parties take turns (`engines/turns.py`); without any, the first to come is the first to be served."""
         self.check(request)
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -162,6 +167,9 @@ class LocalEngine:
         if on_token is not None:
             self._listeners[future] = on_token, min(top, self.lm.vocab)
             future.add_done_callback(self._listeners.pop)
+        if party is not None:
+            self._parties[future] = party
+            future.add_done_callback(self._parties.pop)
         if self._pump_task is None or self._pump_task.done():
             self._pump_task = asyncio.create_task(self._pump())
         return await future
@@ -264,7 +272,7 @@ class LocalEngine:
         try:
             await asyncio.sleep(0)  # callers that start together are admitted together
             while self._waiting or self._ready or any(self._rows) or self._flying:
-                if self._waiting and len(self._ready) < self.slots and self._worth_it():
+                if self._waiting and (len(self._ready) < self.slots or self._parties) and self._worth_it():
                     self._prefill()
                 self._forget()
                 self._seat()
@@ -305,14 +313,18 @@ class LocalEngine:
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
         later: deque[tuple[Request, asyncio.Future]] = deque()
         admitted = len(self._ready)
-        for request, future in self._waiting:
+        turns = Turns(self._waiting, self._parties, self._busy(), admitted, self.slots) if self._parties else None
+        for request, future in self._waiting if turns is None else turns.order():
             # limits the memory of the stored keys and values
-            if request.prompt in prompts or admitted < 2 * self.slots:
+            fits = request.prompt in prompts or admitted < 2 * self.slots
+            if fits if turns is None else turns.admits(request, future):
                 prompts.setdefault(request.prompt, []).append((request, future))
                 admitted += request.n if request.max_tokens > 1 else 0
             else:
                 later.append((request, future))
-        self._waiting = later
+        self._waiting = later if turns is None else turns.left()
+        if not prompts:
+            return
         self.lm.train(False)
         found = {p: self._kept.find(p) for p in prompts} if self._ahead is not None and self.reuse else {}
         held = {p: slot for p, slot in found.items() if slot is not None}
@@ -405,7 +417,7 @@ class LocalEngine:
         for row in rows:
             if self._ready and self._rows[row] is None:
                 self._kept.drop(row)
-                ready = self._ready.popleft()
+                ready = self._next_ready()
                 together.setdefault(id(ready.kept), []).append((row, ready))
                 self._rows[row], self._index[row] = ready.live, ready.length
                 self._last[row] = ready.live.tokens[-1]
@@ -414,6 +426,21 @@ class LocalEngine:
         if self._ahead is not None and (new := [one for part in together.values() for one in part]):
             state = [(r.length, r.live.tokens[-1], len(r.live.tokens), *r.live.keys) for _, r in new]
             self._ahead.seat([row for row, _ in new], state, [r.live.request.law.temperature for _, r in new])
+
+    def _busy(self, ready: bool = True) -> Counter[Any]:
+        """How many samples of each party have a slot, or are `ready` for one."""
+        lives = [live for live in self._rows if live is not None] + [r.live for r in self._ready if ready]
+        return Counter(self._parties.get(live.parts.future) for live in lives)
+
+    def _next_ready(self) -> _Ready:
+        """The sample to seat next: the first one, or that of the party with the fewest slots."""
+        if not self._parties:
+            return self._ready.popleft()
+        held = self._busy(ready=False)
+        at = min(range(len(self._ready)), key=lambda k: held[self._parties.get(self._ready[k].live.parts.future)])
+        ready = self._ready[at]
+        del self._ready[at]
+        return ready
 
     @torch.inference_mode()
     def _decode(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+SHORT = 24  # a cell of so many characters stays on one line
 WIDE = 240  # columns if stdout is not a terminal and $COLUMNS is not set
 
 
@@ -26,6 +27,25 @@ def screen() -> Any:
     return Console(width=None if known else WIDE, highlight=False)
 
 
+def print_table(table: Any, console: Any = None) -> None:
+    """Print a table of rich without cutting a number: if it is wider than the screen, the terminal breaks its lines."""
+    console = console or screen()
+    for column in table.columns:
+        column.overflow = "fold"
+        cells = [str(cell) for cell in column.cells]
+        column.no_wrap = all(len(cell) <= SHORT for x in cells for cell in x.split("\n"))
+    print_whole(table, console)
+
+
+def print_whole(table: Any, console: Any) -> None:
+    """Print a table as wide as it must be to cut nothing."""
+    before = console.width
+    wide = console.options.update(max_width=100_000, width=100_000)
+    console.width = max(before, console.measure(table, options=wide).minimum)
+    console.print(table)
+    console.width = before
+
+
 def finish(result: Mapping[str, Any], quiet: bool, *shown: Callable[[int], Sequence[Any]]) -> None:
     """Each of `shown` gets the width of the screen and returns what to print: tables, or plain lines."""
     if not quiet:
@@ -35,6 +55,6 @@ def finish(result: Mapping[str, Any], quiet: bool, *shown: Callable[[int], Seque
                 if isinstance(item, str):
                     console.print(item, markup=False, soft_wrap=not sys.stdout.isatty())
                 else:
-                    console.print(item)
+                    print_whole(item, console)
     if quiet or not sys.stdout.isatty():
         typer.echo(json.dumps(result, ensure_ascii=False, allow_nan=False))

@@ -11,7 +11,6 @@ the two names, and columns of True and False that mark subsets (genres). People 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 from trailmark.errors import DataError
 from trailmark.evaluate.distributions import incomplete_beta
 from trailmark.evaluate.stats import Interval, wilson
+from trailmark.plain_files import read_unpacked
 
 SAME = "same"
 KEYS = ("options", "texts")  # columns that are neither a dimension nor a subset
@@ -98,9 +98,8 @@ def read_comparisons(path: Path) -> list[Comparison]:
 
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        text = read_unpacked(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"cannot be read: {problem}", path) from problem
     reader = csv.DictReader(io.StringIO(text), strict=True)
     try:

@@ -30,6 +30,7 @@ from trailmark.rollout.play import Protocol, Seat, play, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import scored
 from trailmark.tasks.base import TaskSource, declared, draw_tasks
+from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
 Answer = Callable[[Episode], str | None]
@@ -72,6 +73,10 @@ def evaluate(
     random draws, as in the evaluations during training. So the same seed gives the same episodes. With `kept`, plays
     are stored as they finish, and those that an earlier process finished are not played again."""
     starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
+    if isinstance(source, Prompts):  # a row that a model cannot be shown is a mistake, and no lost play
+        for seat in seats:
+            if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
+                source.must_render(tokenizer, starts)
     if kept is None:
         episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
     else:
@@ -108,12 +113,11 @@ def summarise(
         row["decisions"] = sum(t.action is not None for e in asked for t in e.turns)
         row["guessed"] = sum(int(e.info["guessed"]) for e in asked)
     metrics: dict[str, Any] = {}
+    if won := successes(episodes, side, failed):  # there may be no other number, if every play failed and is lost
+        left = {kind: row[kind] for kind in dropped if row[kind]}
+        metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
     if good:
         starts = [e.task.id for e in good]
-        won = successes(episodes, side, failed)
-        if won:
-            left = {kind: row[kind] for kind in dropped if row[kind]}
-            metrics["success"] = proportion([v for _, v in won], [start for start, _ in won]).plain() | left
         reward = mean_of([_score(e, side).reward for e in good], starts)
         metrics["reward"] = reward.plain()
         low, high = reward.low, reward.high
@@ -131,9 +135,11 @@ def summarise(
 
 
 def successes(episodes: Sequence[Episode], side: str | None, failed: FailedAs) -> list[tuple[str, float]]:
-    """(start, 1 or 0) for every episode that counts. Empty if the world does not report success."""
+    """(start, 1 or 0) for every episode that counts. Empty if the world does not report success. If all failed, nobody
+    knows whether it does; as lost they count 0."""
     won = [(e.task.id, v) for e in episodes if (v := value_of(e, "success", side, failed=failed)) is not None]
-    return won if any(value_of(e, "success", side) is not None for e in episodes) else []
+    told = any(value_of(e, "success", side) is not None for e in episodes)
+    return won if told or all(isinstance(_outcome(e, side), Failed) for e in episodes) else []
 
 
 def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | None = None) -> str:

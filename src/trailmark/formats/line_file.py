@@ -6,8 +6,8 @@ bytes are changed where it lies, the next read says so, because the places would
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import tempfile
 from array import array
 from collections.abc import Iterator
@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trailmark.errors import DataError
+from trailmark.plain_files import open_plain
 from trailmark.progress import counted
 from trailmark.runs.data_files import must_be_file
 
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r\n"
 BLOCK = 1 << 20
+MOST_PIPED = 4 << 30
+LONGEST = 256 << 20  # bytes of a line
 
 
 class Lines:
@@ -43,7 +46,10 @@ class Lines:
 
     def _index(self, blank: bool) -> None:
         at = 0
-        for number, line in enumerate(counted(self._file, f"reading {self.path.name}", "lines"), 1):
+        lines = iter(lambda: self._file.readline(LONGEST + 1), b"")
+        for number, line in enumerate(counted(lines, f"reading {self.path.name}", "lines"), 1):
+            if len(line) > LONGEST:
+                raise DataError(f"a line has more than {LONGEST >> 20} MB.", self.path, number)
             size, skip = len(line), len(BOM) if number == 1 and line.startswith(BOM) and not blank else 0
             text = line[skip:].decode()  # a newline is never part of another character, so each line must be UTF-8
             self.opens = self.opens or text.lstrip()[:1]
@@ -98,11 +104,14 @@ class Lines:
 
 def _seekable(path: Path) -> BinaryIO:
     """The open file. A pipe can be read only once, so its bytes are copied to a temporary file."""
-    file = open(path, "rb")  # noqa: SIM115 (it is held open as long as its lines are read)
+    file = open_plain(path, pipes=True)  # held open as long as its lines are read
     if file.seekable():
         return file
     with file:
         copy = tempfile.TemporaryFile()  # noqa: SIM115
-        shutil.copyfileobj(file, copy)
+        while block := file.read(BLOCK):
+            copy.write(block)
+            if copy.tell() > MOST_PIPED:
+                raise OSError(errno.EFBIG, f"more than {MOST_PIPED >> 30} GB come out of this pipe: write a file")
     copy.seek(0)
     return copy

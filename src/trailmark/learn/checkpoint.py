@@ -74,7 +74,10 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any], ex
         if extra:
             (scratch / EXTRA).touch()
         point("checkpoint.state")
+        mode = (scratch / "state.json").stat().st_mode  # safetensors writes files that only their owner can read
         for path in [*scratch.rglob("*"), scratch]:
+            if path.is_file():
+                path.chmod(mode)
             fd = os.open(path, os.O_RDONLY)
             os.fsync(fd)
             os.close(fd)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, eq=False)
 class Update:
     """What a method asks for: train `model` on `samples` with `objective`, `passes` times, with `minibatches` optimiser
-    steps in each pass."""
+    steps in each pass. Each pass shuffles the samples before it cuts them."""
 
     samples: Sequence[Sample]
     objective: Objective
@@ -40,6 +40,7 @@ class Update:
     passes: int = 1
     minibatches: int = 1
     name: str = ""
+    seed: tuple[int, ...] = ()  # of the order in which each pass is cut into minibatches; empty: as they are
 
 
 class Learner:
@@ -213,8 +214,8 @@ class Learner:
             raise LearnError(f"{update.objective.kind} reads nothing of model '{unread[0]}' that could train it")
         key = update.name or update.objective.kind
         learned = update.objective.begin() | self.learned.get(key, {})
-        for _ in range(update.passes):
-            for part in split(update.samples, update.minibatches):
+        for k in range(update.passes):
+            for part in split(update.samples, update.minibatches, (*update.seed, k) if update.seed else ()):
                 report = self.gradient(part, update.objective, names, learned)
                 for n in names:
                     step, whose = self.optimisers[n].step(), "" if isinstance(update.model, str) else f"{n}/"
@@ -248,13 +249,16 @@ def _spread(notes: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
 _SPREAD = {"min": torch.min, "median": torch.median, "max": torch.max}
 
 
-def split(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
-    """Split into `parts` minibatches of nearly equal size. Units stay whole, and the order is kept."""
+def split(samples: Sequence[Sample], parts: int, seed: Sequence[int] = ()) -> list[list[Sample]]:
+    """Split into `parts` minibatches of nearly equal size. Units stay whole. With a seed they are shuffled first; one
+    minibatch needs no order."""
     units: dict[str, list[Sample]] = {}
     for n, s in enumerate(samples):
         units.setdefault(s.unit or f"\0{n}", []).append(s)
     listed = list(units.values())
     parts = max(1, min(parts, len(listed)))
+    if seed and parts > 1:
+        listed = [listed[k] for k in np.random.default_rng(list(seed)).permutation(len(listed))]
     return [
         [s for u in listed[k * len(listed) // parts : (k + 1) * len(listed) // parts] for s in u] for k in range(parts)
     ]

@@ -7,6 +7,7 @@ Methods that play write these metrics every step; `Watch` looks at them:
     sampler_gap      mean |log-prob when sampled - log-prob under the learner| over the trained tokens. If it is large,
                      the engine has other weights than the learner, or sampled from another law (see sampler_gap_max)
     grad_norm        0 over several steps
+    own_plan_gain    (VR-CLI, evaluations) by how much a row's own plan improves more than the plan of another row
     failed           episodes that could not be finished; training and averages leave them out
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from trailmark.score.plan_controls import not_about_the_row
 from trailmark.types import Episode, Sample, Scored
 
 PATIENCE = 5  # steps in a row before a warning
@@ -78,12 +80,14 @@ class Watch:
                 f"episodes have failed in each of the last {PATIENCE} steps ({metrics['failed']:g} in this one). "
                 "Training and averages leave them out. The episodes hold the reasons (see trailmark report, inspect).",
             )
+        solved = metrics.get("success", 0.0) == 1 and metrics.get("failed", 0) == 0
         if same:
             found["reward"] = (
                 PATIENCE,
                 f"every episode of the last {PATIENCE} steps earned the reward {metrics.get('reward', 0.0):g}: there "
-                "is nothing to learn from. Look at the task's reward, at a few episodes (trailmark inspect), or start "
-                "from another model.",
+                "is nothing to learn from. "
+                + ("All were successes, so the task is solved: stop, or choose harder starts." if solved else
+                   "Look at the task's reward, at a few episodes (trailmark inspect), or start from another model."),
             )
         if metrics.get("same_groups", 0.0) >= SAME:
             found["groups"] = (
@@ -98,6 +102,10 @@ class Watch:
                 f"tokens were drawn with log-probs that differ from the learner's by {gap:.2g} on average: the "
                 "ratio does not start at 1. Is the engine's dtype too coarse, or another model behind it?",
             )
+        if "eval/own_plan_gain" not in metrics:  # said again only if an evaluation in between was well
+            found |= {"plans": (0, "")} if "plans" in self._since else {}
+        elif said := not_about_the_row({k.removeprefix("eval/"): v for k, v in metrics.items()}):
+            found["plans"] = 1, f"{said}."
         for name, value in metrics.items():
             if name.split("/")[-1] == "grad_norm" and value == 0:
                 found[name] = PATIENCE, f"{name} has been 0 for {PATIENCE} steps: the weights do not change."

@@ -125,22 +125,26 @@ def get_method(name: str) -> type[Method]:
     return found
 
 
-def _first_start(config: RunConfig, task: Any) -> str:
-    """The id of the first start of a task. The task's files may not exist yet."""
+def _starts(config: RunConfig, task: Any) -> list[str]:
+    """The first start of a task, and how many there are if epochs are counted. The task's files may not exist yet."""
     from trailmark.tasks import get_task
 
     given = [task.options[key] for key in ("games", "path", "tasks") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
-        return f"whose {missing[0]} is not here yet"
+        return [f"task: {task.name}, whose {missing[0]} is not here yet"]
     method = get_method(config.method)
     try:
         source = get_task(task.name, **task.options)
         method.check_asked(config, source)
         if config.eval.every:
             method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
-        return f"first start '{source.tasks(method.learns_from(config), 1)[0].id}'"
+        lines = [f"task: {task.name}, first start '{source.tasks(method.learns_from(config), 1)[0].id}'"]
+        epochs = getattr(config, "epochs", None)
+        if epochs is not None and (rows := method.walk(config, source)) is not None:
+            lines.append(f"epochs: {epochs} passes over {rows.rows:,} rows, {rows.steps(config.steps):,} steps")
+        return lines
     except NotHere as e:
-        return f"not looked at, because {e}"
+        return [f"task: {task.name}, not looked at, because {e}"]
 
 
 def check(config: RunConfig) -> list[str]:
@@ -164,7 +168,7 @@ def _lines(config: RunConfig) -> list[str]:
     ]
     task = getattr(config, "task", None)
     if task is not None:
-        lines.append(f"task: {task.name}, {_first_start(config, task)}")
+        lines += _starts(config, task)
     method = get_method(config.method)
     seats = method.seats_of(config)
     if len(seats) > 1:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from trailmark.config import EngineConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
 from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
+from trailmark.methods.batches import Walk
 from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -138,6 +139,11 @@ class Method(Training):
     def learns_from(cls, config: Any) -> str:
         """The split of the task that is learnt from."""
         return "train"
+
+    @classmethod
+    def walk(cls, config: Any, source: TaskSource) -> Walk | None:
+        """How training walks the starts of the task. None: it does not play, or chooses its starts itself."""
+        return None
 
     @classmethod
     def starts(cls, config: Any, source: TaskSource, split: str, n: int | None, seed: int) -> Sequence[Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, field_validator, model_validator
 
 from trailmark.config import (
     CheckpointConfig,
@@ -59,6 +59,7 @@ TUNED = ("low", "high", "beta", "kl", "entropy", "refill", "kl_reward")  # setti
 class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
     starts: PositiveInt = Field(8, description="starts (tasks) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the rows of the task; replaces steps")
     n: PositiveInt = Field(8, description="episodes of each start; they form one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
@@ -116,13 +117,19 @@ class PolicyGradientRecipe(RunConfig):
             raise ValueError(str(e)) from e
 
 
+FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w .-]*$")]
+
+
 class VrcliFinal(Config):
     """Which plans are compared at the end, by how much each lowers the perplexity of the gold texts. Each writes a file
     evaluation/NAME.jsonl in the run; its rewards are improvements, 0.25 for 25 percent."""
 
     split: str = Field("val", description="split of the task")
     n: PositiveInt | None = Field(None, description="number of rows; none: all")
-    readers: dict[str, str] = Field(
+    plans: dict[FileName, str] = Field(
+        {}, description='further plans by name: templates with keys of the row, such as {best: "{synopsis}"}'
+    )
+    readers: dict[FileName, str] = Field(
         {}, description="runs or models by name that read the gold texts without a plan, such as a fine-tuned one"
     )
 
@@ -195,6 +202,7 @@ class SftRecipe(RunConfig):
     )
     eval_data: Annotated[str | None, NamesFile()] = Field(None, description="JSONL file to evaluate on")
     batch: PositiveInt = Field(8, description="conversations in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the data; replaces steps")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(metric="eval/nll", mode="min"), description="what is kept")
     chat: bool = Field(
         True, description="use the chat template; false: plain text (Reflect-RL's texts are always plain)"
@@ -334,7 +342,7 @@ class RewardModelRecipe(RunConfig):
     seat: str = Field("policy", description="whose turns are judged")
     max_len: PositiveInt | None = Field(None, description="longer answers are left out; none: the model's context")
     batch: PositiveInt = Field(32, description="answers (or pairs) in one step")
-    epochs: PositiveInt | None = Field(None, description="passes over the data, in place of steps")
+    epochs: PositiveInt | None = Field(None, description="passes over the data; replaces steps")
     begin: Annotated[str | None, NamesModel("value")] = Field(
         None, description="a reward model to go on from: a run, a checkpoint or a folder; none: model with a new head"
     )
@@ -485,7 +493,8 @@ class StepRlRecipe(RunConfig):
         "ppo", description="ppo: a critic; grpo: steps against the steps of the group; remax: against the greedy answer"
     )
     task: TaskConfig = Field(TaskConfig(), description="the world")
-    starts: PositiveInt = Field(8, description="tasks drawn in one step")
+    starts: PositiveInt = Field(8, description="starts (tasks) in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the rows of the task; replaces steps")
     n: PositiveInt = Field(1, description="episodes of each task: one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")

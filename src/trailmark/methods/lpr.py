@@ -41,6 +41,7 @@ from trailmark.functions import load_function
 from trailmark.memory import need_rows
 from trailmark.methods import lpr_pairs, lpr_states
 from trailmark.methods.base import Method, name_in_run
+from trailmark.methods.batches import Walk
 from trailmark.methods.collect import collect_starts
 from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.offline import won
@@ -364,7 +365,7 @@ class Road:
 
         def make(folder: Path) -> Any:
             source, made, failed = self.source(), 0, 0
-            tasks = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + k)
+            tasks = self.asked(source, k)
             need_rows(len(tasks) * c.sample.n, "sample.starts * sample.n")
             models = [
                 self.policy(k),
@@ -419,9 +420,14 @@ class Road:
 
     def questions(self, source: Any) -> list[Task]:
         """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
+        return [*source.tasks(self.config.sample.split), *self.asked(source, 1)]
+
+    def asked(self, source: Any, k: int) -> Sequence[Task]:
+        """The questions of round k. Rounds walk a finite list of questions as steps do."""
         c = self.config
-        drawn = draw_tasks(source, c.sample.split, c.sample.starts, c.seed * 1_000_003 + 1)
-        return [*source.tasks(c.sample.split), *drawn]
+        if c.sample.starts is None:
+            return draw_tasks(source, c.sample.split, None, c.seed * 1_000_003 + k)
+        return Walk(source, c.sample.starts, c.seed, c.sample.split).take(k)
 
     def shown(self, source: Any, e: Episode) -> str:
         """The prompt of an answer that came as text alone."""

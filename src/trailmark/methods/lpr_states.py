@@ -64,8 +64,14 @@ def _cleaned(
     turn = next((t for t in reversed(e.turns) if t.tokens or t.text), None)
     if turn is None or not turn.text.strip():
         return "empty", None
-    said = turn.text if cleaner is None else cleaner(turn.text)
+    try:
+        said = turn.text if cleaner is None else cleaner(turn.text)
+    except Exception as problem:  # the user's function may raise anything
+        name = f"{type(problem).__name__}: {problem}"
+        raise DataError(f"clean.clean raised {name}. This was for solution '{e.id}', and it got its text.") from problem
     text, why = (said[0], said[1]) if isinstance(said, tuple) else (said, "")
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"clean.clean returned {repr(said)[:60]} for solution '{e.id}': it must return a text or None.")
     if text is None or not text.strip():
         return why or "not clean", None
     if not turn.prompt and (opened := opening(shown(e))) and text.lstrip().startswith(opened):

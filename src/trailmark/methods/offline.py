@@ -7,7 +7,6 @@ training, and once as it was before training (`final.start`).
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,11 +64,9 @@ class OfflineMethod(Method):
         self.max_len = min(policy.context, config.max_len or policy.context)
         found = read_scored(config.files, config.format, policy.tokenizer, config.seat, self.max_len)
         self.rows, skipped = self.make_rows(config, found.episodes, policy.tokenizer)
-        self.batches = Batches(self.rows, config.batch, config.seed, config.steps)
+        self.batches = Batches(self.rows, config.batch, config.seed, config.steps, config.epochs)
+        config = config.model_copy(update={"steps": self.batches.steps})
         self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in {**found.skipped, **skipped}.items()}
-        if config.epochs is not None:
-            config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
-            self.batches.steps = config.steps
         super().__init__(config, run)
         self.models: dict[str, LM] = {"policy": policy}
         self.ref = self.make_reference()

@@ -27,6 +27,7 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods import oreo_data
 from trailmark.methods.base import Method, name_in_run, trained_seat
+from trailmark.methods.batches import Walk
 from trailmark.methods.configs import OfflineFinal, OfflineRecipe, OreoRecipe, PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
@@ -43,7 +44,6 @@ from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import draw_tasks
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 EPISODES = replace(LAYOUT, home="episodes")
@@ -157,7 +157,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     engine.publish(k - 1, lm)
     source.bind(lm.tokenizer)
     seats = [trained_seat(engine, config.seat, c.sampling)]
-    tasks = draw_tasks(source, c.split, c.starts, config.seed * 1_000_003 + k)
+    tasks = Walk(source, c.starts, config.seed, c.split).take(k)
     if c.balanced is None:
         oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)
     else:

@@ -16,6 +16,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, reference_held
+from trailmark.methods.batches import Walk
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.eval_function import EvalFunction
 from trailmark.models.lm import LM
@@ -32,12 +33,11 @@ from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
-from trailmark.tasks.base import draw_tasks
+from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
-REFILL = 7_919_000_057  # between the seeds of a step's first starts and of further ones
 
 
 class PolicyGradientMethod(Method):
@@ -46,6 +46,7 @@ class PolicyGradientMethod(Method):
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         super().__init__(config, run)
         policy = self.open_world()
+        config = self.config
         self.objective: Objective = get_objective(config.objective)
         models = {"policy": policy}
         self.ref = ""
@@ -64,6 +65,8 @@ class PolicyGradientMethod(Method):
         need_rows(config.starts * config.n, "starts * n")
         self.source = get_task(config.task.name, **config.task.options)
         self.check_asked(config, self.source)
+        self.rows = self.walk(config, self.source)
+        self.config = config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
         if config.eval.every:  # an empty split fails now, not at the first evaluation
             draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
@@ -77,8 +80,11 @@ class PolicyGradientMethod(Method):
         self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
         self.table.bind(self.source)
         if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
-            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len)
+            rows = self.shown_rows(config, self.source)
+            self.source.must_render(policy.tokenizer, rows)
+            self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len, rows)
             if isinstance(self.source.judge, LikelihoodJudge):
+                self.source.judge.must_render(rows)
                 self.source.judge.must_fit(self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
@@ -106,11 +112,13 @@ class PolicyGradientMethod(Method):
         def played(number: int) -> tuple[list[Episode], list[Annotation]]:
             notes: list[Annotation] = []
             episodes: list[Episode] = []
+            tasks = self.rows.take(number)
+            wanted, used = len(tasks), {t.id for t in tasks}
             for k in range(self.refill + 1):  # further starts in place of groups that teach nothing
-                missing = c.starts - (len(varied(episodes)) if self.refill else 0)
-                if k and missing <= 0:
+                if k and (missing := wanted - len(varied(episodes))) <= 0:
                     break
-                tasks = draw_tasks(self.source, "train", missing, c.seed * 1_000_003 + number + k * REFILL)
+                tasks = self.rows.more(number, k, missing, used) if k else tasks
+                used |= {t.id for t in tasks}
                 prefix = f"{number}:" if k == 0 else f"{number}.{k}:"
                 episodes += self._played(tasks, c.n, c.seed, prefix, notes)
             return episodes, notes
@@ -173,7 +181,17 @@ class PolicyGradientMethod(Method):
                 self._metrics |= found
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
-        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches)
+        yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+
+    @classmethod
+    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+        """The rows that a run will play, in training and in evaluations."""
+        e = config.eval
+        return [*source.tasks("train"), *(draw_tasks(source, e.split, e.n, config.seed) if e.every else ())]
+
+    @classmethod
+    def walk(cls, config: Any, source: TaskSource) -> Walk:
+        return Walk(source, config.starts, config.seed, epochs=getattr(config, "epochs", None))
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
@@ -221,8 +239,10 @@ class PolicyGradientMethod(Method):
     def evaluate(self, step: int) -> Mapping[str, float]:
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
         play = lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step)
-        own = self.eval_function
-        episodes = self.keep_plays(step, play, None if own is None else lambda found: own.notes(self.source, found))
+        own, judge = self.eval_function, self.source.judge
+        compare = judge.compare if isinstance(judge, LikelihoodJudge) else lambda found: []
+        measure = lambda found: [*compare(found), *(() if own is None else own.notes(self.source, found))]
+        episodes = self.keep_plays(step, play, measure)
         good, dropped = scored(episodes)
         means = {} if own is None else own.metrics(self.noted)
         return {**summary(good), **dropped, **self.judged(self.noted), **means}

@@ -49,6 +49,7 @@ from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
+from trailmark.methods.batches import Walk, how_long
 from trailmark.methods.curriculum import level_starts
 from trailmark.methods.reflect_imitation import (
     ImitationMethod,
@@ -77,7 +78,7 @@ from trailmark.seats.locate import locate, newest_checkpoint
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
-from trailmark.tasks.base import has_oracle
+from trailmark.tasks.base import TaskSource, has_oracle
 from trailmark.types import Annotation, Episode, Sample, Scored
 
 
@@ -89,6 +90,9 @@ class ReflectMethod(Players):
     def __init__(self, config: ReflectRecipe, run: Run):
         need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
         super().__init__(taught(config, run.path), run)
+        self.rows = self.walk(config, self.source)
+        if self.rows is not None:
+            config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
         self.config = config
         rl, critic = config.rl, config.rl.critic
         passes = rl.epochs if rl.algorithm == "ppo" else 1
@@ -110,9 +114,17 @@ class ReflectMethod(Players):
         self._metrics: dict[str, float] = {}
 
     @classmethod
+    def walk(cls, config: ReflectRecipe, source: TaskSource) -> Walk | None:
+        """A curriculum chooses the starts itself; epochs then count its steps."""
+        if config.epochs is None and not (source.finite and config.curriculum.kind == "none"):
+            return None
+        return Walk(source, config.rl.starts, config.seed, epochs=config.epochs)
+
+    @classmethod
     def check(cls, config: ReflectRecipe) -> list[str]:
-        taught = [f"{n} steps of the {seat}" for seat, n in imitated_steps(config).items()]
-        return [f"stages: {', '.join([*taught, f'{config.steps} steps of play (`steps` counts play alone)'])}"]
+        taught = [f"{how_long(n, config.sft.epochs)} of the {seat}" for seat, n in imitated_steps(config).items()]
+        played = f"{how_long(config.steps, config.epochs)} of play (`steps` counts play alone)"
+        return [f"stages: {', '.join([*taught, played])}"]
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:
@@ -189,7 +201,10 @@ class ReflectMethod(Players):
         if level != self.level:
             self.level, self.replay.held = level, []
         self.publish(step - 1)
-        tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
+        if self.rows is not None and c.curriculum.kind == "none":
+            tasks = self.rows.take(step)
+        else:
+            tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
         with self.noting() as notes:
             episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
         self.run.annotate(step, notes)
@@ -285,6 +300,7 @@ def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> Imitat
         "seat": seat,
         "steps": steps,
         "batch": config.sft.batch,
+        "epochs": config.sft.epochs,
         "learner": config.learner.model_copy(update={"optim": config.sft.optim}),
         "load": config.load.model_copy(update=before),
         "eval": config.eval.model_copy(update={"patience": None, **({"every": 0} if seat == "reflector" else {})}),

@@ -28,7 +28,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, name_in_run
-from trailmark.methods.batches import batch_rows
+from trailmark.methods.batches import batch_rows, epoch_steps, how_long
 from trailmark.methods.curriculum import Level, Part, make_levels, starts_of
 from trailmark.methods.reflect_play import (
     ACTION,
@@ -204,18 +204,21 @@ class ImitationMethod(Players):
     def __init__(self, config: ImitationRecipe, run: Run):
         need_rows(config.batch, "batch")
         super().__init__(config, run, [config.seat])
+        if config.epochs is not None:
+            steps = epoch_steps(len(self.lessons), config.batch, config.epochs)
+            self.config = config = config.model_copy(update={"steps": steps})
         self.learner = Learner(self.models, config.learner, {config.seat: config.learner.optim}, config.steps)
         self.learner.keeps = tuple(name for name in self.models if name != config.seat)
 
     @classmethod
     def check(cls, config: ImitationRecipe) -> list[str]:
-        return [f"imitates: the {config.seat}, {config.steps} steps of {config.batch} lessons"]
+        return [f"imitates: the {config.seat}, {how_long(config.steps, config.epochs)} of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
         yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
 
     def drawn(self, step: int) -> list[Sample]:
-        rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed)
+        rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed, self.config.epochs)
         return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
 
     @classmethod

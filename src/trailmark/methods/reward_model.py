@@ -14,7 +14,6 @@ it as `read` says.
 from __future__ import annotations
 
 import dataclasses
-import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,9 +55,8 @@ class RewardModelMethod(Method):
         limit = min(self.lm.context, config.max_len or self.lm.context)
         self.rows, skipped = read_answers(config, config.files, self.lm.tokenizer, limit)
         self.counts = {"rows": len(self.rows)} | {f"skipped_{k}": n for k, n in skipped.items()}
-        if config.epochs is not None:
-            config = config.model_copy(update={"steps": math.ceil(config.epochs * len(self.rows) / config.batch)})
-        self.batches = Batches(self.rows, config.batch, config.seed, config.steps)
+        self.batches = Batches(self.rows, config.batch, config.seed, config.steps, config.epochs)
+        config = config.model_copy(update={"steps": self.batches.steps})
         super().__init__(config, run)
         self.held_out = (
             read_answers(config, [config.eval_data], self.lm.tokenizer, limit)[0] if config.eval_data else []

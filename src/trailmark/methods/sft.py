@@ -36,13 +36,13 @@ class SftMethod(Method):
     Config, imitates = SftRecipe, True
 
     def __init__(self, config: SftRecipe, run: Run):
-        super().__init__(config, run)
         need_rows(config.batch, "batch")
         lm = load_model(config.model, labels_of(config.data))
-        self.learner = Learner({"policy": lm}, config.learner, total=config.steps)
         read = lambda path: conversation_samples(lm.tokenizer, path, config.chat, lm.context, config.trained)
         self.samples = read(config.data)
-        self.batches = Batches(self.samples, config.batch, config.seed, config.steps)
+        self.batches = Batches(self.samples, config.batch, config.seed, config.steps, config.epochs)
+        super().__init__(config.model_copy(update={"steps": self.batches.steps}), run)
+        self.learner = Learner({"policy": lm}, config.learner, total=self.config.steps)
         self.held_out = read(config.eval_data) if config.eval_data else []
 
     def updates(self, step: int) -> Iterator[Update]:
@@ -151,11 +151,19 @@ class _Laid:
             messages = told if self.use_chat else as_written(self.tokenizer, told)
             laid = chat.sequences(self.tokenizer, messages, template=self.template)  # type: ignore[arg-type]
         except DataError as problem:
-            raise DataError(str(problem), self.path, number) from problem
+            said = str(problem)
+            if self._system_alone(told):
+                said = f"{said.rstrip('.')}{chat.NO_SYSTEM}: make {chat.NO_ROLE}."
+            raise DataError(said, self.path, number) from problem
         if self.trained == "last":  # the sequence that ends with the last message
             laid = [s for s in laid if s.spans[-1].message == len(told) - 1]
             return [(s.tokens, [(s.spans[-1].start, s.spans[-1].end)]) for s in laid]
         return [(seq.tokens, [(span.start, span.end) for span in seq.spans]) for seq in laid]
+
+
+    def _system_alone(self, told: chat.Messages) -> bool:
+        first = next((i for i, m in enumerate(told) if m["role"] == "assistant"), len(told))
+        return self.use_chat and chat.Refusals(self.tokenizer).system_alone(told[:first])
 
 
 def _must_answer(row: Row, last: Mapping[str, Any]) -> None:

@@ -81,6 +81,9 @@ class TeacherConfig(Config):
 class ImitationConfig(Config):
     reflector: NonNegativeInt = Field(200, description="training steps on reflections; 0: skip this stage")
     policy: NonNegativeInt = Field(100, description="training steps on actions; 0: skip this stage")
+    epochs: PositiveInt | None = Field(
+        None, description="passes over the lessons; replaces the steps of each stage that is not skipped"
+    )
     batch: PositiveInt = Field(32, description="lessons in one step")
     optim: OptimConfig = Field(OptimConfig(lr=2e-3), description="optimiser and schedule of both stages")
 
@@ -145,6 +148,7 @@ class PlayersRecipe(RunConfig):
 
 class ReflectRecipe(PlayersRecipe):
     steps: NonNegativeInt = Field(100, description="steps of play; 0: imitation alone")
+    epochs: PositiveInt | None = Field(None, description="passes over the starts of the task, in play; replaces steps")
     sft: ImitationConfig = Field(ImitationConfig(), description="imitation: the stages before play")
     rl: RlConfig = Field(RlConfig(), description="reinforcement learning; its optimiser is learner.optim")
 
@@ -162,6 +166,7 @@ class ImitationRecipe(PlayersRecipe):
 
     seat: Literal["reflector", "policy"] = Field("policy", description="who imitates")
     batch: PositiveInt = Field(32, description="lessons in one step")
+    epochs: PositiveInt | None = Field(None, description="passes over the lessons; replaces steps")
 
 
 # --- oreo_rounds ------------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ from trailmark.score.classes import check_classes, class_numbers, must_share_tok
 from trailmark.score.tokens import source_of
 from trailmark.seats.locate import stored_model
 from trailmark.steps import mark_steps, step_types, without_end
-from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Sample
 
 Paid = Mapping[str, list[np.ndarray]]  # episode -> what each token of each turn of the seat earns
@@ -51,6 +50,7 @@ class StepRlMethod(PolicyGradientMethod):
     def __init__(self, config: StepRlRecipe, run: Run):
         super(PolicyGradientMethod, self).__init__(config, run)
         policy = self.open_world()
+        config = self.config
         self.models = {"policy": policy}
         self.judge = open_rewards(config.rewards, config.model, policy.tokenizer)
         ref = load_reference(config.model)
@@ -86,8 +86,7 @@ class StepRlMethod(PolicyGradientMethod):
     def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step, played with the policy as it is."""
         c, notes = self.config, list[Annotation]()
-        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
-        return self.play(tasks, c.n, c.seed, f"{step}:", step - 1, notes), notes
+        return self.play(self.rows.take(step), c.n, c.seed, f"{step}:", step - 1, notes), notes
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
@@ -118,7 +117,7 @@ class StepRlMethod(PolicyGradientMethod):
         self._metrics |= sampler_gap(drawn, samples) | told(samples, earned)
         if self.judge.lm is not None and (empty := sum(not any(t.steps for t in e.turns) for e in good)):
             self._metrics["answers_without_steps"] = empty
-        again: dict[str, Any] = {"passes": c.passes, "minibatches": c.minibatches}
+        again: dict[str, Any] = {"passes": c.passes, "minibatches": c.minibatches, "seed": (c.seed, step)}
         if c.algorithm == "remax":
             yield Update(samples, WeightedLogp(), **again)
             return

@@ -6,18 +6,21 @@ rules out other explanations of an improvement. Each row of the comparison is a 
     other-plan     the trained policy's plan for another row: as long, as well written, about something else
     random-words   as many words as the trained policy's plan has, drawn from the row's own prompt: copying alone
     gold           the gold text as plan: how well the reader uses a plan that says everything
+    NAME           a plan made of the row's own keys (`final.plans`)
     NAME           a model that reads the gold text without a plan (`final.readers`)
 
 The rewards in these files are improvements, 0.25 for 25 percent. results.json has three numbers of each: `improvement`
-in percent, `copied` (the share of a plan's words that stand in its prompt) and `words` (of a plan).
+in percent, `copied` (the share of a plan's words that stand in its prompt) and `words` (of a plan). Of `trained` it
+also has by how much it is above `other-plan`, with an interval; a warning says so if it is not.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,14 +30,16 @@ from trailmark.errors import RecipeError
 from trailmark.learn.loop import Evaluation
 from trailmark.methods.configs import VrcliRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
-from trailmark.rollout.judged import give_verdicts
+from trailmark.rollout.judged import as_play, give_verdicts
 from trailmark.run_async import wait
 from trailmark.runs.store import Run, atomic_write, read_segment
+from trailmark.score.base import filled
 from trailmark.score.likelihood import TextScorer, after_markers
-from trailmark.score.likelihood_judge import LikelihoodJudge
+from trailmark.score.likelihood_judge import LikelihoodJudge, nobody
+from trailmark.score.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
 from trailmark.score.words import words_of
 from trailmark.seats.locate import locate
-from trailmark.tasks.base import declared, draw_tasks
+from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.texts import encode
 from trailmark.types import Episode, Player, Scored, Task
 
@@ -49,9 +54,19 @@ class VrcliMethod(PolicyGradientMethod):
         judge = declared(self.source).judge
         if not isinstance(judge, LikelihoodJudge):
             raise RecipeError("method vrcli needs reward: {kind: likelihood, …}: its plans make a gold text likelier.")
-        if taken := next((name for name in config.final.readers if name in NAMES), None):
-            raise RecipeError(f"final.readers.{taken}: the comparison has a row of this name already: choose another.")
+        for key, given in (("readers", config.final.readers), ("plans", config.final.plans)):
+            taken = {*NAMES, *(config.final.readers if key == "plans" else ())}
+            if name := next((name for name in given if name in taken), None):
+                raise RecipeError(f"final.{key}.{name}: the comparison has a row of this name already: choose another.")
+        for task in self.compared():  # a template that a row cannot fill is found now, not at the end
+            for template in config.final.plans.values():
+                self.written(template, [nobody(task)])
         self.judge = judge.by_improvement()
+
+    @classmethod
+    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+        final = config.final
+        return [*super().shown_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
 
     # -- the comparison --------------------------------------------------------------------------------------------
 
@@ -63,11 +78,12 @@ class VrcliMethod(PolicyGradientMethod):
             "other-plan": lambda: self.instead(self.shifted),
             "random-words": lambda: self.instead(self.drawn_words),
             "gold": lambda: self.instead(lambda played: [str(e.task.data[self.judge.config.gold]) for e in played]),
+            **{name: partial(self.instead, partial(self.written, t)) for name, t in self.config.final.plans.items()},
             **{name: self.reader(model) for name, model in self.config.final.readers.items()},
         }
         return tuple(Evaluation(name, play) for name, play in rows.items())
 
-    def rows(self) -> Sequence[Task]:
+    def compared(self) -> Sequence[Task]:
         final = self.config.final
         return draw_tasks(self.source, final.split, final.n, self.config.seed)
 
@@ -76,7 +92,7 @@ class VrcliMethod(PolicyGradientMethod):
         source = declared(self.source)
         before, source.judge = source.judge, self.judge
         try:
-            return self.play(self.rows(), 1, self.config.seed + 1, "final:", version)
+            return self.play(self.compared(), 1, self.config.seed + 1, "final:", version)
         finally:
             source.judge = before
 
@@ -119,18 +135,15 @@ class VrcliMethod(PolicyGradientMethod):
 
     def shifted(self, played: list[Episode]) -> list[str]:
         """The plan of the next row in an order drawn by seed."""
-        order = list(range(len(played)))
-        random.Random(f"other plan {self.config.seed}").shuffle(order)
-        after = dict(zip(order, order[1:] + order[:1]))
-        return [self.plan(played[after[k]]) for k in range(len(played))]
+        return plans_of_others([e.task.id for e in played], [self.plan(e) for e in played], self.config.seed)
 
     def drawn_words(self, played: list[Episode]) -> list[str]:
-        texts = []
-        for e in played:
-            draw = random.Random(f"random words {self.config.seed} {e.task.id}")
-            words = words_of(shown(e))
-            texts.append(" ".join(draw.choice(words) for _ in range(len(words_of(self.plan(e))))) if words else "")
-        return texts
+        size = lambda e: len(words_of(self.plan(e)))
+        return [words_at_random(shown(e), size(e), self.config.seed, e.task.id) for e in played]
+
+    def written(self, template: str, played: list[Episode]) -> list[str]:
+        """The plans of `final.plans`: a template that is filled with the keys of each row."""
+        return [filled(template, as_play(e, self.source.make().reset(e.task))) for e in played]
 
     # -- results ---------------------------------------------------------------------------------------------------
 
@@ -139,12 +152,26 @@ class VrcliMethod(PolicyGradientMethod):
         last = super().train(config, run, resume)
         markers = config.task.options.get("reward", {}).get("markers", [])
         rows = []
-        for name in (*NAMES, *config.final.readers):
-            played = read_segment(run.path / "evaluation" / f"{name}.jsonl")
-            for metric, value in numbers(played, markers).items():
-                rows.append({"arm": name, "metric": metric, "value": value})
+        files = {name: read_segment(run.path / "evaluation" / f"{name}.jsonl")
+                 for name in (*NAMES, *config.final.plans, *config.final.readers)}  # fmt: skip
+        gains = {name: improvements(played) for name, played in files.items()}
+        common = [row for row in gains["trained"] if row in gains["other-plan"]]
+        own = own_gain([gains["trained"][r] for r in common], [gains["other-plan"][r] for r in common])
+        for name, played in files.items():
+            found = numbers(played, markers) | (own if name == "trained" else {})
+            rows += [{"arm": name, "metric": metric, "value": value} for metric, value in found.items()]
+        means = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
+        if said := not_about_the_row({**own, "improvement": means["trained"],
+                                      "other_plan_improvement": means["other-plan"],
+                                      "random_words_improvement": means["random-words"]}):  # fmt: skip
+            print(f"warning: {said}.", file=sys.stderr)
         atomic_write(run.path / "results.json", (json.dumps(rows, indent=1) + "\n").encode(), "results")
         return last
+
+
+def improvements(played: Sequence[Episode]) -> dict[str, float]:
+    """The improvement in percent of each row that has one."""
+    return {e.task.id: 100 * e.outcome.reward for e in played if isinstance(e.outcome, Scored)}
 
 
 def shown(e: Episode) -> str:

@@ -379,6 +379,8 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
         _write(place, tensors)
         del tensors
         found.tensors.clear()
+        for file in place.glob("*.safetensors"):
+            file.chmod((place / "config.json").stat().st_mode)  # not only for its owner
         _load_once(place, source)
     files = f"{found.files} files" if found.files > 1 else "one file"
     lines = [f"{source}: {found.kind}, {files}", f"{out}: {count:,} weights, {' and '.join(kinds)}"]

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
+from trailmark.score.plan_controls import not_about_the_row
 from trailmark.types import Episode, Scored
 
 Points = list[list[float]]
+FAR = 0.2  # a success in training that is so much above that of the evaluation is a concern
 LIMITS = ("thought", "collect.sampling.max_tokens", "sampling.max_tokens")  # keys of a recipe that limit a turn
 
 
@@ -24,7 +26,8 @@ def concerns(
     train: dict[str, Points] = {c["name"]: c["train"] for c in curves}
     evals: dict[str, Points] = {c["name"]: c["eval"] for c in curves}
     found = [*_end(state, last, recipe.get("steps")), *_dropped(train), *_dropped(evals, "evaluation ")]
-    found += [*_flat(train), *_spikes(train), *_entropy(train), *_plays(episodes, recipe)]
+    found += [*_plans(evals), *_held_out(train, evals), *_flat(train), *_spikes(train), *_entropy(train)]
+    found += _plays(episodes, recipe)
     for file, n in broken.items():
         found.append(_info(f"{file}: {n} unfinished or unreadable {_s(n, 'line')} left out."))
     return found
@@ -66,6 +69,28 @@ def _dropped(points: Mapping[str, Points], where: str = "") -> list[dict[str, st
             text = f"{total:g} {where}{_s(total, 'episode')} {what}, in no average: {steps}."
             out.append(_warn(text))
     return out
+
+
+def _plans(evals: Mapping[str, Points]) -> list[dict[str, str]]:
+    """Whether the last evaluation's plans are about their rows (VR-CLI)."""
+    last = {name: points[-1] for name, points in evals.items() if points}
+    if "own_plan_gain_low" not in last:
+        return []
+    step = last["own_plan_gain_low"][0]
+    said = not_about_the_row({name: value for name, (at, value) in last.items() if at == step})
+    return [_warn(f"Step {step:g}: {said}.")] if said else []
+
+
+def _held_out(train: Mapping[str, Points], evals: Mapping[str, Points]) -> list[dict[str, str]]:
+    """Training and evaluation may differ a little: other starts, another temperature."""
+    seen, held = ([v for _, v in points.get("success", [])] for points in (train, evals))
+    if not seen or not held:
+        return []
+    a, b = fmean(seen[-max(1, len(seen) // 5) :]), held[-1]
+    if a - b <= FAR:
+        return []
+    text = f"Success is {a:.1%} over the last training steps and {b:.1%} in the last evaluation: what was learnt does "
+    return [_warn(text + "not hold on other starts, or evaluations draw in another way (eval.split, sampling).")]
 
 
 def _flat(train: Mapping[str, Points]) -> list[dict[str, str]]:

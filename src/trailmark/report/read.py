@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.plain_files import read_plain
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json, object_from_json
@@ -31,7 +32,7 @@ class LineReader:
 
     def _rows(self, path: Path, read: Any) -> list[Any]:
         try:
-            *lines, tail = path.read_bytes().split(b"\n")
+            *lines, tail = read_plain(path).split(b"\n")
         except FileNotFoundError:
             return []
         except OSError as e:
@@ -73,6 +74,19 @@ def state(run: Run, last: int, steps: int | None) -> str:
         except (OSError, ValueError, AttributeError):
             pass
     return "stopped"
+
+
+def compared_plans(run: Run) -> dict[str, float]:
+    """What the comparison at the end of method vrcli found (results.json), in the names of its metrics; else {}."""
+    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_"}
+    try:
+        rows = json.loads((run.path / "results.json").read_text("utf-8"))
+        named = {(r["arm"], r["metric"]): float(r["value"]) for r in rows if r.get("arm") in arms}
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+        return {}
+    out = {f"{arms[arm]}improvement": v for (arm, metric), v in named.items() if metric == "improvement"}
+    own = {m: v for (arm, m), v in named.items() if arm == "trained" and m.startswith("own_plan_gain")}
+    return {**out, **own} if len(out) == len(arms) and len(own) == 3 else {}
 
 
 def _held(path: Path) -> bool:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trailmark.errors import DataError, nearest
+from trailmark.evaluate.output import print_whole
 from trailmark.report.episodes import credit_source, on_tokens, trained
 from trailmark.report.pieces import Pieces, named, run_pieces
 from trailmark.report.read import LineReader, annotated
@@ -179,7 +180,7 @@ def _detail(
             console.print(Text.assemble("  action ", (repr(t.action), "bold"), "  reward ", (f"{t.reward:g}", "bold")))
         if parts is not None and (tokens or (tokens is None and len(t.tokens) <= FEW)):
             others = {n: v for n, these in notes.items() if n != "advantage" and (v := on_tokens(t, i, these))}
-            console.print(_table(t, parts, on, values, most, others))
+            print_whole(_table(t, parts, on, values, most, others), console)
 
 
 def _who(e: Episode, t: Turn) -> str:

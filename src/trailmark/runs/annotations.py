@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trailmark.errors import DataError
+from trailmark.plain_files import read_plain
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import atomic_write, beside, segments
+from trailmark.runs.store import atomic_write, beside, remove_file, segments
 from trailmark.types import Annotation, Episode, Scored
 
 
@@ -33,13 +34,13 @@ def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
     if data := "".join(to_json(a) + "\n" for a in notes).encode():
         atomic_write(beside(file), data, "annotation")
     else:
-        beside(file).unlink(missing_ok=True)
+        remove_file(beside(file))
 
 
 def read_beside(file: Path) -> list[Annotation]:
     """The notes that `write_beside` wrote."""
     path = beside(file)
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    lines = read_plain(path).split(b"\n")[:-1] if path.is_file() else []
     return [from_json(line, path, i, Annotation) for i, line in enumerate(lines, 1)]
 
 
@@ -56,7 +57,7 @@ def misfits(file: Path, episodes: Sequence[Episode]) -> list[str]:
     for path in annotation_files(file):
         name = path.parent.name if path != beside(file) else ""
         try:
-            *lines, tail = path.read_bytes().split(b"\n")
+            *lines, tail = read_plain(path).split(b"\n")
         except OSError as problem:
             out.append(f"{path}: cannot be read ({problem.strerror}).")
             continue
@@ -115,7 +116,7 @@ def _learns(e: Episode, seat: str) -> bool:
 
 
 def _readable(path: Path) -> Iterable[Annotation]:
-    for i, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for i, line in enumerate(read_plain(path).split(b"\n")[:-1], 1):
         try:
             yield from_json(line, path, i, Annotation)
         except DataError:

@@ -62,8 +62,9 @@ def no_pipes(config: RunConfig) -> None:
     nothing, or waits for ever."""
     for key, path in named_files(config).items():
         if _is_pipe(path):
+            kind = "pipe" if path.is_fifo() else "device"
             raise DataError(
-                "is a pipe, which can be read only once, and a run reads its files again: write the rows to a file "
+                f"is a {kind}, which can be read only once, and a run reads its files again: write the rows to a file "
                 "first.",
                 path,
                 key=key,
@@ -72,7 +73,7 @@ def no_pipes(config: RunConfig) -> None:
 
 def _is_pipe(path: Path) -> bool:
     try:
-        return path.is_fifo()
+        return path.exists() and not path.is_file() and not path.is_dir()
     except OSError:  # too long for a file name: an option of a task may be any text
         return False
 

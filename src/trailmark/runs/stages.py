@@ -173,7 +173,8 @@ def run_stages(
             if only is not None and stage.name not in only:
                 _must_be_done(place, next(n for n in names[names.index(stage.name) :] if n in only))
                 continue
-            done[stage.name] = _make(place, say)
+            with stopping.noting(f"stage '{place.stage.name}' of {place.folder} is not finished"):
+                done[stage.name] = _make(place, say)
         each(stage.name, done[stage.name])
     return done
 
@@ -250,8 +251,7 @@ def _make(place: _Place, say: Say) -> Summary:
     try:
         if not stage.single:
             place.home.mkdir(parents=True, exist_ok=True)
-        with stopping.noting(lambda: f"stage '{stage.name}' of {place.folder} is not finished"):
-            summary = dict(stage.make(place.home) or {})
+        summary = dict(stage.make(place.home) or {})
     except TrailmarkError:
         if not place.parts():  # an error before the first output leaves nothing behind
             place.begun.unlink(missing_ok=True)

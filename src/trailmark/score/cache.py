@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.plain_files import read_plain
 
 
 class Cache:
@@ -26,7 +27,7 @@ class Cache:
         self.twice: list[tuple[str | None, int]] = []  # keys with two different answers, and the line of the later one
         if self.path is not None and self.path.exists():
             try:
-                lines = self.path.read_bytes().split(b"\n")
+                lines = read_plain(self.path).split(b"\n")
             except OSError as e:
                 raise DataError(f"cannot be read ({e.strerror}).", self.path) from None
             torn = lines.pop()

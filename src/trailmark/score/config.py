@@ -112,6 +112,10 @@ class LikelihoodJudgeConfig(_JudgeConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> LikelihoodJudgeConfig:
+        if not all(m.strip() for m in self.markers):
+            raise ValueError("a marker is a text that an answer may hold: markers has an empty one")
+        if self.reward == "stepped" and not self.steps:
+            raise ValueError("steps is empty, so every answer would earn 0: name pairs such as [[0.05, 0.5], [1, 0.9]]")
         if self.no_marker == "invalid" and not self.markers:
             raise ValueError("no_marker: invalid needs markers: which ones must an answer have?")
         if any(a[0] >= b[0] for a, b in zip(self.steps, self.steps[1:])):

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark.chat import must_render
 from trailmark.errors import DataError, JudgeError, RecipeError, TaskError
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
@@ -30,9 +31,10 @@ from trailmark.score.likelihood import (
     improvement,
     smallest_reward,
 )
-from trailmark.score.words import copied_share, correlation
+from trailmark.score.plan_controls import own_gain, plans_of_others, words_at_random
+from trailmark.score.words import copied_share, correlation, words_of
 from trailmark.texts import encode
-from trailmark.types import Annotation, Invalid, Outcome, Scored, Task
+from trailmark.types import Annotation, Episode, Invalid, Outcome, Scored, Task
 
 if TYPE_CHECKING:
     from trailmark.config import ModelConfig
@@ -107,6 +109,16 @@ class LikelihoodJudge(Judge):
             known = [self._as_play(None, task) for task in getattr(self._world, "rows", ())]
             self._file.check([self._row(play) for play in known])
 
+    def must_render(self, tasks: Sequence[Task]) -> None:
+        """Refuse rows that cannot be read: without a gold text, without a key of a template, or with messages that the
+        reader's chat template refuses."""
+        plays = [replace(self._as_play(None, task), answer="-") for task in tasks]
+        asked = [(p, context) for p in plays for context in (self._row(p).context, self._with_plan(p)[0])]
+        file = lambda p: self._world.files.get(p.episode.task.id)
+        name = lambda p: f"row '{p.episode.task.id}', as {self.scorer.lm.name} would read it"
+        told = ((name(p), file(p), context) for p, context in asked if not isinstance(context, str))
+        must_render(self.scorer.tokenizer, told)
+
     def must_fit(self, longest: int) -> None:
         """Refuse rows that the reader cannot hold with a plan of `longest` tokens: a run would end at the first such
         plan. Most rows are surely short enough, and are not rendered."""
@@ -150,11 +162,38 @@ class LikelihoodJudge(Judge):
         found = [Scores(b, n, improvement(b, e), o) for b, n, e, o in zip(base, now, empty, others)]
         return self._verdicts(plays, plans, found)
 
+    def compare(self, episodes: Sequence[Episode]) -> list[Annotation]:
+        """For plays of an evaluation: by how much other texts in the place of their plans would improve."""
+        good = [e for e in episodes if isinstance(e.outcome, Scored)]
+        plays = [self._as_play(Play(e, "", e.turns[-1].text, {}), e.task) for e in good]
+        plans = [after_markers(p.answer, self.config.markers) for p in plays]
+        rows = [e.task.id for e in good]
+        if len(set(rows)) < 2:
+            return []
+        texts = {
+            "other_plan": plans_of_others(rows, plans, self.config.seed),
+            "random_words": [
+                words_at_random(shown(p), len(words_of(plan)), self.config.seed, row)
+                for p, plan, row in zip(plays, plans, rows)
+            ],
+        }
+        base, out = self._baselines(plays), []
+        for name, given in texts.items():
+            now = self._now([replace(p, answer=text) for p, text in zip(plays, given)])
+            gains = [_gain(b, n) for b, n in zip(base, now)]
+            out += [
+                Annotation(e.id, f"{name}_improvement", "episode", (gain,), None, self.stamp)
+                for e, gain in zip(good, gains)
+                if math.isfinite(gain)
+            ]
+        return out
+
     def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
         values: dict[str, dict[str, float]] = {}
         for a in notes:
             values.setdefault(a.name, {})[a.episode] = a.values[0]
-        means = ("improvement", "empty_improvement", "other_improvement", "copied", "marker", "plan_words")
+        means = ("improvement", "empty_improvement", "other_improvement", "other_plan_improvement",
+                 "random_words_improvement", "copied", "marker", "plan_words")  # fmt: skip
         out = {name: sum(values[name].values()) / len(values[name]) for name in means if name in values}
         if "marker" in out:
             out["marker_rate"] = out.pop("marker")
@@ -162,6 +201,9 @@ class LikelihoodJudge(Judge):
         both = [e for e in words if e in gains]
         if (found := correlation([words[e] for e in both], [gains[e] for e in both])) is not None:
             out["length_correlation"] = found
+        if other := values.get("other_plan_improvement"):
+            mine = {e: gain for e, gain in values.get("improvement", {}).items() if e in other}
+            out |= own_gain(list(mine.values()), [other[e] for e in mine])
         return out
 
     def by_improvement(self) -> LikelihoodJudge:
@@ -272,7 +314,7 @@ class LikelihoodJudge(Judge):
     def _as_play(self, plan: Play | None, task: Task) -> Play:
         """A row as it would be shown, with the answer of another play."""
         first = self._world.make().reset(task)
-        episode = _nobody(task) if plan is None else replace(plan.episode, task=task)
+        episode = nobody(task) if plan is None else replace(plan.episode, task=task)
         answer = "" if plan is None else plan.answer
         return Play(episode, first.text, answer, {**task.data, **task.meta}, first.messages)
 
@@ -319,8 +361,7 @@ class LikelihoodJudge(Judge):
         found |= {"plan_words": float(len(plan.answer.split()))}
         if math.isfinite(s.empty):
             found["empty_improvement"] = s.empty + 0.0  # no minus before a zero
-        shown = plan.row.get("information")
-        copied = copied_share(plan.answer, shown if isinstance(shown, str) else plan.prompt)
+        copied = copied_share(plan.answer, shown(plan))
         if copied is not None:
             found["copied"] = copied
         if self.config.markers:
@@ -330,11 +371,17 @@ class LikelihoodJudge(Judge):
         return tuple(Annotation(plan.episode.id, k, "episode", (v,), None, self.stamp) for k, v in found.items())
 
 
+def shown(play: Play) -> str:
+    """What the policy knew, without the instruction."""
+    known = play.row.get("information")
+    return known if isinstance(known, str) else play.prompt
+
+
 def _gain(base: Likelihood, now: Likelihood | None) -> float:
     return math.nan if now is None else improvement(base, now)
 
 
-def _nobody(task: Task) -> Any:
+def nobody(task: Task) -> Any:
     from trailmark.types import Episode
 
     return Episode("", task, "", (), {"self": Invalid("not played")})

@@ -3,8 +3,8 @@
 A connection is *waiting* while it has not sent a whole request: new, half-sent, or kept alive. It has `HEADER_S`
 seconds for the headers and may be idle for `IDLE_S` after an answer (`service` limits the time for a body). If the
 limit is reached, the connection that has waited longest is closed for a new one, so that a real request (for example to
-/health) gets in. Only if all connections are working, a new one gets a 503. A client that reads nothing of its answer
-for `STALL_S` is cut off.
+/health) gets in. Only if all connections are working, a new one gets a 503. A client that reads fewer than `SLOWEST`
+bytes of its answer in `STALL_S` is cut off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trailmark.serve.errors import ApiError
 
 HEADER_S = 10.0  # seconds from connecting, or from the first byte of a further request, to the end of its headers
 IDLE_S = 30  # seconds without a request; clients keep a connection for less (httpx: 5 s), so they see no closed one
-STALL_S = 60.0  # seconds in which nothing of an answer is read
+STALL_S, SLOWEST = 60.0, 1 << 12  # seconds, and the bytes of an answer that must be read in them
 MOST = 1024  # most connections, if the limit on open files allows that many
 SPARE_FILES = 64  # open files left to everything else
 ACCEPTED = 16  # connections taken from the backlog at once: fewer than SPARE_FILES
@@ -176,8 +176,8 @@ class Connection(H11Protocol):
 
     def look_at_reader(self, before: int) -> None:
         left = self.transport.get_write_buffer_size()
-        if left >= before:
-            log.warning("a client read nothing of its answer for %g s and was cut off", STALL_S)
+        if before - left < SLOWEST:
+            log.warning("a client read hardly anything of its answer for %g s and was cut off", STALL_S)
             self.transport.abort()
         else:
             self.watch(left)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from trailmark.engines.base import Request
+from trailmark.engines.base import Completion, Request
 from trailmark.engines.local import LocalEngine, Written
 from trailmark.rollout.search import Found, Plan, Searcher
 from trailmark.score.values import HeadValues, LogProb
@@ -22,8 +22,8 @@ from trailmark.serve.prompt_format import PromptFormat
 from trailmark.types import Tokens
 
 
-def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
-    """The search that a request asks for, or an error if it is not possible."""
+def allow_search(body: Sampling, has_values: bool, echo: bool, most: int) -> Plan | None:
+    """The search that a request asks for, or an error if it is not possible. It draws no more than `most` tokens."""
     asked = body.search
     if asked is None:
         return None
@@ -46,15 +46,33 @@ def allow_search(body: Sampling, has_values: bool, echo: bool) -> Plan | None:
     width = asked.beam or asked.best_of or 1
     if width > 1 and body.temperature < 1e-5:
         raise ApiError(400, "a search needs a temperature above 0: at 0 all candidates are equal.", "temperature")
-    return Plan(
-        "beam" if asked.beam else "best_of", width, tuple(asked.step_ends), asked.rounds, asked.budget, tree=asked.tree
-    )
+    budget = min(most, asked.budget or most)
+    return Plan("beam" if asked.beam else "best_of", width, tuple(asked.step_ends), asked.rounds, budget, asked.tree)
+
+
+def sequences(plan: Plan) -> int:
+    """How many sequences a search draws at the same time: every beam has as many candidates as there are beams."""
+    return plan.width**2 if plan.kind == "beam" else plan.width
+
+
+class Party:
+    """An engine that draws on behalf of one request, whose samples take turns with those of others."""
+
+    def __init__(self, engine: LocalEngine):
+        self.engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def sample(self, request: Request) -> list[Completion]:
+        return await self.engine.sample(request, party=self)
 
 
 async def search_all(
     engine: LocalEngine, values: HeadValues | None, plan: Plan, asks: Sequence[Request]
 ) -> list[Found]:
-    searcher = Searcher(engine, values or LogProb(), plan)
+    party: Any = Party(engine)
+    searcher = Searcher(party, values or LogProb(), plan)
     tasks = [asyncio.create_task(searcher.search(ask)) for ask in asks]
     try:
         return list(await asyncio.gather(*tasks))

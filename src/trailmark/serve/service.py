@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -34,10 +34,11 @@ from trailmark.serve.body import (
     listed,
     read,
 )
+from trailmark.serve.capacity import ANSWER, Capacity, answer_size, holding_answer
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
-from trailmark.serve.search import allow_search, search_all, told, value_rows
+from trailmark.serve.search import allow_search, search_all, sequences, told, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
@@ -46,6 +47,8 @@ PATIENCE_BYTES = 64 << 20
 PATIENCE_S = 30  # seconds for a body to arrive
 IN_HAND = 256 << 20  # most bytes of bodies in work, over all requests
 ALTERNATIVES = 1 << 19  # most alternative tokens (top_logprobs) of one request; four times that for all
+PART = 1 << 16  # bytes of an answer that are sent at once
+UNREAD = 1 << 20  # most tokens of streams, over all clients, that wait to be read
 LARGE = 1 << 16  # bytes of a body from which on its texts are read in a thread of their own
 RENDERED = 1 << 18  # most messages to render for one request: a score renders each turn with its past
 CLOSE = {"Connection": "close"}
@@ -54,32 +57,6 @@ BREAKS = re.compile("[\x7f-\x9f\u2028\u2029]")
 log = logging.getLogger("uvicorn.error")
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
-
-
-class Capacity:
-    """A limit on the sequences in work (those beyond the engine's slots wait), or on something else that takes
-    memory."""
-
-    def __init__(self, limit: int, what: str = "sequences"):
-        self.limit, self.taken, self.what = limit, 0, what
-
-    def check_possible(self, k: int) -> None:
-        if k > self.limit:
-            raise ApiError(400, f"this asks for {k} {self.what} at once; the limit is {self.limit}.", "n")
-
-    def enter(self, k: int) -> None:
-        self.check_possible(k)
-        if self.taken + k > self.limit:
-            raise ApiError(429, "the queue is full: try again later.", code="queue_full", headers={"Retry-After": "1"})
-        self.taken += k
-
-    @contextlib.contextmanager
-    def holding(self, k: int) -> Iterator[None]:
-        self.enter(k)
-        try:
-            yield
-        finally:
-            self.taken -= k
 
 
 class Stream(StreamingResponse):
@@ -100,6 +77,24 @@ class Stream(StreamingResponse):
             await self.events.aclose()
 
 
+class Whole(Response):
+    """An answer that is sent in parts, each when the client has read the one before. Its share of the limits is
+    returned when it is sent."""
+
+    def __init__(self, made: Response, held: contextlib.ExitStack):
+        super().__init__(made.body, made.status_code, dict(made.headers))
+        self.held = held
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for at in range(0, len(self.body), PART):
+                part = bytes(self.body[at : at + PART])
+                await send({"type": "http.response.body", "body": part, "more_body": at + PART < len(self.body)})
+        finally:
+            self.held.close()
+
+
 class Service:
     """The engine behind the routes."""
 
@@ -118,8 +113,11 @@ class Service:
         self.prompt_format = prompt_format or plain_format(self.tokenizer)
         self.capacity, self.started = Capacity(engine.slots + queue), int(time.time())
         self.tops, self.bytes = Capacity(4 * ALTERNATIVES, "alternatives"), Capacity(IN_HAND, "bytes")
+        self.answers = Capacity(4 * ANSWER, "bytes of answers")
         self.threads = WorkerThreads()
         self.working: set[asyncio.Task] = set()
+        self.unread = 0  # tokens of streams that clients have not read
+        self.scoring = asyncio.Lock()  # of the engine's loop: between two passes over rows every slot draws a token
         self.most_letters = engine.max_len * max(map(len, self.tokenizer.get_vocab()))
 
     @contextlib.asynccontextmanager
@@ -176,11 +174,15 @@ class Service:
             rows = await self.threads.run(lane, score_rows, body, self.tokenizer, self.prompt_format)
             for tokens, _ in rows:
                 self.check(tokens, "tokens")
-            with self.capacity.holding(len(rows)):
+            size = 70 * sum(len(tokens) - start for tokens, start in rows)
+            sending = contextlib.ExitStack()
+            with self.capacity.holding(len(rows)), sending:
+                sending.enter_context(holding_answer(self.answers, size))
                 scored = await self.unless_disconnected(request.receive, self.threads.engine(self.scored(rows)))
-            if scored is None:
-                return Response(status_code=499)
-            return await self.threads.run("answers", self.scores, rows, scored)
+                if scored is None:
+                    return Response(status_code=499)
+                made = await self.threads.run("large answers" if size > LARGE else "answers", self.scores, rows, scored)
+                return Whole(made, sending.pop_all())
 
     def scores(self, rows: Sequence[tuple[Tokens, int]], scored: Sequence[Sequence[float]]) -> Response:
         data = [
@@ -196,8 +198,9 @@ class Service:
         their prefixes."""
         out, each = [], 1 if self.engine.fixed else 16
         for k in range(0, len(rows), each):
-            out += self.engine.score_rows(*zip(*rows[k : k + each]))
-            await asyncio.sleep(0)
+            async with self.scoring:
+                out += self.engine.score_rows(*zip(*rows[k : k + each]))
+                await asyncio.sleep(0)
         return out
 
     async def value(self, request: Request) -> list[float] | None:
@@ -232,30 +235,38 @@ class Service:
                 "texts", lambda: [p if isinstance(p, str) else self.tokenizer.decode(p) for p in given]
             )
         reply = Reply(body, self.names, self.name, prompts, asks[0].stop_strings)
-        plan = allow_search(body, self.values is not None, echo is not None)
-        size = len(prompts) * (body.n if plan is None else plan.width)
-        with contextlib.ExitStack() as held:
+        plan = allow_search(body, self.values is not None, echo is not None, self.capacity.limit * self.engine.max_len)
+        size = len(prompts) * (body.n if plan is None else sequences(plan))
+        rooms = [min(budget, self.engine.max_len - len(p)) for p in prompts]
+        bytes_ = answer_size(reply, prompts, rooms, echo is not None, plan)
+        lane: Lane = "large answers" if bytes_ > LARGE else "answers"
+        with contextlib.ExitStack() as held, contextlib.ExitStack() as sending:
             held.enter_context(self.capacity.holding(size))
+            self.alternatives(reply, prompts, budget, echo is not None)
+            sending.enter_context(holding_answer(self.answers, bytes_))
             held.enter_context(self.tops.holding(self.alternatives(reply, prompts, budget, echo is not None)))
             if body.stream:
+                held.enter_context(sending.pop_all())
                 return Stream(self.events(reply, asks if budget else [], echo), self, held.pop_all())
             if plan is not None:
                 by = self.values if body.search and body.search.by == "value" else None
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    return await self.threads.run("answers", lambda: JSONResponse(told(reply, found)))
+                    made = await self.threads.run(lane, lambda: JSONResponse(told(reply, found)))
+                    return Whole(made, sending.pop_all())
             elif done := await self.unless_disconnected(
-                request.receive, self.whole(reply, asks if budget else [], echo)
+                request.receive, self.whole(reply, asks if budget else [], echo, lane)
             ):
-                return done
+                return Whole(done, sending.pop_all())
             return Response(status_code=499)  # the client has left
 
     def alternatives(self, reply: Reply, prompts: Sequence[Tokens], budget: int, echo: bool) -> int:
         """The largest number of alternative tokens that the answer can hold."""
         n, given = reply.body.n, sum(map(len, prompts))
         room = sum(min(budget, self.engine.max_len - len(p)) for p in prompts)
-        told = reply.top * n * room + given * (reply.top * n * echo + (reply.body.prompt_logprobs or 0))
+        asked = (reply.body.prompt_logprobs or 0) * (1 if reply.chat else n)  # each choice repeats them
+        told = reply.top * n * room + given * (reply.top * n * echo + asked)
         if told > ALTERNATIVES:
             raise ApiError(
                 400,
@@ -265,11 +276,11 @@ class Service:
             )
         return told
 
-    async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None) -> Response:
+    async def whole(self, reply: Reply, asks: Sequence[Ask], echo: Sequence[str] | None, lane: Lane) -> Response:
         marks = await self.threads.engine(self.prompt_marks(reply, echo is not None))
         self.echo(reply, marks, echo, bool(asks))
         await self.threads.engine(self.drawn(reply, asks))
-        return await self.threads.run("answers", lambda: JSONResponse(reply.whole(marks)))
+        return await self.threads.run(lane, lambda: JSONResponse(reply.whole(marks)))
 
     async def drawn(self, reply: Reply, asks: Sequence[Ask]) -> None:
         """In the engine's loop: draw all samples and pass on their tokens as they come."""
@@ -280,7 +291,7 @@ class Service:
 
             return listen
 
-        tasks = [asyncio.create_task(self.engine.sample(a, ear(i * a.n), reply.top)) for i, a in enumerate(asks)]
+        tasks = [asyncio.create_task(self.engine.sample(a, ear(i * a.n), reply.top, reply)) for i, a in enumerate(asks)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -294,7 +305,7 @@ class Service:
             for choice in reply.choices:
                 if first := await self.threads.run("answers", reply.opening, choice):
                     yield event(first)
-            async with contextlib.aclosing(self.write(asks, reply.top)) as heard:
+            async with contextlib.aclosing(self.write(asks, reply)) as heard:
                 async for index, written in heard:
                     if chunk := reply.chunk(reply.hear(index, written)):
                         yield event(chunk)
@@ -306,24 +317,40 @@ class Service:
             yield event(api_error(problem).body())
         yield "data: [DONE]\n\n"
 
-    async def write(self, asks: Sequence[Ask], top: int) -> AsyncGenerator[tuple[int, Written], None]:
+    async def write(self, asks: Sequence[Ask], reply: Reply) -> AsyncGenerator[tuple[int, Written], None]:
         """The tokens of all samples as they are drawn, numbered over all requests. Leaving early frees their slots."""
         heard: asyncio.Queue[tuple[int, Written] | asyncio.Task] = asyncio.Queue()
         here = asyncio.get_running_loop()
-        tasks = []
+        tasks: list[asyncio.Task] = []
+        slow = False
+
+        def put(item: tuple[int, Written] | asyncio.Task) -> None:
+            """Keep what the client has not read yet. If all clients together leave too much, one that leaves much is
+            given up."""
+            nonlocal slow
+            self.unread += 1
+            heard.put_nowait(item)
+            if self.unread > UNREAD and heard.qsize() > UNREAD // 64 and not slow:
+                slow = True
+                for task in tasks:
+                    task.cancel()
+
         for i, ask in enumerate(asks):
 
             def listen(w: Written, first: int = i * ask.n) -> None:
                 with contextlib.suppress(RuntimeError):  # the server has ended
-                    here.call_soon_threadsafe(heard.put_nowait, (first + w.sample, w))
+                    here.call_soon_threadsafe(put, (first + w.sample, w))
 
-            tasks.append(asyncio.create_task(self.threads.engine(self.engine.sample(ask, listen, top))))
-            tasks[-1].add_done_callback(heard.put_nowait)
+            tasks.append(asyncio.create_task(self.threads.engine(self.engine.sample(ask, listen, reply.top, reply))))
+            tasks[-1].add_done_callback(put)
         left = sum(ask.n for ask in asks)
         try:
             while left:
                 item = await heard.get()
+                self.unread -= 1
                 if isinstance(item, asyncio.Task):
+                    if slow:
+                        raise ApiError(503, "too much of the answers was not read: read faster.")
                     item.result()  # raises if the engine failed
                 else:
                     yield item
@@ -332,6 +359,7 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.unread -= heard.qsize()
 
     async def prompt_marks(self, reply: Reply, echo: bool) -> list[list[Mark]]:
         """Log-probs of the prompts, if they are wanted."""
@@ -340,12 +368,13 @@ class Service:
             return []
         top, out = max(asked or 0, reply.top), []
         for p in reply.prompts:
-            scored = [
-                Mark(t, lp, None, tuple(best), rank)
-                for t, (lp, rank, best) in zip(p[1:], self.engine.score_top(p, top))
-            ]
-            out.append([Mark(p[0], None), *scored])
-            await asyncio.sleep(0)
+            async with self.scoring:
+                scored = [
+                    Mark(t, lp, None, tuple(best), rank)
+                    for t, (lp, rank, best) in zip(p[1:], self.engine.score_top(p, top))
+                ]
+                out.append([Mark(p[0], None), *scored])
+                await asyncio.sleep(0)
         return out
 
     def echo(self, reply: Reply, marks: Sequence[Sequence[Mark]], texts: Sequence[str] | None, more: bool) -> None:

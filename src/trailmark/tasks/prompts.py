@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.chat import render
+from trailmark.chat import must_render, render
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import parse_line
+from trailmark.plain_files import read_plain
 from trailmark.runs.data_files import must_be_file
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
@@ -33,6 +35,7 @@ class Prompts(TaskSource):
            does not matter. If rows have a `split`, it is used instead: "train", "val" or "test".
     val    a second file, whose rows are split "val"; empty: none
     chat   whether a prompt that is a text becomes a message of the user
+    system whether system messages are shown; false: they are left out, for chat templates that refuse them
     and, as for every task that cannot judge itself, `reward`: the judge, for example `my_file.py:score`
 
     Splits are "train", "val", "test" and "all". `n=None` gives a split in the order of the file. Otherwise `n` rows of
@@ -40,12 +43,13 @@ class Prompts(TaskSource):
 
     name = "prompts"
     markov = True
+    finite = True
     judged = True
 
-    def __init__(self, path: str, test: float = 0.1, chat: bool = False, val: str = ""):
+    def __init__(self, path: str, test: float = 0.1, chat: bool = False, val: str = "", system: bool = True):
         if not 0 <= test < 1:
             raise TaskError(f"task 'prompts' needs 0 <= test < 1, not {test}.")
-        self.path, self.test, self.chat = Path(path), test, chat
+        self.path, self.test, self.chat, self.system = Path(path), test, chat, system
         self.judge: Judge | None = None
         self.rows = read_prompts(self.path)
         self.splits = self._split()
@@ -55,6 +59,10 @@ class Prompts(TaskSource):
                 raise DataError(f"row '{t.id}' is in {self.path} too.", val)
             self.rows.append(t)
             self.splits[t.id], self.files[t.id] = "val", Path(val)
+        for t in self.rows if not system else ():
+            if not isinstance(t.data["prompt"], str) and all(m["role"] == "system" for m in t.data["prompt"]):
+                raise DataError(f"row '{t.id}' has system messages alone, and system=false leaves them out.",
+                                self.files[t.id])  # fmt: skip
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         if split not in ("train", "val", "test", "all"):
@@ -70,12 +78,17 @@ class Prompts(TaskSource):
         return random.Random(f"prompts {split} {seed}").sample(found, min(n, len(found)))
 
     def make(self) -> PromptWorld:
-        return PromptWorld(self.chat)
+        return PromptWorld(self.chat, self.system)
 
-    def must_fit(self, tokenizer: Any, longest: int, split: str = "train") -> None:
+    def must_render(self, tokenizer: Any, tasks: Sequence[Task]) -> None:
+        """Refuse a row whose messages the chat template of a model refuses: its plays would fail one by one."""
+        told = ((t, self.make().reset(t).messages) for t in tasks)
+        must_render(tokenizer, ((f"row '{t.id}'", self.files.get(t.id, self.path), m) for t, m in told if m))
+
+    def must_fit(self, tokenizer: Any, longest: int, tasks: Sequence[Task] | None = None) -> None:
         """Refuse a prompt that leaves no room for an answer in sequences of `longest` tokens. A text has at most as
         many tokens as bytes, so most prompts need not be encoded to know that they fit."""
-        for t in self.tasks(split):
+        for t in self.tasks("train") if tasks is None else tasks:
             shown = self.make().reset(t)
             texts = [m["content"] for m in shown.messages] or [shown.text]
             if sum(len(text.encode()) + FRAME for text in texts) < longest:
@@ -89,7 +102,7 @@ class Prompts(TaskSource):
                 raise DataError(
                     f"row '{t.id}': the prompt has {size} tokens, and the engine holds {longest} with the answer: "
                     "shorten it, leave it out, or raise engine.max_len.",
-                    self.path,
+                    self.files.get(t.id, self.path),
                 )
 
     def _split(self) -> dict[str, str]:
@@ -112,15 +125,16 @@ class Prompts(TaskSource):
 class PromptWorld(World):
     """Shows the prompt and takes the answer; the judge gives the outcome."""
 
-    def __init__(self, chat: bool = False):
-        self.chat, self.over = chat, True
+    def __init__(self, chat: bool = False, system: bool = True):
+        self.chat, self.system, self.over = chat, system, True
 
     def reset(self, task: Task) -> Observation:
         prompt, self.over = task.data["prompt"], False
         if isinstance(prompt, str):
             said = ({"role": "user", "content": prompt},) if self.chat else ()
             return Observation(prompt, messages=said)
-        return Observation(str(prompt[-1]["content"]), messages=tuple(prompt))
+        told = tuple(prompt) if self.system else tuple(m for m in prompt if m["role"] != "system")
+        return Observation(str(told[-1]["content"]), messages=told)
 
     def step(self, action: str) -> Step:
         if self.over:
@@ -133,7 +147,7 @@ def read_prompts(path: Path) -> list[Task]:
     """The rows of a file as tasks, named by their `id` or by the number of their line."""
     must_be_file(path)
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        lines = read_plain(path).decode("utf-8-sig").split("\n")
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
     except UnicodeDecodeError as e:

@@ -3,9 +3,7 @@ from the hub. Every error names the file and the line."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,17 @@ from typing import Any
 from trailmark.errors import DataError, TaskError
 from trailmark.fetching import may_fetch
 from trailmark.formats.rows import Row
+from trailmark.plain_files import read_unpacked
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
 def file_text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+        return read_unpacked(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError("is not UTF-8 text.", path) from None
-    except (OSError, EOFError, zlib.error) as problem:
+    except OSError as problem:
         raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
 
 

@@ -221,3 +221,11 @@ def test_boxes_are_found_with_balanced_braces():
 def test_votes_of_equal_answers_are_one():
     assert vote("#### 0.50", "hash") == vote(r"\boxed{\frac{1}{2}}") == "1/2"
     assert vote(r"\boxed{ x + 1 }") == vote("$\\boxed{x+1}$") == "x+1" and vote("who knows") is None
+
+
+def test_the_case_of_a_letter_and_the_place_of_a_unit_matter():
+    """R and r may be two radii of one problem; and 3 cannot be taken from an area."""
+    right = lambda said, gold: Checker().check(rf"\boxed{{{said}}}", gold).right
+    assert right("3r^2", "3r^2") and not right("3R^2", "3r^2") and not right("3r^2", "3R^2")
+    assert right("864 inches^2", "864") and right("(864-3)+3", "864")
+    assert not right("(864 inches^2-3)+3", "864")

@@ -17,9 +17,7 @@ The file may be compressed (.gz, .xz).
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,6 +31,7 @@ from trailmark.data.stories.writer import QUESTIONS, Writer
 from trailmark.data.teacher import TeacherFailed, run_limited
 from trailmark.errors import DataError, TrailmarkError, nearest
 from trailmark.formats.rows import Row, parse_line
+from trailmark.plain_files import read_unpacked
 from trailmark.progress import Progress
 from trailmark.run_async import wait
 from trailmark.runs.stages import Stage
@@ -110,13 +109,11 @@ def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Seque
 
 
 def _text(path: Path) -> str:
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
-        with opened(path, "rb") as f:
-            return f.read().decode("utf-8-sig")
+        return read_unpacked(path).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(f"is not UTF-8 text (byte {problem.start}).", path) from None
-    except (OSError, EOFError, lzma.LZMAError) as problem:
+    except OSError as problem:
         raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
 
 

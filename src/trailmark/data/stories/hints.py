@@ -8,7 +8,8 @@ reason. It then reads the gold texts, frozen, and is the start of the policy. A 
 the gold text likelier. One that names another guest of the same list, which is as long and as much of a copy, makes it
 less likely. So what is paid is the choice.
 
-    DIR/talks.jsonl      the rows: conversations whose last message is the gold text
+    DIR/talks.jsonl      the rows: conversations whose last message is the gold text. `last` is the guest who came last,
+                         `some` is any guest, for plans to compare with
     DIR/train.jsonl, …   the same as files to train on (`setup.py`)
     DIR/lessons.jsonl    conversations for `method: sft`, which make the reader
     DIR/tokenizer/       whole words and the fixed sentences of the prompts are tokens, so that a prompt is short
@@ -65,7 +66,8 @@ def write(out: Path, plan: Hints) -> Counts:
                 pass
             seen.add(guests)
             said = [{"role": "user", "content": question(guests)}, {"role": "assistant", "content": tale(guests[-1])}]
-            talks.append({"id": f"{split}-{k}", "messages": said, "split": split})
+            some = random.Random(f"some guest {plan.seed} {split} {k}").choice(guests)
+            talks.append({"id": f"{split}-{k}", "messages": said, "split": split, "last": guests[-1], "some": some})
     write_lines(out / "talks.jsonl", talks)
     counts = make(out / "talks.jsonl", out, Setup(filters=NO_FILTERS, by="given", seed=plan.seed))
     lessons = [lesson(draw, k, plan.trust) for k in range(plan.lessons)]

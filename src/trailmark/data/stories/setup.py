@@ -16,8 +16,8 @@ import json
 import random
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,6 +80,7 @@ class Setup:
     leak: float = MOST
     drop_leaks: bool = False
     gold_words: int | None = None
+    drop_duplicates: bool = False  # leave out rows that repeat another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +105,20 @@ def first_words(text: str, n: int) -> str:
     return text[: ends[-1]] if len(ends) == n and next(words, None) else text
 
 
-def make(path: Path, out: Path, plan: Setup, tokenizer: Any = None) -> Counts:
-    """Read rows, and write all files into `out`. Without a tokenizer, four bytes count as a token."""
-    rows, counts = read_rows(path), Counts()
+def make(
+    path: Path, out: Path, plan: Setup, tokenizer: Any = None, ready: Mapping[str, Path] | None = None
+) -> Counts:
+    """Read rows, and write all files into `out`. Without a tokenizer, four bytes count as a token. `ready` has the
+    files of whole splits; `path` is then the rest."""
+    ready, counts = ready or {}, Counts()
+    rows = read_all(path, ready, plan.drop_duplicates, counts)
     kept = _kept(rows, path, plan, counter(tokenizer), counts)
     if not kept:
         why = "; ".join(f"{n} {reason}" for reason, n in sorted(counts.left_out.items()))
         raise DataError(f"no row is left (left out: {why}).", path)
     _leaks(kept, len(rows), path, plan, counts)
     kept = [m for m in kept if m.leak <= plan.leak]
-    parts = split_rows([m.row for m in kept], plan, path)
+    parts = _ready(kept, ready, plan, path) if ready else split_rows([m.row for m in kept], plan, path)
     named = {m.row.id: m for m in kept}
     tokens, about = counter(tokenizer), {}
     for split in SPLITS:
@@ -130,6 +135,50 @@ def make(path: Path, out: Path, plan: Setup, tokenizer: Any = None) -> Counts:
     how = {"tokens": "of the tokenizer, with its chat template" if tokenizer else "four bytes each", "prompts": VERSION}
     atomic_write(out / "statistics.json", as_json({**about, **how}), "statistics")
     return counts
+
+
+def read_all(path: Path, ready: Mapping[str, Path], drop: bool, counts: Counts) -> list[AnyRow]:
+    """The rows of all files. Of rows that are in several, those of test and val are kept."""
+    rows: dict[str, AnyRow] = {}
+    known: dict[str, str] = {}
+    for split in reversed(SPLITS):
+        file = ready.get(split) if split != "train" else path
+        if file is None:
+            continue
+        repeated: list[AnyRow] = []
+        for row in read_rows(file, repeated if drop else None):
+            if ready:
+                row = replace(row, split=split if split in ready else "", where=f"{file}: {row.where}")
+            if drop and row.content() in known:
+                repeated.append(row)
+                continue
+            if row.id in rows:
+                raise DataError(
+                    f"{row.where} and {rows[row.id].where} have the same id '{row.id}', so one row would be in two "
+                    "splits: remove one, or use --drop-duplicates, which keeps equal rows out of train."
+                )
+            rows[row.id], known[row.content()] = row, split
+        if repeated:
+            counts.left_out["that repeat another row"] += len(repeated)
+    return list(rows.values())
+
+
+def _ready(kept: Sequence[Made], ready: Mapping[str, Path], plan: Setup, path: Path) -> dict[str, list[AnyRow]]:
+    """Splits that have files of their own, as they are. A split without one is drawn from the rest."""
+    parts = {split: [m.row for m in kept if m.row.split == split] for split in SPLITS}
+    rest = [m.row for m in kept if not m.row.split]
+    name = (lambda r: r.story_id) if plan.by == "book" else (lambda r: content_id(r.gold))
+    for split, share in zip(("val", "test"), plan.shares):
+        if split not in ready:
+            groups = sorted({name(r) for r in rest})
+            random.Random(f"stories {plan.seed}").shuffle(groups)
+            held = set(groups[: max(1, round(share * len(groups)))])
+            parts[split] = [r for r in rest if name(r) in held]
+            rest = [r for r in rest if name(r) not in held]
+    parts["train"] = rest
+    if empty := next((s for s in SPLITS if not parts[s]), None):
+        raise DataError(f"no row is left for split '{empty}' after the filters.", ready.get(empty, path))
+    return parts
 
 
 def _kept(
@@ -183,7 +232,7 @@ def prompt_row(m: Made, split: str) -> dict[str, Any]:
     row = {"id": m.row.id, "split": split, "prompt": m.prompt, "gold": m.row.gold, **m.parts.fields(), **about}
     if isinstance(m.row, StoryRow):
         row |= {"header": m.row.header, "synopsis": m.row.next_chapter_synopsis}
-    return row
+    return {**row, **m.row.more}
 
 
 def sft_row(m: Made) -> dict[str, Any]:

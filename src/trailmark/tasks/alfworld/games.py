@@ -85,6 +85,7 @@ class Games:
     def __init__(self, path: str | Path | None = None):
         self.path = _place(path)
         self.skipped: dict[str, str] = {}  # id or place -> why it was left out
+        self._winnable: set[str] = set()  # ids that were looked at and kept
         self._cards: dict[str, dict[str, Card]] = {}
         self._files = _layout(self.path)
         self._parsed: OrderedDict[str, tuple[Game, Dialect]] = OrderedDict()
@@ -175,7 +176,7 @@ class Games:
             if id in self.skipped:
                 continue
             try:
-                why = self._unwinnable(id)
+                why = "" if id in self._winnable else self._unwinnable(id)
                 if parse and not why:
                     self.game(id)
             except DataError as problem:
@@ -183,6 +184,7 @@ class Games:
             if why:
                 self.skipped[id] = why
             else:
+                self._winnable.add(id)
                 yield id
 
     def _unwinnable(self, id: str) -> str:

@@ -254,6 +254,7 @@ class Alfworld(TaskSource):
     """
 
     name = "alfworld"
+    finite = True
 
     def __init__(
         self,

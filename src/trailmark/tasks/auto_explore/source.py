@@ -60,6 +60,7 @@ class AutoExplore(TaskSource):
 
     name = "auto-explore"
     markov = True
+    finite = True
 
     def __init__(
         self,

@@ -82,10 +82,12 @@ def prompt(
     ending: Ending = "thought",
     shots: int = 0,
     bare: bool = False,
+    instruction: str | None = None,
 ) -> str:
-    """The whole prompt. `bare` leaves out the instruction."""
+    """The whole prompt. `instruction` stands in the place of ours; `bare` (or an empty one) leaves it out."""
     end = ending_of(ending, style)
-    parts = [] if bare else [REACT if style == "react" else PLAIN]
+    said = (REACT if style == "react" else PLAIN) if instruction is None else instruction
+    parts = [] if bare or not said else [said]
     parts += [EXAMPLE] if shots else []
     parts += [f"Context:\n{context}"] if context else []
     parts += [f"Question:\n{question}", f"Options:\n{options_text(options)}", end]

@@ -67,6 +67,7 @@ class Logic(TaskSource):
     style     "react", or "plain": free text before the Finish line
     ending    "thought", "space" or "none": the end of the prompt, see prompts.py
     shots     1: an example before the question
+    instruction  the words before the question, in place of ours; empty: none. Released weights know their own
     chat      ask in messages (a conversation) and not with a text; the ending is then "none"
     cut       a split of the files, such as "dev", that is cut into train, val and test by the hash of its contexts
     ways      of FOLIO: 3, or 2 as in the published evaluation, where uncertain is called false
@@ -80,6 +81,7 @@ class Logic(TaskSource):
 
     name = "logic"
     markov = True
+    finite = True
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Logic(TaskSource):
         ways: int = 3,
         repeats: Repeats = "leave",
         careless: float = 0.0,
+        instruction: str | None = None,
     ):
         if dataset not in DATASETS:
             raise TaskError(f"logic has no dataset '{dataset}'.{nearest(str(dataset), DATASETS)}")
@@ -105,6 +108,8 @@ class Logic(TaskSource):
             raise TaskError(f"logic has one example: shots is 0 or 1, not {shots}.")
         if ways not in (2, 3) or (ways == 2 and dataset != "folio"):
             raise TaskError(f"ways is 3, or 2 with folio; not {ways} with {dataset}.")
+        if instruction is not None and not isinstance(instruction, str):
+            raise TaskError(f"instruction is a text, not {instruction!r}.")
         if repeats not in ("leave", "keep", "refuse"):
             raise TaskError(f"repeats is leave, keep or refuse, not '{repeats}'.")
         if not 0 <= careless <= 1 or (careless and dataset not in TAUGHT):
@@ -113,7 +118,7 @@ class Logic(TaskSource):
         self.dataset, self.path, self.hub, self.revision = dataset, None if path is None else Path(path), hub, revision
         self.order, self.style, self.shots, self.chat, self.cut, self.ways = order, style, shots, chat, cut, ways
         self.ending: Ending = "none" if chat or style == "plain" else ending
-        self.repeats, self.careless = repeats, careless
+        self.repeats, self.careless, self.instruction = repeats, careless, instruction
         self.left_out: dict[str, Counter[str]] = {}
         self.named: dict[str, dict[str, list[str]]] = {}
         self._read: dict[str, list[tuple[int, Question]]] = {}
@@ -206,14 +211,16 @@ class Logic(TaskSource):
         return prompts.after(self.ending, self.style, solution(p, options, draw, self.careless).text)
 
     def prompt(self, task: Task) -> str:
-        d = task.data
-        return prompts.prompt(d["context"], d["question"], d["options"], self.style, self.ending, self.shots)
+        return self._prompt(task, self.ending)
 
     def messages(self, task: Task) -> list[dict[str, str]]:
         """The prompt as a conversation. Its answer begins with "Thought 1:"."""
+        return [{"role": "user", "content": self._prompt(task, "none").rstrip("\n")}]
+
+    def _prompt(self, task: Task, ending: Ending) -> str:
         d = task.data
-        said = prompts.prompt(d["context"], d["question"], d["options"], self.style, "none", self.shots)
-        return [{"role": "user", "content": said.rstrip("\n")}]
+        parts = (d["context"], d["question"], d["options"], self.style, ending, self.shots)
+        return prompts.prompt(*parts, instruction=self.instruction)
 
     def make(self) -> LogicWorld:
         return LogicWorld(self)

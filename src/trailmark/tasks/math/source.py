@@ -69,6 +69,7 @@ class Math(TaskSource):
 
     name = "math"
     markov = True
+    finite = True
     slow = True  # a comparison waits for another process
 
     def __init__(

@@ -8,6 +8,8 @@ r"""Whether two answers are the same by strict rules. Structure is compared here
     names    x = 5 and 5; but not x = 5 and y = 5
     units    5 cm and 5; but not 5 cm and 5 m
     words    in any case
+    letters  r is not R: one problem may have both, such as the radii of two circles, so 3R^2 is not 3r^2
+    sums     a unit stands behind the whole answer: 864 inches^2, but not (864 inches^2-3)+3, which adds 3 to an area
 
 An empty answer equals nothing.
 """

@@ -65,6 +65,7 @@ class Show:
     last_n_chapters: bool = True
     system_role: bool = True
     identical: bool = False
+    instruction: str | None = None  # of reasoning prompts, in place of ours; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,12 @@ def _talk_pieces(row: TalkRow, show: Show) -> Pieces:
     *before, last = (dict(m) for m in row.context)
     kept = tuple(m for m in before if show.system_role or m["role"] != "system")
     heading = _section("Detailed Plan", "")
-    return Pieces(kept, last["content"], heading, _section("Instruction", REASON_TALK), "", "")
+    return Pieces(kept, last["content"], heading, _instruction(show, REASON_TALK), "", "")
+
+
+def _instruction(show: Show, ours: str) -> str:
+    said = ours if show.instruction is None else show.instruction
+    return _section("Instruction", said) if said else ""
 
 
 def _story_pieces(row: StoryRow, show: Show) -> Pieces:
@@ -160,7 +166,7 @@ def _story_pieces(row: StoryRow, show: Show) -> Pieces:
     write = _section("Instruction", WRITE)
     from_plan = write if show.identical else _section("Instruction", WRITE_FROM_PLAN)
     heading = _section("Detailed Plan", "")
-    return Pieces(system, first + "".join(parts), heading, _section("Instruction", REASON), write, from_plan)
+    return Pieces(system, first + "".join(parts), heading, _instruction(show, REASON), write, from_plan)
 
 
 def last_chapters(n: Any) -> tuple[str, str] | None:

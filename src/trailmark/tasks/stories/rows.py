@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from trailmark.formats.rows import Row, each
 TEXTS = ("story_text", "prior_plot_summary", "high_level_plot_summary", "next_chapter_synopsis", "next_chapter_header")
 FIELDS = (*TEXTS, "last_n_chapters", "character_sheets", "next_chapter", "chapter_index", "story_id")
 ROLES = ("system", "user", "assistant")
+MADE = ("id", "split", "prompt", "gold", "information", "plan_heading", "write", "write_from_plan", "header",
+        "synopsis", "story_id", "chapter_index")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class StoryRow:
     story_id: str = ""
     split: str = ""
     where: str = ""  # file and line, for error messages
+    more: Mapping[str, Any] = field(default_factory=dict)  # the row's other keys, for a reward of one's own
 
     @property
     def gold(self) -> str:
@@ -69,6 +72,10 @@ class StoryRow:
     def with_gold(self, text: str) -> StoryRow:
         return replace(self, next_chapter=text)
 
+    def content(self) -> str:
+        """The same for rows that say the same."""
+        return _content(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TalkRow:
@@ -82,6 +89,7 @@ class TalkRow:
     where: str = ""
     header: str = ""
     chapter_index: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def sections(self) -> dict[str, str]:
         return {"context": "\n\n".join(m["content"] for m in self.context)}
@@ -89,24 +97,40 @@ class TalkRow:
     def with_gold(self, text: str) -> TalkRow:
         return replace(self, gold=text)
 
+    def content(self) -> str:
+        """The same for rows that say the same."""
+        return _content(self)
+
 
 AnyRow = StoryRow | TalkRow
 
 
-def read_rows(path: str | Path) -> list[AnyRow]:
-    """The rows of a file, of one kind. Errors name the file, the line and the key."""
+def _content(row: AnyRow) -> str:
+    return content_id({k: v for k, v in asdict(row).items() if k not in ("id", "split", "where")})
+
+
+def read_rows(path: str | Path, dropped: list[AnyRow] | None = None) -> list[AnyRow]:
+    """The rows of a file, of one kind. Errors name the file, the line and the key. With a list `dropped`, a row that
+    repeats an earlier one, apart from its id and split, is put there."""
     rows, _ = each(path, read_row)
     seen: dict[str, AnyRow] = {}
+    known: set[str] = set()
     for row in rows:
+        if dropped is not None:
+            if (said := row.content()) in known:
+                dropped.append(row)
+                continue
+            known.add(said)
         if row.id in seen:
+            same = row.content() == seen[row.id].content()
             raise Row(None, Path(path)).bad(
-                f"{row.where} and {seen[row.id].where} have the same id '{row.id}': "
-                "give each row an id of its own, or remove one."
+                f"{row.where} and {seen[row.id].where} have the same id '{row.id}': give each row an id of its own, or "
+                f"remove one{' (--drop-duplicates keeps the first of equal rows)' if same else ''}."
             )
         if type(row) is not type(rows[0]):
             raise Row(None, Path(path)).bad(f"{row.where} is another kind of row than {rows[0].where}: use two files.")
         seen[row.id] = row
-    return rows
+    return list(seen.values())
 
 
 def read_row(row: Row) -> AnyRow:
@@ -153,7 +177,16 @@ def _talk(row: Row) -> TalkRow:
     if not context or context[-1]["role"] != "user":
         raise row.bad("the message before the gold text must be from 'user': it is the question.", "messages")
     story, split = (row.text(value.get(k) or "", k) for k in ("story_id", "split"))
-    return TalkRow(_id(row, value), tuple(context), last["content"], story, split, _place(row))
+    more = _more(row, ("messages", "id", "story_id", "split"))
+    return TalkRow(_id(row, value), tuple(context), last["content"], story, split, _place(row), more=more)
+
+
+def _more(row: Row, known: Sequence[str]) -> dict[str, Any]:
+    """The keys of a row that mean nothing here: they go with it. They must not have the name of what is made."""
+    more = {k: v for k, v in row.value.items() if k not in known}
+    if taken := next((k for k in more if k in MADE), None):
+        raise row.bad("the files made of these rows have a key of this name: give yours another one.", taken)
+    return more
 
 
 def _story(row: Row) -> StoryRow:
@@ -169,5 +202,5 @@ def _story(row: Row) -> StoryRow:
         raise row.bad(f"must be a whole number from 0, not {repr(index)[:60]}.", "chapter_index")
     return StoryRow(
         _id(row, value), **texts, last_n_chapters=value.get("last_n_chapters", 1), character_sheets=sheets,
-        chapter_index=index, where=_place(row),
+        chapter_index=index, where=_place(row), more=_more(row, (*FIELDS, "id", "split")),
     )  # fmt: skip
