@@ -49,7 +49,7 @@ class _Group(TyperGroup):
                 return super().invoke(ctx)
         except TrailmarkError as e:
             _say_error(str(e))
-            raise typer.Exit(2) from None
+            raise typer.Exit(e.code) from None
         except KeyboardInterrupt as e:
             stopped = e if isinstance(e, stopping.Stopped) else stopping.Stopped(signal.SIGINT)
             how = "give the same command again" + (": it keeps what is finished" if _keeps(ctx) else "")
