@@ -330,12 +330,17 @@ class Service:
             """Keep what the client has not read yet. If all clients together leave too much, one that leaves much is
             given up."""
             nonlocal slow
+            if slow and not isinstance(item, asyncio.Task):
+                return
             self.unread += 1
             heard.put_nowait(item)
             if self.unread > UNREAD and heard.qsize() > UNREAD // 64 and not slow:
                 slow = True
                 for task in tasks:
                     task.cancel()
+                while not heard.empty():  # it may be long until it reads again
+                    heard.get_nowait()
+                    self.unread -= 1
 
         for i, ask in enumerate(asks):
 
@@ -350,9 +355,9 @@ class Service:
             while left:
                 item = await heard.get()
                 self.unread -= 1
+                if slow:
+                    raise ApiError(503, "too much of the answers was not read: read faster.")
                 if isinstance(item, asyncio.Task):
-                    if slow:
-                        raise ApiError(503, "too much of the answers was not read: read faster.")
                     item.result()  # raises if the engine failed
                 else:
                     yield item
