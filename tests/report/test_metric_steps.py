@@ -1,4 +1,5 @@
-"""A line of metrics.jsonl whose step is none is named by every command that needs the steps; the report leaves it out."""
+"""A line of metrics.jsonl whose step is none is named where the steps are needed; the report leaves it
+out."""
 
 import pytest
 from report_runs import make_run
