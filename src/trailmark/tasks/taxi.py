@@ -236,6 +236,7 @@ class Taxi(TaskSource):
 
     name = "taxi"
     markov = True
+    commands = dict(zip(LABELS, ACTIONS))
 
     def __init__(
         self,
