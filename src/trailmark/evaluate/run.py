@@ -103,8 +103,8 @@ def summarise(
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all seats) over the episodes
     that have a score. Invalid episodes are counted apart and are never zeros; so are failed ones, unless they count as
     `lost`. With several episodes of each start: pass@k and, if answers can be read, maj@k. With a `tokenizer`, and if
-    another seat advises the actor: `copied`, the share of decisions that follow the advice; `commands` are what labels mean that no
-    prompt lists."""
+    another seat advises the actor: `copied`, the share of decisions that follow the advice. `commands` says what labels
+    mean that no prompt lists."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
