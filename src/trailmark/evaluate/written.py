@@ -195,7 +195,7 @@ def write(
 
 
 def _stages(place: DataFolder, work: _Work, v: Variant, rows: Path, n: int | None) -> list[Stage]:
-    how = {k: value for k, value in asdict(work.how).items() if k != "markers"}
+    how: dict[str, Any] = {k: value for k, value in asdict(work.how).items() if k != "markers"}
     if (markers := work.markers(v)) != MARKERS:
         how["markers"] = list(markers)
     asked = ("temperature", "top_p", "top_k", "plan_tokens", "samples", "seed", "markers")
