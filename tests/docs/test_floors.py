@@ -1,5 +1,5 @@
-"""Roads of README.md, docs/lpr.md and docs/from, gone at full length on one core: they reach the success that the page calls a
-floor.
+"""Roads of README.md, docs/lpr.md and docs/from, gone at full length on one core: they reach the success that the page
+calls a floor.
 
 A command is run as it stands on its page; a page that changes its command changes this test. About a quarter of an hour
 in all.
@@ -7,19 +7,18 @@ in all.
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 import sys
 
 import pytest
-from from_pages import ROOT, shell
+from from_pages import ROOT, own_questions, shell
 
 from trailmark.runs.store import read_metrics, read_segment
 
-README, REFLECT, OREO, LPR, VRCLI = (
+README, OWN_LPR, REFLECT, OREO, LPR, VRCLI = (
     (ROOT / n).read_text()
-    for n in ("README.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
+    for n in ("README.md", "docs/lpr.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -126,13 +125,10 @@ def test_the_readme_s_own_reward(here):
 def test_the_page_s_own_questions(here):
     """docs/lpr.md, in a folder without recipes: guesses are right in a third of the held-out questions."""
     shutil.rmtree("recipes")
-    section = (ROOT / "docs/lpr.md").read_text().split("## Questions of your own")[1].split("\n## ")[0]
-    for text, name in re.findall(r"^```\w+\n(# (my.*?\.\w+).*?)^```$", section, re.S | re.M):
-        (here / name).write_text(text)
-    runpy.run_path("my_questions.py")
+    section = own_questions(here)
     untrained = named(follow(section, "eval tiny"))["tiny"]
     learnt = named(follow(section, "train my-lpr.yaml", "eval runs/my-lpr"))
-    least = floor(section, r"the floor after pDPO is (0\.\d+)")
+    least = floor(OWN_LPR, r"the floor after pDPO is (0\.\d+)")
     assert untrained == 0 and learnt["runs/my-lpr/policy-1"] >= least > 1 / 3
 
 
