@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -90,12 +91,9 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any], ex
         raise cannot_write(final, problem) from problem
     except Exception as problem:
         shutil.rmtree(scratch, ignore_errors=True)
-        if (
-            "I/O" in str(problem) or "os error" in str(problem).lower()
-        ):  # safetensors has its own error for a full disk
-            raise RunError(
-                f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume."
-            ) from problem
+        if number := re.search(r"os error (\d+)", str(problem)):  # safetensors has its own error for a full disk
+            code = int(number[1])
+            raise cannot_write(final, OSError(code, os.strerror(code))) from problem
         raise
     return final
 
