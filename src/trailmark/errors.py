@@ -1,14 +1,18 @@
-"""The errors a person can cause. The command line prints their one sentence and exits with code 2."""
+"""The errors a person can cause. The command line prints their one sentence and exits with their code: 2, or 1 where
+the work itself failed."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 
 class TrailmarkError(Exception):
     """A user's mistake: the message says where it is and what to do. It is never used for bugs of ours."""
+
+    code: ClassVar[int] = 2  # the exit code of the command
 
 
 class RecipeError(TrailmarkError):
@@ -36,6 +40,16 @@ class JudgeError(TrailmarkError):
     """A reward function or a judge that gives no usable verdict."""
 
 
+class JudgeGone(JudgeError):
+    """A judge behind a server that cannot be reached or refuses. `made` is what it answered, None where it did not."""
+
+    code = 1
+
+    def __init__(self, message: str, made: Sequence[Any] = ()):
+        super().__init__(message)
+        self.made = made
+
+
 class RunError(TrailmarkError):
     """A run directory that exists, is incomplete, or belongs to another recipe."""
 
@@ -46,6 +60,12 @@ class RunBusy(RunError):
 
 class LearnError(TrailmarkError):
     """Training cannot go on: loss is not a number, a batch trains nothing."""
+
+
+class Unfinished(TrailmarkError):
+    """Work that could not be finished: a server, a judge or a world failed. The input may be right."""
+
+    code = 1
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

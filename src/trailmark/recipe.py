@@ -35,6 +35,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     short: ClassVar[tuple[str, ...]] = ()
+    in_full: ClassVar[bool] = False  # a section of this class takes no key from the default of its holder
 
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
@@ -390,6 +391,24 @@ def _explain(
     return _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be "), hint
 
 
+def _with_own_defaults(schema: type[Config], raw: dict[str, Any]) -> dict[str, Any]:
+    """A section that is given in part takes its other keys from the default that the class of its holder has for it,
+    which may be another than the section's own."""
+    out = dict(raw)
+    for name, key in schema.model_fields.items():
+        given, default = raw.get(name), key.default
+        if not isinstance(given, dict):
+            continue
+        if isinstance(default, Config) and not default.in_full:
+            own = default.model_dump(mode="json", exclude_unset=True)
+            given = given if _another(own, given) else merged(own, given)
+        inside = _configs(key.annotation)
+        if len(inside) == 1 and typing.get_origin(key.annotation) not in (dict, list):
+            given = _with_own_defaults(inside[0], given)
+        out[name] = given
+    return out
+
+
 def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
     """Check a recipe against the config class of its method. One error lists all problems, one per line."""
     loaded = recipe if isinstance(recipe, Loaded) else Loaded("recipe", dict(recipe))
@@ -400,7 +419,7 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
         raise RecipeError("\n".join(said)) from None
     try:
         # Checked as strict JSON: a text is not accepted as a number, but a list is accepted as a tuple.
-        return schema.model_validate_json(json.dumps(loaded.raw), strict=True)
+        return schema.model_validate_json(json.dumps(_with_own_defaults(schema, loaded.raw)), strict=True)
     except ValidationError as e:
         errors = e.errors(include_url=False)
     found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}

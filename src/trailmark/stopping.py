@@ -115,12 +115,12 @@ def after_step() -> Iterator[Asked]:
 
 
 @contextlib.contextmanager
-def noting(how: Callable[[], str]) -> Iterator[None]:
+def noting(how: str | Callable[[], str]) -> Iterator[None]:
     """If the block is stopped, `how` says what was kept or how to go on."""
     try:
         yield
     except KeyboardInterrupt as stopped:
-        stopped.add_note(how())
+        stopped.add_note(how if isinstance(how, str) else how())
         raise
 
 

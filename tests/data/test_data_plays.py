@@ -77,7 +77,7 @@ def test_a_server_hears_the_spoiler_and_nobody_reads_it(tmp_path):
 def test_steps_without_an_answer_are_counted(tmp_path):
     with teaching(lambda messages: "Well.") as server:
         server.faults = ["fine", 400, "fine", 400]
-        words = ["--starts", "3", "--teacher", server.url, "--model", "m", "--at-once", "1"]
+        words = ["--starts", "3", "--teacher", server.url, "--model", "m", "--at-once", "1", "--failures", "0.1"]
         decisions = make(tmp_path, *words)
     report = json.loads((tmp_path / "reports" / "plays.json").read_text())
     assert report["left_out"] == {"rest of a play: status 400 from the server": 2}

@@ -157,7 +157,7 @@ def test_a_server_that_refuses_every_request_is_exit_code_1(tmp_path):
         )
     finally:
         server.shutdown()
-    assert done.exit_code == 1 and "nothing was scored" in done.stderr and "answered 400" in done.stderr
+    assert done.exit_code == 1 and "3 of 3 plays of http://" in done.stderr and "answered 400" in done.stderr
     assert not out.exists()  # nothing that a second try would stumble over
 
 

@@ -24,6 +24,7 @@ from trailmark.serve.score import score_rows
 from trailmark.serve.search import value_rows
 from trailmark.tasks import get_task
 from trailmark.texts import mark
+from trailmark.types import Task
 
 SHAPE = {"layers": 1, "width": 16, "heads": 2, "context": 512}
 
@@ -132,3 +133,15 @@ def test_a_prompt_with_a_frame_of_its_own_keeps_its_control_tokens(lm, bos):
     assert (
         one(t, ids) and ids[1] == start and ids.count(end) == 1 and t.decode(ids[1:]) == str(text).removeprefix("<s>")
     )
+
+
+def test_a_style_with_another_models_bos_writes_one(lm, tmp_path):
+    source = get_task("math", dataset="asdiv", path=str(tmp_path), style="deepseek-math")
+    source.bind(lm.tokenizer)
+    task = Task("t", 0, {"question": "2 hens?"}, {})
+    text = source.prompt(task)
+    assert text.startswith("User: 2 hens?") and one(lm.tokenizer, prompt_ids(lm.tokenizer, text))
+    its_own = tiny_tokenizer()  # the module's model keeps its vocabulary
+    its_own.add_special_tokens({"additional_special_tokens": ["<｜begin▁of▁sentence｜>"]})
+    source.bind(its_own)
+    assert source.prompt(task).startswith("<｜begin▁of▁sentence｜>User:")

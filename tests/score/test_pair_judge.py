@@ -100,7 +100,8 @@ def test_the_file_is_what_votes_reads(files):
 
 
 def test_a_judge_that_dies_loses_nothing(files):
-    """The server fails on one row. The others are written; when it is back, only that row is asked about."""
+    """The server fails on one row: nothing is written, unless so much may fail. When it is back, only that row is asked
+    about."""
     broken = True
 
     def answer(messages):
@@ -109,7 +110,10 @@ def test_a_judge_that_dies_loses_nothing(files):
         return longer(messages)
 
     with serving_judge(answer) as (url, asked):
-        done = call(*words(files, url, names=("base", "rl")))
+        done = call(*words(files, url, names=("base", "rl")), code=1)
+        assert "1 of 3 pairs failed (the first: row 'r1', base and rl): judge 'wise'" in done.stderr
+        assert not (files / "votes.csv").exists()
+        done = call(*words(files, url, "--failures", 0.34, names=("base", "rl")))
         assert "1 of 3 pairs have no verdict" in done.stderr and "row 'r1', base and rl: judge 'wise'" in done.stderr
         assert "base > rl" in done.stdout and len(read_comparisons(files / "votes.csv")) == 2
         broken, before = False, sum(asked.values())
@@ -120,14 +124,14 @@ def test_a_judge_that_dies_loses_nothing(files):
 def test_a_judge_that_is_gone_ends_the_work(files, monkeypatch):
     monkeypatch.setattr("trailmark.evaluate.pair_judge.PATIENCE", 2)
     with serving_judge(lambda messages: 500) as (url, asked):
-        said = call(*words(files, url), code=2).output
-        assert "2 pairs in a row have no verdict" in said and "What was answered is kept" in said
+        said = call(*words(files, url), code=1).output
+        assert "the judge's verdicts: 2 requests in a row failed" in said and "What was answered is kept" in said
         assert sum(asked.values()) == 4 and not (files / "votes.csv").exists()
     monkeypatch.setattr("trailmark.evaluate.pair_judge.PATIENCE", 100)
     with serving_judge(lambda messages: "I like both.") as (url, asked):
-        said = call(*words(files, url, "--again", 1, names=("base", "rl")), code=2).output
-        assert "no pair has a verdict; the first: row 'r0', base and rl: judge 'wise' gave no mark" in said
-    said = call(*words(files, url), code=2).output
+        said = call(*words(files, url, "--again", 1, names=("base", "rl")), code=1).output
+        assert "3 of 3 pairs failed (the first: row 'r0', base and rl): judge 'wise' gave no mark" in said
+    said = call(*words(files, url), code=1).output
     assert "cannot be reached" in said
 
 

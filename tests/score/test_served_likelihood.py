@@ -221,7 +221,7 @@ def test_a_run_whose_server_fails_goes_on_as_if_it_had_not(shell, url):
         held = lambda: {p: p.read_bytes() for p in Path("part/episodes").iterdir()}
         before = held()
         network["does"] = "break"
-        assert "error: reward.server: http" in train("part", "steps=3", "--resume", code=2)
+        assert "error: reward.server: http" in train("part", "steps=3", "--resume", code=1)
         network["does"] = "lose"
         said = train("part", "steps=3", "--resume", code=2)
         assert "reward.server: 'wise' scored" in said and "were asked for." in said

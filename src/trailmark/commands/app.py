@@ -49,7 +49,7 @@ class _Group(TyperGroup):
                 return super().invoke(ctx)
         except TrailmarkError as e:
             _say_error(str(e))
-            raise typer.Exit(2) from None
+            raise typer.Exit(e.code) from None
         except KeyboardInterrupt as e:
             stopped = e if isinstance(e, stopping.Stopped) else stopping.Stopped(signal.SIGINT)
             how = "give the same command again" + (": it keeps what is finished" if _keeps(ctx) else "")
@@ -60,6 +60,9 @@ class _Group(TyperGroup):
             # typer handles usage errors, exits and a closed pipe itself.
             if hasattr(e, "exit_code") or isinstance(e, typer.Abort | BrokenPipeError):
                 raise
+            if isinstance(e, OSError) and e.filename is not None:
+                _say_error(f"{e.filename} cannot be read or written ({e.strerror or e}).")
+                raise typer.Exit(2) from None
             traceback.print_exception(e)
             _say_error("this is a bug of trailmark, not of your input; please report it with the lines above.")
             raise typer.Exit(1) from None

@@ -61,9 +61,7 @@ TopP = Annotated[
 AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions at the same time.")]
 Deadline = Annotated[
     float,
-    typer.Option(
-        "--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, retries included."
-    ),
+    typer.Option("--deadline", min=0.1, max=86400, callback=_finite, help="Seconds for one answer, retries included."),
 ]
 Shuffle = Annotated[
     bool, typer.Option("--shuffle-labels", help="Draw labels from the whole alphabet, not the first ones.")
@@ -71,11 +69,12 @@ Shuffle = Annotated[
 Retries = Annotated[
     int, typer.Option("--retries", min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")
 ]
+Failures = Annotated[
+    float, typer.Option(min=0, max=1, callback=_finite, metavar="SHARE", help="Of the teacher's answers that may fail.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
-Perturb = Annotated[
-    float, typer.Option(min=0, max=1, callback=_finite, help="Share of random steps.")
-]
+Perturb = Annotated[float, typer.Option(min=0, max=1, callback=_finite, help="Share of random steps.")]
 Horizon = Annotated[int, typer.Option(min=1, max=MANY, help="Most steps of a walk.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the task.")]
 Tokenizer = Annotated[
@@ -86,7 +85,7 @@ Tokenizer = Annotated[
 
 def _teacher(
     name: str, model: str | None, key: str | None, version: str | None, temperature: float, top_p: float, at_once: int,
-    deadline: float, retries: int,
+    deadline: float, retries: int, failures: float,
 ) -> tuple[dict[str, Any], Callable[[Path], Teacher]]:  # fmt: skip
     """The teacher's part of a data set's settings, and a function that opens the teacher with its file of answers."""
     from trailmark.data.answers import Answers
@@ -101,7 +100,8 @@ def _teacher(
         raise TrailmarkError(f"--teacher {name} needs --model, the model's name on that server.")
     settings = {"teacher": model, "temperature": temperature, "top_p": top_p}
     options: dict[str, Any] = {"api_key": key, "api_version": version, "temperature": temperature, "top_p": top_p,
-                               "at_once": at_once, "deadline": deadline, "retries": retries}  # fmt: skip
+                               "at_once": at_once, "deadline": deadline, "retries": retries,
+                               "failures": failures}  # fmt: skip
     return settings, lambda answers: Server(name, model, Answers(answers), **options)
 
 
@@ -152,6 +152,7 @@ def auto_explore(
     at_once: AtOnce = 8,
     deadline: Deadline = 120.0,
     retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:  # fmt: skip
     """Make a data set of the repository world: repositories, questions, walks, a split, files for fine-tuning."""
     from dataclasses import asdict
@@ -162,7 +163,9 @@ def auto_explore(
     from trailmark.data.output_paths import writable
 
     writable(out)
-    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    about, open_teacher = _teacher(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     if check_by(split) == "given":
         check_given(tasks)
     found = sources_of(sources or [], tasks)
@@ -230,6 +233,7 @@ def taxi(
     at_once: AtOnce = 8,
     deadline: Deadline = 120.0,
     retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Write plays of the taxi with a teacher's reflections, the action taken and the best one. The default horizon is
     20."""
@@ -237,7 +241,9 @@ def taxi(
     from trailmark.tasks import task_options
     from trailmark.tasks.taxi import Taxi
 
-    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    about, open_teacher = _teacher(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     options = {"horizon": 20, **task_options(words or [])}
     source = _task("taxi", options)
     assert isinstance(source, Taxi)
@@ -264,6 +270,7 @@ def alfworld(
     at_once: AtOnce = 8,
     deadline: Deadline = 120.0,
     retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Write plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH is
     the folder of the games."""
@@ -273,7 +280,9 @@ def alfworld(
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 
-    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    about, open_teacher = _teacher(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     options = task_options(words or [])
     source = _task("alfworld", options)
     assert isinstance(source, Alfworld)
@@ -331,6 +340,7 @@ def books(
     at_once: AtOnce = 8,
     deadline: Deadline = 120.0,
     retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Make rows of stories from books: synopses, summaries so far, character sheets. Then: trailmark data stories."""
     from dataclasses import asdict
@@ -344,7 +354,9 @@ def books(
     from trailmark.data.teacher import Server
 
     writable(out)
-    about, open_teacher = _teacher(teacher, model, key, version, temperature, top_p, at_once, deadline, retries)
+    about, open_teacher = _teacher(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     read_books(files, 0, read_characters(names))  # a mistake in the files is reported before anything is made
     count = token_count(read_tokenizer(tokenizer))
 

@@ -124,15 +124,21 @@ def evaluate(
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
     failed: FailedAs = Failures.apart,
-    out: Annotated[Path | None, typer.Option(help="Write the episodes to this JSONL.")] = None,
+    failures: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plays of a server that may fail.")
+    ] = 0.0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the episodes to this JSONL; the same command plays again what failed at a server."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Success, reward, cost and length with intervals: of a model in a task, or recomputed from stored episodes.
 
     Options that are not given come from the recipe of MODEL's run, so `trailmark eval RUN` repeats the run's own
     evaluation. Models without a task of their own (random, oracle, a server, a run that imitates rows) play the starts
-    of the first run that has one; a run does so with that run's settings. Exit code 1: nothing could be scored, or a
-    leaderboard's file lacks an answer, and the reason is printed.
+    of the first run that has one; a run does so with that run's settings. Exit code 1: nothing could be scored, plays
+    of a server failed, or a leaderboard's file lacks an answer, and the reason is printed.
     """
     from trailmark.errors import TrailmarkError
 
@@ -161,7 +167,8 @@ def evaluate(
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
                 header or (), query or (), key_env, search, value, budget, tree,
-                with_task([str(model), *extra]), leaderboard is not None)  # fmt: skip
+                with_task([str(model), *extra]), leaderboard is not None, out,
+                1.0 if failed == Failures.lost else failures)  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
 
@@ -213,17 +220,21 @@ def _play(
 ) -> None:
     """`eval MODEL …`: let the models play, write the episodes to `out`, and print the table."""
     from trailmark.config import SamplingConfig
+    from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.failures import must_be_few
+    from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
+    from trailmark.types import Failed
 
     for file in (out, leaderboard):
-        if file is not None and file.exists():
-            raise RunError(f"{file} exists: choose another file.")
+        if file is not None:
+            new_file(file)
     if leaderboard is not None and (vary or wish.n):
         raise RunError(f"{leaderboard} needs all questions in one order: leave out --vary and --n.")
     try:
@@ -238,6 +249,7 @@ def _play(
         stage_rows(played, name, side, seat, failed.value, about.pop("tokenizer", None))
         for name, (played, about) in made.items()
     ]
+    kept = [path for _, about in made.values() if (path := about.pop("kept", None)) is not None]
     rows, whole = [row for some in each for row in some], [some[0] for some in each]
     rows += [row for _, about in made.values() for row in about.pop("beside", [])]
     noted = [a for _, about in made.values() for a in about.pop("notes", [])]
@@ -251,6 +263,8 @@ def _play(
     rows += orders
     if out is not None and any(row["scored"] or row.get("hidden") or "success" in row["metrics"] for row in rows):
         _write_episodes(out, {name: played for name, (played, _) in made.items()}, noted, vary is not None)
+        for path in kept:
+            Collection(path).forget()
     about = next(iter(made.values()))[1]
     every = {"configurations": {name: about for name, (_, about) in made.items()}} if len(made) > 1 else {}
     result = {"command": "eval", **about, **every, "failed_as": failed.value, "rows": rows}
@@ -268,6 +282,10 @@ def _play(
         _say_error(lost)
         raise typer.Exit(1)
     _must_have_scores(whole)
+    for name, (played, _) in made.items():
+        bad = [e.outcome.error for e in played if isinstance(e.outcome, Failed)]
+        if out is None and is_address(name):
+            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", kept=False)
 
 
 def _write_episodes(

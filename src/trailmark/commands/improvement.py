@@ -27,13 +27,17 @@ def improvement(
     tokens: Annotated[str, typer.Option(help="What is scored: text, turn or template.")] = "turn",
     dtype: Annotated[str, typer.Option(help="Of the model's weights.")] = "float32",
     server: Annotated[
-        str | None, typer.Option(help="A server that has the model (`trailmark serve`, vLLM), such as http://host:8000.")
+        str | None,
+        typer.Option(help="A server that has the model (`trailmark serve`, vLLM), such as http://host:8000."),
     ] = None,
     served: Annotated[str | None, typer.Option(help="Its name on the server, if it is not that of --model.")] = None,
     cache: Annotated[Path | None, typer.Option(help="A file of likelihoods; the same command resumes with it.")] = None,
     baselines: Annotated[
         Path | None, typer.Option(help="A file of baselines by row id, for reward.baselines; new rows are added.")
     ] = None,
+    failures: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the server's answers that may fail.")
+    ] = 0.0,
     out: Annotated[Path | None, typer.Option(help="A JSONL of all scores.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -43,6 +47,7 @@ def improvement(
     from trailmark.data.output_paths import new_file
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import plans as p
+    from trailmark.failures import must_be_few
     from trailmark.recipe import resolve
     from trailmark.score.likelihood import TextScorer
     from trailmark.seats.names import fix_names
@@ -79,6 +84,8 @@ def improvement(
         stored = None if baselines is None else p.store_baselines(baselines, scorer, found, tokens)  # type: ignore[arg-type]
     if stored is not None:
         result["baselines"] = {"file": str(baselines), "rows": len(found), "computed": stored.computed}
+    if server is not None:
+        scorer.baselines.failed = {}
     lines = []
     for name, (made, share) in arms.items():
         with _in(rows):
@@ -90,6 +97,9 @@ def improvement(
             scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
         result["arms"][name] = {**p.summary(scores, found), "markers": None, "reader": str(other)}
         lines += [{"arm": name, **s} for s in scores]
+    if lost := scorer.baselines.failed:
+        must_be_few("texts", list(lost.values()), len(scorer.baselines.asked), failures, "--failures")
+        result["failed"] = len(lost)
     if out is not None:
         from trailmark.data.stories.setup import write_lines
 
@@ -141,5 +151,9 @@ def _show(result: dict[str, Any]) -> None:
     table.add_row("trigrams copied, %", *(share(a.get("copied")) for a in arms.values()))
     table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
     print_table(table)
+    if lost := result.get("failed"):
+        Console().print(
+            f"warning: {lost} texts were not scored, because their requests failed; they are in no average."
+        )
     if bad := sum(a["invalid"] for a in arms.values()):
         Console().print(f"warning: {bad} improvements are no numbers, and are in no average.")

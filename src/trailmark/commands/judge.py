@@ -24,15 +24,14 @@ def judge(
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of the judge.")] = 0.0,
     again: Annotated[int, typer.Option(min=0, max=100, help="Times it is asked again if no verdict can be read.")] = 2,
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Pairs at the same time.")] = 8,
-    header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header: NAME=VALUE or NAME=env:VARIABLE.")
-    ] = None,
+    header: Annotated[list[str] | None, typer.Option(help="HTTP header: NAME=VALUE or NAME=env:VARIABLE.")] = None,
     query: Annotated[list[str] | None, typer.Option(help="Query parameter: NAME=VALUE.")] = None,
     key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the bearer key.")
     ] = None,
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer, with retries.")] = 120.0,
     retries: Annotated[int, typer.Option(min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")] = 5,
+    failures: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the pairs that may fail.")] = 0.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Let a model compare the texts of all systems, two at a time and in both orders. Then: trailmark votes FILE."""
@@ -70,7 +69,7 @@ def judge(
     engine = open_server(HttpSeat(**at), "")
     settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once}
     who = ModelJudge(ModelJudgeConfig.model_validate(settings), engine, answers)
-    made = p.judged(pairs, p.ask_all(who, pairs, found, asked), asked, flags)
+    made = p.judged(pairs, p.ask_all(who, pairs, found, asked, failures), asked, flags)
     if not made.rows:
         raise JudgeError(f"no pair has a verdict; the first: {made.failed[0]}")
     atomic_write(out, p.as_csv(made.rows), "judge")
@@ -85,7 +84,7 @@ def judge(
     if made.failed:
         typer.echo(
             f"warning: {len(made.failed)} of {len(pairs)} pairs have no verdict and are not in {out}; the same command "
-            f"asks about them again. The first: {made.failed[0]}",
+            f"without --failures asks about them again. The first: {made.failed[0]}",
             err=True,
         )
 

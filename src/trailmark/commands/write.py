@@ -49,6 +49,9 @@ def write(
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
     ] = None,
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer of a server.")] = 600.0,
+    failures: Annotated[
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plans, and of the texts, that may fail.")
+    ] = 0.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Reason, then write: each variant makes plans and texts for the rows. B: b=base, BR: br=base,base, SFT: sft=sft,
@@ -63,7 +66,9 @@ def write(
         raise TrailmarkError(f"write: two variants are called '{twice}'.")
     writable(out)
     how = w.How(temperature, top_p, top_k, plan_tokens, length, at_least, samples, seed, tokenizer)
-    servers = w.Servers(served, pairs(header or (), "--header"), pairs(query or (), "--query"), key_env, deadline)
+    servers = w.Servers(
+        served, pairs(header or (), "--header"), pairs(query or (), "--query"), key_env, deadline, failures
+    )
     quiet = (lambda line: None) if json else typer.echo
     made = w.write(rows, out, named, how, n, servers, device, at_once, quiet)
     if json:

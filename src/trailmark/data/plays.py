@@ -15,7 +15,7 @@ from typing import Protocol
 
 from trailmark.data.decisions import Decision, from_row, write_decisions
 from trailmark.data.stages import Counts
-from trailmark.data.teacher import Moment, Teacher, TeacherFailed, run_limited
+from trailmark.data.teacher import Moment, NoAnswer, Teacher, TeacherFailed, run_limited
 from trailmark.errors import TaskError
 from trailmark.formats.rows import Row
 from trailmark.run_async import wait
@@ -55,10 +55,12 @@ class Guide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The decisions of one play, and why its rest was left out ("": it was not)."""
+    """The decisions of one play, and why its rest was left out ("": it was not). `again`: the teacher did not answer,
+    and is to be asked again."""
 
     decisions: list[Decision]
     left_out: str = ""
+    again: bool = False
 
 
 async def _play(task: Task, guide: Guide, teacher: Teacher, perturb: float, seed: int) -> Played:
@@ -77,7 +79,7 @@ async def _play(task: Task, guide: Guide, teacher: Teacher, perturb: float, seed
         try:
             words = await teacher.reflect(guide.moment(seen, best, last))
         except TeacherFailed as problem:
-            return Played(out, f"rest of a play: {problem.reason}")
+            return Played(out, f"rest of a play: {problem.reason}", isinstance(problem, NoAnswer))
         who = teacher.name, last is None or last.good, by_chance
         at = seen.state, seen.menu, seen.labels, seen.actions
         out.append(Decision(task.id, "positive0", len(out), *at, words, label, best, *who))
@@ -104,10 +106,13 @@ def make(
             played = await _play(task, guide(), teacher, perturb, seed)
         except TaskError:
             played = Played([], "play that its world refuses")
-        append_line(partial, {"play": index, **asdict(played)}, "play")
+        if not played.again:
+            decisions = [asdict(d) for d in played.decisions]
+            append_line(partial, {"play": index, "decisions": decisions, "left_out": played.left_out}, "play")
         return played
 
     plays = wait(run_limited(list(enumerate(tasks)), one, teacher.at_once, done))
+    teacher.settle()
     counts = Counts()
     counts.left_out.update(p.left_out for p in plays if p.left_out)
     decisions = [d for play in plays for d in play.decisions]
@@ -125,5 +130,6 @@ def _kept(path: Path) -> dict[int, Played]:
     for i, line in enumerate(whole_lines(path), 1):
         row = Row(object_from_json(line, path, i), path, i)
         v = row.fields(row.value, "", ["play", "decisions", "left_out"])
-        out[v["play"]] = Played([from_row(Row(d, path, i)) for d in v["decisions"]], v["left_out"])
+        if not v["left_out"].endswith("from the server"):  # older versions stored them
+            out[v["play"]] = Played([from_row(Row(d, path, i)) for d in v["decisions"]], v["left_out"])
     return out

@@ -11,8 +11,9 @@ A teacher does three things, the same in every world:
 the best action as a spoiler, and is asked not to mention it. A reflection that mentions it is refused. States never
 hold it.
 
-If one question fails, it is `TeacherFailed`: the question is counted and left out. If the server is gone, or refuses
-the key or the model, it is `TeacherGone`: the work stops and can be resumed.
+If an answer cannot be used, it is `TeacherFailed`: the question is counted and left out. If there is none, it is
+`NoAnswer`, and `settle` ends the stage if that happened too often: the next time only these questions are asked. If the
+server is gone, or refuses the key or the model, it is `TeacherGone`: the work stops and can be resumed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from trailmark.data.decisions import fits
 from trailmark.data.queries import Excerpt, queries
 from trailmark.engines.base import EngineError
 from trailmark.engines.http_client import EngineGarbage, EngineStatus, Wire, address
-from trailmark.errors import TrailmarkError
+from trailmark.errors import TrailmarkError, Unfinished
+from trailmark.failures import PATIENCE, must_be_few
 from trailmark.formats.reflect import ACTION
 from trailmark.tasks.base import Observation
 
 T = TypeVar("T")
 R = TypeVar("R")
 REFUSALS = {401, 403, 404}  # the server would refuse every question, so the work stops
-PATIENCE = 10  # connection failures in a row after which a server counts as gone
 GARBAGE_TRIES = 3
 LONGEST_THOUGHT = 300  # most tokens of a reflection
 
@@ -48,7 +49,11 @@ class TeacherFailed(TrailmarkError):
         self.reason = reason
 
 
-class TeacherGone(TrailmarkError):
+class NoAnswer(TeacherFailed):
+    """The server did not answer one question."""
+
+
+class TeacherGone(Unfinished):
     """The teacher does not answer any more."""
 
 
@@ -84,6 +89,9 @@ class Teacher(Protocol):
 
     async def choose(self, moment: Moment, thought: str) -> str: ...
 
+    def settle(self) -> None:
+        """Called at the end of a stage. Raises an error if too many of its questions were not answered."""
+
 
 class Offline:
     """Rules: questions from docstrings and documentation, the rule's words, the best label."""
@@ -99,6 +107,9 @@ class Offline:
 
     async def choose(self, moment: Moment, thought: str) -> str:
         return moment.best
+
+    def settle(self) -> None:
+        pass
 
 
 CHOOSE = "Which of these do you do? Answer with its label and nothing else."
@@ -129,6 +140,7 @@ class Server:
         deadline: float = 120.0,
         retries: int = 5,
         backoff: float = 0.5,
+        failures: float = 0.0,
     ):
         if not url.startswith(("http://", "https://")):
             raise TrailmarkError(f"teacher '{url}' is neither 'offline' nor an address: it must begin with http.")
@@ -141,6 +153,7 @@ class Server:
         self.path = at.chat
         self._asking: dict[str, asyncio.Lock] = {}
         self.asked = self.failed = 0
+        self.failures, self.questions, self.unanswered = failures, 0, list[str]()
 
     async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
         said = await self.say([{"role": "user", "content": _task_prompt(excerpt)}], 1000)
@@ -172,6 +185,7 @@ class Server:
         of the sampling."""
         body = {"model": self.name, "messages": list(messages), "max_tokens": tokens, **self.law, **(law or {})}
         key = request_key(body)
+        self.questions += 1
         if (kept := self.answers.get(key)) is not None:
             return kept
         async with self._asking.setdefault(key, asyncio.Lock()):  # who asks the same meanwhile waits for the answer
@@ -180,6 +194,9 @@ class Server:
             try:
                 text = await self._ask(body, key)
                 self.answers.put(key, text)
+            except NoAnswer as problem:
+                self.unanswered.append(str(problem))
+                raise
             finally:
                 self._asking.pop(key, None)
         self.failed = 0
@@ -196,14 +213,19 @@ class Server:
             except EngineError as broken:
                 self._count(broken)
                 status = f"status {broken.status}" if isinstance(broken, EngineStatus) else "no answer"
-                raise TeacherFailed(f"{status} from the server", str(broken)) from broken
-        raise TeacherFailed("garbage from the server", str(problem)) from problem
+                raise NoAnswer(f"{status} from the server", str(broken)) from broken
+        raise NoAnswer("garbage from the server", str(problem)) from problem
+
+    def settle(self) -> None:
+        asked, reasons = self.questions, self.unanswered
+        self.questions, self.unanswered = 0, []
+        must_be_few(f"questions to '{self.name}'", reasons, asked, self.failures, "--failures")
 
     def _count(self, problem: EngineError) -> None:
         self.failed += 1
         if isinstance(problem, EngineStatus) and problem.status in REFUSALS:
             raise TeacherGone(f"the teacher refuses every question: {problem}") from problem
-        if self.failed >= PATIENCE:
+        if self.failed >= PATIENCE and not self.failures:
             raise TeacherGone(
                 f"the teacher has failed {self.failed} times in a row, the last time with: {problem}. What it answered "
                 "is kept: run the same command again when it is back."

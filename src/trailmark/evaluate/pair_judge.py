@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.teacher import run_limited
-from trailmark.errors import DataError, JudgeError, TrailmarkError
+from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.pairwise import KEYS, SAME
+from trailmark.failures import PATIENCE, gone, must_be_few, too_many
 from trailmark.plain_files import read_json
 from trailmark.progress import Progress
 from trailmark.run_async import wait
@@ -35,7 +36,6 @@ DIMENSIONS = {
     "overall_quality": "which text is the better one, all in all",
 }
 Flags = Callable[[str], dict[str, bool]]  # which genres a row has
-PATIENCE = 10  # pairs without a verdict in a row after which the judge counts as gone
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,31 @@ def pairs_of(texts: Mapping[str, Sequence[tuple[str, str]]]) -> list[Pair]:
 
 def ask_all(
     judge: ModelJudge, pairs: Sequence[Pair], rows: Mapping[str, Mapping[str, Any]], criteria: Mapping[str, str],
+    failures: float = 0.0,
 ) -> list[Compared]:  # fmt: skip
-    """The verdict on every pair, in order. A judge that is gone ends the work; what it has said is stored."""
-    lost = 0
+    """The verdict on every pair, in order, of which a share `failures` may have none. A judge that is gone ends the
+    work; what it has said is stored."""
+    lost, in_a_row = 0, list[str]()
 
     async def one(pair: Pair) -> Compared:
         nonlocal lost
         row = rows[pair.row]
         said = await compare_pair(judge, CONTEXT.format(**row).strip(), *pair.texts, dict(criteria))
-        lost = lost + 1 if said.failed else 0
-        if lost >= PATIENCE:
-            raise JudgeError(
-                f"{lost} pairs in a row have no verdict, the last one because: {said.failed}. What was answered is "
-                "kept: run the same command again."
-            )
+        if not said.failed:
+            in_a_row.clear()
+            return said
+        lost += 1
+        in_a_row.append(said.failed)
+        if len(in_a_row) >= PATIENCE and too_many(lost, len(pairs), failures):
+            raise gone("the judge's verdicts", in_a_row, "--failures")
         return said
 
     with Progress(max(1, len(pairs)), name="pairs") as bar:
-        return wait(run_limited(pairs, one, judge.config.at_once, lambda n: bar.update(n, {})))
+        made = wait(run_limited(pairs, one, judge.config.at_once, lambda n: bar.update(n, {})))
+    bad = [(p, said.failed) for p, said in zip(pairs, made) if said.failed]
+    first = f"row '{bad[0][0].row}', {' and '.join(bad[0][0].names)}" if bad else ""
+    must_be_few("pairs", [why for _, why in bad], len(pairs), failures, "--failures", first)
+    return made
 
 
 def judged(pairs: Sequence[Pair], verdicts: Sequence[Compared], criteria: Mapping[str, str], flags: Flags) -> Judged:

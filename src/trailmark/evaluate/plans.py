@@ -92,8 +92,11 @@ def score_plans(
         else:
             bases = baselines.get([BaselineRow(i, *pair) for (i, _), pair in zip(some, pairs[::2])])
             nows = scorer.likelihoods(pairs[1::2], rule, names[1::2])
-            baselines.must_match(names[1::2], bases, nows)
+            read = [k for k, now in enumerate(nows) if not math.isnan(now.logp)]
+            baselines.must_match([names[2 * k] for k in read], [bases[k] for k in read], [nows[k] for k in read])
         for (i, plan), base, now in zip(some, bases, nows):
+            if math.isnan(base.logp + now.logp):  # a request that may fail
+                continue
             percent = improvement(base, now)
             made = {"id": i, "plan": plan, "baseline_ppl": base.perplexity, "ppl": now.perplexity}
             found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})
@@ -117,6 +120,8 @@ def score_reader(
                 )
         bases, nows = scorer.likelihoods(pairs, rule, some), reader.likelihoods(pairs, rule, some)
         for i, base, now in zip(some, bases, nows):
+            if math.isnan(base.logp + now.logp):
+                continue
             percent = improvement(base, now)
             made = {"id": i, "plan": "", "baseline_ppl": base.perplexity, "ppl": now.perplexity}
             found.append({**made, "tokens": base.tokens, "improvement": percent if math.isfinite(percent) else None})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import ModelConfig, SamplingConfig, resolve
+from trailmark.data.answers import request_key
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
 from trailmark.seats.names import fix_options
@@ -48,6 +49,8 @@ class Wish:
     tree: bool = False
     beside: str | None = None  # a MODEL whose run gives task, split and starts to a model without a run
     whole: bool = False  # every question of the file, whatever the recipe's eval.n says (--leaderboard)
+    out: Path | None = None  # the plays of a server are kept next to this file until all of them are there
+    failures: float = 0.0  # share of them that may fail
 
 
 def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
@@ -153,17 +156,21 @@ def _play_alone(
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
     from trailmark.evaluate.prompted import Prompted, lists_actions
-    from trailmark.evaluate.run import evaluate
+    from trailmark.evaluate.run import Kept, evaluate
 
     remote = is_address(name)
     if remote:
         seat = remote_seat(name, wish, sampling)
     else:
         seat = local_seat(found, wish, sampling, source)
+    kept = None
+    if remote and wish.out is not None:
+        kept = Kept(_partial(name, wish, about), wish.failures, f"plays of {name}")
+    about |= {} if kept is None else {"kept": kept.path}
     tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
         seat = searched_seat(source, seat, wish)
-        played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed)
+        played = evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
         return played.episodes, {**about, "search": wish.search, "value": wish.value}
     if wish.search is not None:
         from trailmark.evaluate.searched import play_searched
@@ -172,10 +179,20 @@ def _play_alone(
     if not (remote or wish.chat):
         return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed).episodes, about
     prompted = Prompted(wish.react)
-    report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed)
+    kept = kept and replace(kept, noted=lambda e: prompted.noted([e])[0])
+    report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
     turns = sum(t.action is not None for e in report.episodes for t in e.turns)
-    drawn = sum(prompted.guessed.values())
-    return prompted.noted(report.episodes), {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+    noted = prompted.noted(report.episodes)
+    drawn = sum(e.info["guessed"] for e in noted)
+    return noted, {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
+
+
+def _partial(name: str, wish: Wish, about: Mapping[str, Any]) -> Path:
+    """Where the plays of a server are kept until all of them are there: another file for other settings."""
+    assert wish.out is not None
+    asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
+             "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
+    return wish.out.with_name(f"{wish.out.stem}.{request_key(asked)[:12]}.jsonl")
 
 
 def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:

@@ -91,7 +91,8 @@ class Prompted:
 
     def noted(self, episodes: Sequence[Episode]) -> list[Episode]:
         """The episodes, each with the number of its decisions that were drawn at random."""
-        return [replace(e, info={**e.info, "guessed": self.guessed.get(e.id, 0)}) for e in episodes]
+        drawn = lambda e: self.guessed.get(e.id, e.info.get("guessed", 0))  # it may be of an earlier process
+        return [replace(e, info={**e.info, "guessed": drawn(e)}) for e in episodes]
 
 
 def lists_actions(source: TaskSource, split: str, seed: int) -> bool:

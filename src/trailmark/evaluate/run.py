@@ -18,15 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.errors import DataError, nearest
 from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
-from trailmark.rollout.play import Protocol, Seat, play
+from trailmark.methods.collect import play_left
+from trailmark.rollout.play import Protocol, Seat, play, start_all
+from trailmark.runs.collect import Collection
 from trailmark.samples import scored
-from trailmark.tasks.base import TaskSource, draw_tasks
+from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
@@ -42,6 +45,16 @@ class Report:
     episodes: list[Episode]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where the plays of an evaluation are kept until it is done, and the share of them that may fail."""
+
+    path: Path
+    failures: float = 0.0
+    what: str = "plays"
+    noted: Callable[[Episode], Episode] = lambda e: e
+
+
 def evaluate(
     source: TaskSource,
     seats: Sequence[Seat],
@@ -54,15 +67,26 @@ def evaluate(
     name: str = "",
     prefix: str = "eval:",
     answer: Answer | None = None,
+    kept: Kept | None = None,
 ) -> Report:
     """`samples` plays of each of `n` starts of a split (or of `tasks`). `seed` gives the starts, and `seed` + 1 the
-    random draws, as in the evaluations during training. So the same seed gives the same episodes."""
+    random draws, as in the evaluations during training. So the same seed gives the same episodes. With `kept`, plays
+    are stored as they finish, and those that an earlier process finished are not played again."""
     starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
     if isinstance(source, Prompts):  # a row that a model cannot be shown is a mistake, and no lost play
         for seat in seats:
             if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
                 source.must_render(tokenizer, starts)
-    episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
+    if kept is None:
+        episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
+    else:
+        each = start_all(starts, samples, seed + 1, prefix)
+        held = Collection(kept.path)
+        episodes = play_left(
+            held, source, each, seats, protocol, None, kept.failures, "--failures", kept.noted, kept.what
+        )
+        if notes := held.notes_of(episodes):
+            declared(source).judge_notes.extend(notes)
     return Report(summarise(episodes, name or seats[0].engine.name, answer=answer), episodes)
 
 
@@ -124,11 +148,7 @@ def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | Non
     said = []
     if n := row["failed"]:
         why = next(o.error for e in episodes if isinstance(o := _outcome(e, side), Failed))
-        how = (
-            "counted as lost"
-            if row["failed_as"] == "lost"
-            else "in no average; --failed lost counts them as lost"
-        )
+        how = "counted as lost" if row["failed_as"] == "lost" else "in no average; --failed lost counts them as lost"
         said.append(f"{n} of {row['episodes']} episodes failed ({how}); the first: {_short(why)}")
     if n := row.get("hidden"):
         said.append(f"{n} of {row['episodes']} questions have a hidden label (played, not scored)")

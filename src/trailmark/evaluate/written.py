@@ -33,6 +33,7 @@ from trailmark.data.teacher import run_limited
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.plans import read_scored_rows, writing
+from trailmark.failures import PATIENCE, gone, must_be_few, too_many
 from trailmark.progress import Progress
 from trailmark.rollout.play import stop_ids
 from trailmark.run_async import wait
@@ -94,6 +95,7 @@ class Servers:
     query: Mapping[str, str] = field(default_factory=dict)
     key_env: str | None = None
     deadline: float = 600.0
+    failures: float = 0.0  # share of the answers that may fail
 
 
 class Speaker:
@@ -182,7 +184,7 @@ def write(
     speakers = {name: Speaker(name, servers, words, device, slots) for name in names}
     settings = {"kind": "written", **asdict(how), "n": n, **{v.name: [v.planner, v.writer] for v in variants}}
     with data_folder(out, settings) as place:
-        work = _Work(rows, out, found, how, speakers, Answers(out / "answers.jsonl"), slots)
+        work = _Work(rows, out, found, how, speakers, Answers(out / "answers.jsonl"), slots, servers.failures)
         stages = [s for v in variants for s in _stages(place, work, v, rows, n)]
         place.make(stages, [s.name for s in stages], say)
         return {v.name: work.about(v) for v in variants}
@@ -219,10 +221,10 @@ class _Ask:
 class _Work:
     def __init__(
         self, path: Path, out: Path, rows: Mapping[str, Row], how: How, speakers: Mapping[str, Speaker],
-        answers: Answers, slots: int,
+        answers: Answers, slots: int, failures: float = 0.0,
     ):  # fmt: skip
         self.path, self.out, self.rows, self.how = path, out, rows, how
-        self.speakers, self.answers, self.slots = speakers, answers, slots
+        self.speakers, self.answers, self.slots, self.failures = speakers, answers, slots, failures
 
     def plans(self, v: Variant) -> Counts:
         h = self.how
@@ -234,6 +236,9 @@ class _Work:
         ]
         counts, made = Counts(), []
         for ask, said in zip(asks, self.answered(f"{v.name} plans", v.planner, asks)):
+            if said is None:
+                counts.left_out["failed"] += 1
+                continue
             made.append({"id": ask.row, "sample": ask.sample, **said})
             counts.kept["plans"] += 1
             counts.kept["with a marker"] += has_marker(said["text"])
@@ -249,6 +254,9 @@ class _Work:
         asks = [self.ask_for_text(v.writer, i, k, plan) for i, k, plan in plans]
         counts, made = Counts(), []
         for ask, said in zip(asks, self.answered(f"{v.name} texts", v.writer, asks)):
+            if said is None:
+                counts.left_out["failed"] += 1
+                continue
             if not said["text"].strip():
                 counts.left_out["empty texts"] += 1
                 continue
@@ -277,30 +285,38 @@ class _Work:
         words = self.speakers[writer].tokenizer
         return target_length(max(1, len(gold.encode()) // 4) if words is None else len(encode(words, gold)))
 
-    def answered(self, title: str, model: str, asks: Sequence[_Ask]) -> list[dict[str, Any]]:
-        """Text, number of tokens and end of each answer: the stored one, or a new one."""
+    def answered(self, title: str, model: str, asks: Sequence[_Ask]) -> list[dict[str, Any] | None]:
+        """Text, number of tokens and end of each answer: the stored one, or a new one. None: it failed, and so many may
+        fail."""
         speaker = self.speakers[model]
         keys = [self.key(speaker, a) for a in asks]
         if all(self.answers.get(k) is not None for k in keys):
             return [self.stored(k) for k in keys]
         speaker.open(self.longest(speaker, model, asks))
 
-        async def one(item: tuple[str, _Ask]) -> dict[str, Any]:
+        failed, in_a_row = list[str](), list[str]()
+
+        async def one(item: tuple[str, _Ask]) -> dict[str, Any] | None:
             key, a = item
             if self.answers.get(key) is None:
                 try:
                     done = await speaker.say(a.messages, a.law, a.most, a.stops, self.how.seed, a.draw)
                 except EngineError as problem:
-                    raise EngineError(
-                        f"{title}: row '{a.row}' of {self.path}: {problem}. What was answered is kept: the same "
-                        "command goes on from here."
-                    ) from problem
+                    failed.append(str(problem))
+                    in_a_row.append(str(problem))
+                    if len(in_a_row) >= PATIENCE and too_many(len(failed), len(asks), self.failures):
+                        raise gone(title, in_a_row, "--failures") from problem
+                    return None
+                in_a_row.clear()
                 said = {"text": done.text, "tokens": len(done.tokens) or None, "stop": done.stop}
                 self.answers.put(key, json.dumps(said))
             return self.stored(key)
 
         with Progress(max(1, len(asks)), name=title) as bar:
-            return wait(run_limited(list(zip(keys, asks)), one, self.slots, lambda k: bar.update(k, {})))
+            made = wait(run_limited(list(zip(keys, asks)), one, self.slots, lambda k: bar.update(k, {})))
+        first = next((f"row '{a.row}' of {self.path}" for a, said in zip(asks, made) if said is None), "")
+        must_be_few(title, failed, len(asks), self.failures, "--failures", first)
+        return made
 
     def key(self, speaker: Speaker, a: _Ask) -> str:
         said = {"model": speaker.print, "messages": list(a.messages), "max_tokens": a.most, "stop": list(a.stops)}

@@ -463,6 +463,8 @@ class OreoRecipe(OfflineRecipe):
 class StepRewards(Config):
     """What a step earns: what a reward model says of it, what the whole answer is worth, or both."""
 
+    in_full = True  # with a model, an outcome is paid only if the recipe says so
+
     model: Annotated[str | None, NamesModel("value")] = Field(
         None, description="a reward model of steps: a run, a checkpoint or a folder; none: the outcome alone"
     )

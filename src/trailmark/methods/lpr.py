@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trailmark import formats
-from trailmark.config import ModelConfig, SamplingConfig
+from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.data.gold import worked
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats import lpr as records
@@ -49,6 +49,7 @@ from trailmark.methods.preference import PreferenceMethod, by_group
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.staged_configs import LprRecipe
 from trailmark.methods.step_rl import StepRlMethod
+from trailmark.methods.unread import of_imitation, of_request, of_reward_model, of_training
 from trailmark.models.load import load_model
 from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
@@ -69,7 +70,7 @@ from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.tasks.logic.clean import STRICT, Cleaning
 from trailmark.tasks.logic.clean import clean as react_clean
-from trailmark.types import Annotation, Episode, Task
+from trailmark.types import Annotation, Episode, Failed, Task
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 SEAT = "policy"
@@ -94,7 +95,20 @@ class LprMethod(Method):
         return config.sample.split
 
     @classmethod
+    def learns_between_rounds(cls, config: LprRecipe) -> None:
+        """A server is not trained, so a second round would ask the same model again."""
+        seat = config.seats.get(SEAT)
+        if config.steps > 1 and seat is not None and seat.kind == "http":
+            raise RecipeError(
+                f"steps is {config.steps}, and the seat policy is a server, which learns nothing: round 2 would ask "
+                f"the same model again. Set steps=1; or make the stages one by one, and after round 1 serve "
+                f"{config.out}/{Road(config, Run(config.out)).last(1)} at its address (trailmark lpr run solutions "
+                "RECIPE --round 2)."
+            )
+
+    @classmethod
     def check(cls, config: LprRecipe) -> list[str]:
+        cls.learns_between_rounds(config)
         names = [s.name for s in Road(config, Run(config.out)).stages()]
         return [f"stages: {', '.join(names)}"]
 
@@ -108,6 +122,8 @@ class LprMethod(Method):
     @classmethod
     def train(cls, config: LprRecipe, run: Run, resume: bool = False) -> dict[str, float]:
         config = fix_names(config, run)
+        if cls.only is None:
+            cls.learns_between_rounds(config)
         check_servers(cls.seats_of(config))
         road = Road(config, run)
         stages = road.stages()
@@ -250,9 +266,11 @@ class Road:
         settings: Mapping[str, Any],
         inputs: Mapping[str, str | Path],
         reads: Sequence[str] = (),
+        unread: Sequence[str] = (),
     ) -> Stage:
         """`make(folder)` writes files and returns what it kept and left out. Models that lie in the run are inputs, and
-        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions."""
+        their places are no setting. `reads` are the sections of the recipe whose files count: rows, functions.
+        `unread` are settings and inputs that do not matter here (`methods/unread.py`)."""
 
         def build(folder: Path) -> dict[str, Any]:
             kept, left_out = make(folder)
@@ -262,7 +280,14 @@ class Road:
         plain = {k: dumped(v) for k, v in settings.items()}
         named = named_files(self.config) if reads else {}
         files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
-        return Stage(name, build, without_place(plain, str(self.root)), dict(inputs), files=files)
+        told = without_place(plain, str(self.root))
+        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread), later=("words",))
+
+    def unread(self, seat: str, sampling: SamplingConfig | None) -> tuple[str, ...]:
+        """The settings of a stage that do not change what a seat answers."""
+        kind, own = LprMethod.seats_of(self.config)[seat], self.config.seats.get(seat)
+        asked = of_request(kind.kind, getattr(own, "sampling", None), sampling)
+        return asked if isinstance(kind, LocalSeat) else (*asked, "model", "policy")
 
     # -- solutions ------------------------------------------------------------------------------------------------
 
@@ -299,7 +324,7 @@ class Road:
                 table, seats = self.table("teacher", c.model, c.teacher.sampling, 0)
                 table.bind(taught)
                 starts = start_all(tasks, c.teacher.n, c.seed, "0:")
-                made = collect_starts(folder / "written.jsonl", taught, starts, seats)
+                made = collect_starts(folder / "written.jsonl", taught, starts, seats, failures=c.failures)
                 made = [without_prompts(e) for e in made] if c.teacher.options else made
             good, out = self.usable(made, source)
             right = [e for e in good if won(e)]
@@ -312,16 +337,20 @@ class Road:
 
         settings = {
             "task": c.task, "teacher": c.teacher, "clean": c.clean, "seed": c.seed, "split": c.sample.split,
+            "words": self.words,
             **({} if c.teacher.gold else {"seat": c.seats["teacher"], "sampling": c.sampling}),
         }  # fmt: skip
-        return self.stage("lessons", make, settings, {}, ("task.", "clean.", "seats.teacher."))
+        gold = ("teacher.n", "teacher.options", "teacher.sampling")
+        unread = gold if c.teacher.gold else self.unread("teacher", c.teacher.sampling)
+        reads = ("task.", "clean.", "seats.teacher.")
+        return self.stage("lessons", make, settings, {}, reads, ("teacher.replay", *unread))
 
     def imitation(self) -> Stage:
         c = self.config
         given = {"objective": "rejection", **(c.sft or {}), "data": str(self.at("lessons") / "all.jsonl")}
         recipe = self.trained(PreferenceRecipe, "preference", "sft", c.model, given)
         inputs = {"lessons": self.at("lessons"), **_folder(c.model.name)}
-        return training_stage("sft", PreferenceMethod, recipe, self.root, inputs)
+        return training_stage("sft", PreferenceMethod, recipe, self.root, inputs, unread=of_imitation(recipe))
 
     def solutions(self, k: int) -> Stage:
         c, given = self.config, self.config.given if k == 1 else None
@@ -335,7 +364,7 @@ class Road:
             )
 
         def make(folder: Path) -> Any:
-            source, made = self.source(), 0
+            source, made, failed = self.source(), 0, 0
             tasks = self.asked(source, k)
             need_rows(len(tasks) * c.sample.n, "sample.starts * sample.n")
             models = [
@@ -351,10 +380,11 @@ class Road:
                 if not path.exists():  # a model whose file is whole is not loaded again
                     table, seats = self.table(SEAT, model, c.sample.sampling, k - 1)
                     table.bind(source)
-                    collect_starts(path, source, starts, seats)
-                made += len(starts)
+                    collect_starts(path, source, starts, seats, failures=c.failures)
+                bad = sum(isinstance(e.outcome, Failed) for e in read_segment(path))
+                made, failed = made + len(starts) - bad, failed + bad
             odd = getattr(source, "left_out", {}).get(c.sample.split, {})  # what the task says of its files
-            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {}
+            return {"solutions": made, "questions": len(tasks), **dict(sorted(odd.items()))}, {"failed": failed}
 
         settings = {
             "task": c.task, "sample": c.sample, "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT],
@@ -362,8 +392,9 @@ class Road:
         }  # fmt: skip
         more = {f"model {j}": locate(m).folder for j, m in enumerate(c.sample.models) if Path(m).exists()}
         return self.stage(
-            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy.")
-        )
+            f"solutions-{k}", make, settings, {**self.policy_inputs(k), **more}, ("task.", "seats.policy."),
+            self.unread(SEAT, c.sample.sampling),
+        )  # fmt: skip
 
     def _import_solutions(self, files: Sequence[str], folder: Path) -> Any:
         episodes, odd = self._join(records.all_solutions(files, self.tokenizer, SEAT))
@@ -429,7 +460,8 @@ class Road:
             told = {"solutions": len(good), "right": sum(map(won, good)), "steps": steps}
             return {**told, **lpr_states.unread_answers(good)}, out
 
-        return self.stage(f"cleaned-{k}", make, {"clean": c.clean}, {"solutions": self.at("solutions", k)}, ("clean.",))
+        settings = {"clean": c.clean, "words": self.words}
+        return self.stage(f"cleaned-{k}", make, settings, {"solutions": self.at("solutions", k)}, ("clean.",))
 
     def solved(self, k: int) -> list[Episode]:
         return read_segment(self.at("cleaned", k) / "all.jsonl")
@@ -488,8 +520,10 @@ class Road:
                 starts, protocol = told_starts(points, c.complete.k, c.seed + 1, source, seats[0].name, self.tokenizer)
             else:
                 starts, protocol = branch_starts(points, c.complete.k, c.seed + 1), None
-            made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol)
-            return {"completions": len(made), "right": sum(map(won, made)), "states": len(states)}, {}
+            made = collect_starts(folder / "all.jsonl", source, starts, seats, protocol, failures=c.failures)
+            bad = sum(isinstance(e.outcome, Failed) for e in made)
+            told = {"completions": len(made) - bad, "right": sum(map(won, made)), "states": len(states)}
+            return told, {"failed": bad}
 
         drawn = c.complete.sampling and c.complete.sampling.model_dump(mode="json")
         settings = {
@@ -497,7 +531,8 @@ class Road:
             "model": self.policy(k), "seat": LprMethod.seats_of(c)[SEAT], "sampling": c.sampling, "seed": c.seed,
         }  # fmt: skip
         inputs = {"states": self.at("states", k), "cleaned": self.at("cleaned", k), **self.policy_inputs(k)}
-        return self.stage(f"completions-{k}", make, settings, inputs, ("task.", "seats.policy."))
+        reads, unread = ("task.", "seats.policy."), self.unread(SEAT, c.complete.sampling)
+        return self.stage(f"completions-{k}", make, settings, inputs, reads, unread)
 
     def _import_completions(self, file: str, folder: Path) -> Any:
         reads = world_reads(get_task(self.config.task.name, **self.config.task.options))
@@ -531,9 +566,7 @@ class Road:
         return self.stage(f"values-{k}", make, settings, inputs)
 
     def examples(self, k: int) -> Stage:
-        c, before = self.config, [
-            self.at("examples", j) / "train.jsonl" for j in range(1, k) if self.needs_values(j)
-        ]
+        c, before = self.config, [self.at("examples", j) / "train.jsonl" for j in range(1, k) if self.needs_values(j)]
         again = [*map(Path, c.labels.replay_data), *before] if c.labels.replay else []
 
         def make(folder: Path) -> Any:
@@ -566,7 +599,9 @@ class Road:
 
         inputs = {name: self.at(name, k) for name in ("values", "states", "cleaned")}
         inputs |= {f"replay {j}": path for j, path in enumerate(again)}
-        return self.stage(f"examples-{k}", make, {"labels": c.labels, "k": c.complete.k, "seed": c.seed}, inputs)
+        settings = {"labels": c.labels, "k": c.complete.k, "seed": c.seed}
+        unread = () if again else ("labels.replay", "labels.replay_data", *(() if c.labels.balance else ("seed",)))
+        return self.stage(f"examples-{k}", make, settings, inputs, unread=unread)
 
     # -- the reward model -----------------------------------------------------------------------------------------
 
@@ -590,7 +625,8 @@ class Road:
             **self.policy_inputs(k),
         }
         inputs |= {"begin": Path(given["begin"])} if given.get("begin") else {}
-        return training_stage(f"prm-{k}", RewardModelMethod, recipe, self.root, inputs)
+        unread = of_reward_model(recipe)
+        return training_stage(f"prm-{k}", RewardModelMethod, recipe, self.root, inputs, reread=True, unread=unread)
 
     def scores(self, k: int) -> Stage:
         c = self.config
@@ -653,7 +689,11 @@ class Road:
                 await desk.act(turn.text)
 
             starts = [Start(e.task, e.group, name, c.seed) for name, e in told.items()]
-            made = collect_starts(folder / "written.jsonl", source, starts, seats, spoils) if starts else []
+            made = (
+                collect_starts(folder / "written.jsonl", source, starts, seats, spoils, failures=c.failures)
+                if starts
+                else []
+            )
             good, out = self.usable([without_prompts(e) for e in made], source)
             other = [e for e in good if e.turns[-1].text.strip() != told[e.id].turns[-1].text.strip()]
             out["the same as before"] += len(good) - len(other)
@@ -664,9 +704,10 @@ class Road:
             return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
 
         settings = {"worsen": worsen, "seat": c.seats["worsener"], "sampling": c.sampling, "seed": c.seed,
-                    "task": c.task, "clean": c.clean}  # fmt: skip
+                    "task": c.task, "clean": c.clean, "words": self.words}  # fmt: skip
         inputs = {"cleaned": self.at("cleaned", k)}
-        return self.stage(f"worsened-{k}", make, settings, inputs, ("task.", "clean.", "seats.worsener."))
+        reads, unread = ("task.", "clean.", "seats.worsener."), self.unread("worsener", worsen.sampling)
+        return self.stage(f"worsened-{k}", make, settings, inputs, reads, unread)
 
     # -- pairs and what is learnt from them -----------------------------------------------------------------------
 
@@ -683,7 +724,7 @@ class Road:
         def make(folder: Path) -> Any:
             episodes = self.solved(k)
             rewards, outputs = self.rewards(k, episodes)
-            barred = set(map(str, each(c.pairs.exclude, lambda row: row.value)[0])) if c.pairs.exclude else set()
+            barred = self.barred(episodes)
             ways = None if c.pairs.steps is None else self.steps_of_completions(k)
             notes = self.at("values", k) / "values.jsonl"
             values = [] if c.pairs.values is None else read_segment(notes, Annotation)
@@ -701,9 +742,15 @@ class Road:
                 spoilt = lpr_pairs.worse_pairs([(known[v["of"]], v["id"]) for v in versions])
                 made, told = [*made, *spoilt], {**told, "pairs": len(made) + len(spoilt), "worse pairs": len(spoilt)}
             if not made:
+                blind = sum(not e.turns[-1].prompt for e in ways or ())
+                why = (
+                    f" {blind} of {len(ways or ())} completions are of a server that answers messages, as text alone, "
+                    "and pairs of steps (pairs.steps) need the tokens behind a state: complete them with the model "
+                    "here, or with a server that goes on with a text (seats.policy.speaks=text)."
+                )
                 raise DataError(
                     f"stage 'pairs-{k}': no pair can be made of {len(episodes)} solutions, of which "
-                    f"{sum(map(won, episodes))} are right."
+                    f"{sum(map(won, episodes))} are right.{why * bool(blind)}"
                 )
             write_lines(folder / "pairs.jsonl", [p.line() for p in made])
             formats.write("episodes", folder / "chosen.jsonl", best, None)
@@ -715,7 +762,24 @@ class Road:
         inputs |= {"values": self.at("values", k)} if c.pairs.values is not None else {}
         inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
-        return self.stage(f"pairs-{k}", make, {"pairs": c.pairs, "read": self.read()}, inputs)
+        settings, unread = {"pairs": c.pairs, "read": self.read()}, () if self.needs_prm(k) else ("read",)
+        return self.stage(f"pairs-{k}", make, settings, inputs, unread=unread)
+
+    def barred(self, episodes: Sequence[Episode]) -> set[str]:
+        """The questions of which no two right answers are compared."""
+        file = self.config.pairs.exclude
+        if file is None:
+            return set()
+        barred = set(map(str, each(file, lambda row: row.value)[0]))
+        tasks = [*self.questions(self.source()), *(e.task for e in episodes)]
+        known = {str(name) for t in tasks for name in (t.id, t.meta.get("id", t.id))} | {e.group for e in episodes}
+        if unknown := sorted(barred - known):
+            raise DataError(
+                f"names {len(unknown)} questions that task '{self.config.task.name}' does not have, the first "
+                f"'{unknown[0]}': the ids of questions are wanted, such as '{tasks[0].meta.get('id', tasks[0].id)}'.",
+                file, key="pairs.exclude",
+            )  # fmt: skip
+        return barred
 
     def given_pairs(self) -> Stage:
         c = self.config
@@ -757,7 +821,7 @@ class Road:
                 given["data"] = [str(self.at(name, k) / "all.jsonl") for name in files]
                 inputs["worsened"] = self.at("worsened", k)
         recipe = self.trained(PreferenceRecipe, "preference", f"policy-{k}", self.policy(k), given)
-        return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs)
+        return training_stage(f"policy-{k}", PreferenceMethod, recipe, self.root, inputs, unread=of_training(recipe))
 
     def reinforcement(self, k: int) -> Stage:
         c = self.config
@@ -765,7 +829,8 @@ class Road:
         rewards = dict(given.get("rewards", {}))
         inputs: dict[str, str | Path] = dict(self.policy_inputs(k, after_preference=True))
         if self.pays_steps():
-            rewards = {"classes": self.read().classes, "skip": c.read.skip, **rewards, "model": str(self.at("prm", k))}
+            read = {"classes": self.read().classes, "skip": c.read.skip, **({"raw": True} if c.read.raw else {})}
+            rewards = {**read, **rewards, "model": str(self.at("prm", k))}
             inputs["prm"] = self.at("prm", k)
         given["rewards"] = {"split": c.clean.split, **rewards}
         given = {"task": c.task.model_dump(), "sampling": c.sampling.model_dump(), **given}
@@ -797,7 +862,10 @@ class Road:
                 "task": c.task.model_dump(),
                 "sampling": {**c.sampling.model_dump(), "temperature": 0.0},
             }
-        return recipe.model_validate(merged(base, given))
+        try:
+            return resolve(merged(base, given), recipe)
+        except RecipeError as problem:
+            raise RecipeError(f"stage '{name}': {str(problem).removeprefix('recipe: ')}") from None
 
 
 def without_prompts(e: Episode) -> Episode:

@@ -20,7 +20,7 @@ from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.offline import won
 from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprStates
 from trailmark.rollout.branch import Point
-from trailmark.steps import NAMED, mark_steps, step_types, token_border, without_end
+from trailmark.steps import NAMED, TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.tasks.logic.answer import LETTERS, read_answer
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
 
@@ -192,7 +192,7 @@ def state_values(
             out["an empty completion"] += 1
         elif c.duplicates == "discard" and len(set(said)) < len(said):
             out["two equal completions"] += 1
-        elif c.min_chars and len(tokenizer.decode(step).strip()) < c.min_chars:
+        elif c.min_chars and len(TYPED.sub("", tokenizer.decode(step).strip()).strip()) < c.min_chars:
             out["a last step that says too little"] += 1
         else:
             values[place] = sum(map(won, good))

@@ -1,7 +1,7 @@
 """The data of OREO: one sample per trajectory, and collecting trajectories.
 
-    samples      one sequence per trajectory; streams mark its states and actions
-    collection   n episodes of each start, or a balanced number of right and wrong ones
+samples      one sequence per trajectory; streams mark its states and actions
+collection   n episodes of each start, or a balanced number of right and wrong ones
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ def advantages(s: Sample, beta: float) -> tuple[np.ndarray, np.ndarray]:
 
 def collect(
     path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], n: int = 10, seed: int = 0,
-    prefix: str = "", protocol: Protocol | None = None,
+    prefix: str = "", protocol: Protocol | None = None, failures: float = 0.0,
 ) -> Path:  # fmt: skip
     """`n` episodes of each task. All are kept, and the episodes of a task stand together. Each is written as it
     finishes."""
-    collect_starts(path, source, start_all(tasks, n, seed, prefix), seats, protocol)
+    collect_starts(path, source, start_all(tasks, n, seed, prefix), seats, protocol, failures=failures)
     return path
 
 
 def collect_balanced(
     path: Path, source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat], rounds: int = 16, want: int = 4,
-    seed: int = 0, prefix: str = "", protocol: Protocol | None = None,
+    seed: int = 0, prefix: str = "", protocol: Protocol | None = None, failures: float = 0.0,
 ) -> Path:  # fmt: skip
     """Play rounds of one episode per task: at most `rounds`, until a task has `want` right and `want` wrong episodes.
     Then keep a balanced part."""
@@ -97,7 +97,8 @@ def collect_balanced(
         if not open_:
             break
         starts = start_all(open_, 1, seed, f"{prefix}{number}:")
-        for t, e in zip(open_, play_left(kept, source, starts, seats, protocol), strict=True):
+        played = play_left(kept, source, starts, seats, protocol, failures=failures)
+        for t, e in zip(open_, played, strict=True):
             found[t.id].append(replace(e, group=f"{prefix}{t.id}"))
         open_ = [t for t in open_ if not _enough(found[t.id], want)]
     return kept.finish([e for name, plays in found.items() for e in balanced(plays, want, f"{seed} {prefix}{name}")])

@@ -33,6 +33,7 @@ from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import OreoMethod
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.methods.staged_configs import RoundsRecipe
+from trailmark.methods.unread import of_training
 from trailmark.models.load import load_model
 from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
@@ -135,7 +136,8 @@ def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
     }
     inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
     earlier = lambda folder: read_metrics(folder)[-1] if logged and read_metrics(folder) else None
-    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier)
+    unread = of_training(inner)
+    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier, unread=unread)
 
 
 def _paths(named: Mapping[str, str | None]) -> dict[str, str]:
@@ -157,9 +159,11 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     seats = [trained_seat(engine, config.seat, c.sampling)]
     tasks = Walk(source, c.starts, config.seed, c.split).take(k)
     if c.balanced is None:
-        oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:")
+        oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)
     else:
-        oreo_data.collect_balanced(path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:")
+        oreo_data.collect_balanced(
+            path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:", failures=config.failures
+        )
 
 
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:

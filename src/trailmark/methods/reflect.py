@@ -161,7 +161,8 @@ class ReflectMethod(Players):
                      "model": config.model.name}  # fmt: skip
             ahead = {s.name: run.path / "stages" / s.name for s in made}
             found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
-            made.append(training_stage(seat, ImitationMethod, inner, run.path, {**found, **ahead}))
+            inputs, unread = {**found, **ahead}, ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
+            made.append(training_stage(seat, ImitationMethod, inner, run.path, inputs, unread=unread))
         return made
 
     @classmethod

@@ -182,6 +182,11 @@ class CollectConfig(Config):
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how the policy draws")
 
 
+Failures = Annotated[
+    float, Field(ge=0, le=1, description="share of episodes that may fail; a stage with more of them is not done")
+]
+
+
 class RoundsRecipe(OreoRecipe):
     objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field(
         "oreo", description="how a round is trained: oreo, or an objective of method preference"
@@ -198,6 +203,7 @@ class RoundsRecipe(OreoRecipe):
     )
     collect: CollectConfig = Field(CollectConfig(), description="how the episodes of a round are collected")
     task: TaskConfig = Field(TaskConfig(), description="the world")
+    failures: Failures = 0.0
     anchor: Literal["previous", "start"] = Field("previous", description="the reference of a round")
     critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
     learn_from: Literal["new", "all"] = Field(
@@ -288,7 +294,7 @@ class LprComplete(Config):
     shards: list[NonNegativeInt] | None = Field(None, description="only states of these shards; none: all")
     duplicates: Literal["keep", "discard"] = Field("keep", description="states two of whose completions are equal")
     min_chars: NonNegativeInt = Field(
-        0, description="states whose last step says less than so many characters are discarded"
+        0, description="states whose last step says less than so many characters behind its name are discarded"
     )
 
 
@@ -416,6 +422,7 @@ class LprRecipe(RunConfig):
     seats: dict[str, SeatConfig] = seats_section("`policy` writes solutions and completions, `teacher` the first ones")
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how tokens are drawn")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
+    failures: Failures = 0.0
     given: LprGiven = Field(LprGiven(), description="files from elsewhere")
     teacher: LprTeacher = Field(LprTeacher(), description="the first solutions, where there is a seat `teacher`")
     sft: dict[str, Any] | None = Field(None, description="imitation of the teacher: keys of method preference")
@@ -440,8 +447,11 @@ class LprRecipe(RunConfig):
         kind = {"prm": "reward_model", "rl": "step_rl"}.get(info.field_name, "preference")
         filled: dict[str, Any] = {"method": kind} | ({} if kind == "step_rl" else {"data": "", "format": "episodes"})
         filled |= {"task": {"name": "arith"}} if kind == "preference" else {}  # lpr sets the recipe's own
-        if own := sorted(set(v) & {"method", "data", "format", "model", "out", "name", "seed", "pair_file", "task"}):
-            raise ValueError(f"key '{own[0]}' is set by lpr itself: leave it out")
+        ours = {"method", "data", "format", "model", "out", "name", "seed", "seat", "pair_file", "task"}
+        ours |= {"outputs", "label"} if kind == "reward_model" else set()
+        if own := sorted(set(v) & ours):
+            why = " (from complete.k and labels.binary)" if own[0] == "outputs" else ""
+            raise ValueError(f"key '{own[0]}' is set by lpr itself{why}: leave it out")
         if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
             filled["rewards"] = {"model": "prm", **v["rewards"]}
         try:
@@ -462,6 +472,15 @@ class LprRecipe(RunConfig):
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
         if self.given.pairs and (self.preference is None or self.preference.get("objective") == "rejection"):
             raise ValueError("given.pairs needs section preference, with another objective than rejection")
+        kind, k = self.prm.get("kind", "classes"), self.complete.k
+        outputs = {"classes": 2 if self.labels.binary else k + 1, "outcome": 2}.get(kind, 1)
+        if wrong := [c for c in self.read.classes or () if c >= outputs]:
+            has = f"prm.kind {kind} has {outputs} output{'s' * (outputs > 1)}"
+            why = {"classes": "labels.binary has two" if self.labels.binary else f"complete.k {k} has {k + 1}"}
+            raise ValueError(
+                f"read.classes: there is no class {wrong[0]}: {why.get(kind, has)}. Leave read.classes out, and those "
+                "of good steps are taken"
+            )
         known = range(self.states.shards)
         for key, shards in (("complete.shards", self.complete.shards), ("labels.dev_shards", self.labels.dev_shards)):
             if wrong := [i for i in shards or () if i not in known]:

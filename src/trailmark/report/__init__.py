@@ -28,16 +28,20 @@ def write_report(
 ) -> Path:
     """Write the page of a run (`RUN/report.html`) and its plots (`plots/` beside the page). Returns the page's path.
     `failed` says whether failed episodes of an evaluation count as lost."""
+    from trailmark.errors import RunError
     from trailmark.report.page import build, render
     from trailmark.runs.store import atomic_write, cannot_write
 
     page = Path(out) if out is not None else Path(run) / "report.html"
     data = build(run, tokenizer, failed)
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise cannot_write(page, e) from e
-    atomic_write(page, render(data).encode())
+        try:
+            page.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise cannot_write(page, e) from e
+        atomic_write(page, render(data).encode())
+    except RunError as e:
+        raise e if out is not None else RunError(f"{e} To write it elsewhere: --out FILE.") from e
     if plots and data["curves"]:
         from trailmark.report.plots import write_plots
 

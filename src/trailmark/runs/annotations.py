@@ -12,7 +12,7 @@ from pathlib import Path
 from trailmark.errors import DataError
 from trailmark.plain_files import read_plain
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.store import atomic_write, beside, segments
+from trailmark.runs.store import atomic_write, beside, remove_file, segments
 from trailmark.types import Annotation, Episode, Scored
 
 
@@ -34,7 +34,7 @@ def write_beside(file: Path, notes: Iterable[Annotation]) -> None:
     if data := "".join(to_json(a) + "\n" for a in notes).encode():
         atomic_write(beside(file), data, "annotation")
     else:
-        beside(file).unlink(missing_ok=True)
+        remove_file(beside(file))
 
 
 def read_beside(file: Path) -> list[Annotation]:

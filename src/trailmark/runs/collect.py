@@ -5,7 +5,7 @@
     FOLDER/000003.annotations.jsonl (and 000003.partial.annotations.jsonl)    a judge's annotations, if there are any
 
 The random draws of an episode depend only on its seed and its id. So a resumed collection writes the same file as one
-that was never stopped.
+that was never stopped. Failed episodes are not stored until the end: a resumed collection plays them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.store import append_text, atomic_write, beside, whole_lines
-from trailmark.types import Annotation, Episode
+from trailmark.types import Annotation, Episode, Failed
 
 
 class HasId(Protocol):
@@ -44,6 +44,7 @@ class Collection:
                 e.id: e
                 for i, line in enumerate(whole_lines(self.partial), 1)
                 for e in [from_json(line, self.partial, i)]
+                if not isinstance(e.outcome, Failed)  # older versions stored them
             }
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
@@ -55,7 +56,8 @@ class Collection:
         return [self.found[s.id] for s in starts]
 
     def _keep(self, episode: Episode) -> None:
-        append_text(self.partial, to_json(episode) + "\n", "collected")
+        if not isinstance(episode.outcome, Failed):
+            append_text(self.partial, to_json(episode) + "\n", "collected")
         self.found[episode.id] = episode
 
     def note(self, annotations: Sequence[Annotation]) -> None:
@@ -84,6 +86,10 @@ class Collection:
         if notes := self.notes_of(episodes):
             atomic_write(beside(self.path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
         atomic_write(self.path, "".join(to_json(e) + "\n" for e in episodes).encode(), "segment")
+        self.forget()
+        return self.path
+
+    def forget(self) -> None:
+        """Delete what was kept on the way."""
         self.partial.unlink(missing_ok=True)
         self.partial_notes.unlink(missing_ok=True)
-        return self.path

@@ -16,7 +16,7 @@ from trailmark.memory import need_starts
 from trailmark.runs.data_files import named_files, no_pipes, note_files
 from trailmark.runs.diff import IGNORED, compared, diff_recipes
 from trailmark.runs.older import translate
-from trailmark.runs.stages import BEFORE, Stage
+from trailmark.runs.stages import BEFORE, MADE, Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
 
@@ -45,21 +45,30 @@ def training_stage(
     config: RunConfig,
     root: str | Path,
     inputs: Mapping[str, str | Path] | None = None,
+    reread: bool = False,
     **more: Any,
 ) -> Stage:
     """A stage that is an ordinary run. `root` is the folder of the pipeline. Paths below it are no part of the
     settings, so the folder may be moved; files there that the stage reads belong to `inputs`. The stage is also made
-    again if a data file that the recipe names has changed."""
+    again if a data file that the recipe names has changed. `reread`: others read settings that are not compared in the
+    run's recipe, so a change of these is written there."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
         rows = read_metrics(folder)
         return rows[-1] if rows else {}
 
+    def refresh(folder: Path) -> None:
+        if not (folder / MADE).exists():
+            atomic_write(folder / MADE, (folder / "recipe.yaml").read_bytes(), "recipe")
+        text = dump(config.model_copy(update={"out": str(folder)}))
+        atomic_write(folder / "recipe.yaml", text.encode(), "recipe")
+
     # Without defaults, so that a new key of a later version is no change.
     settings = compared(config.model_dump(mode="json", exclude_defaults=True))
     known = {os.path.realpath(p) for p in (inputs or {}).values()}
     files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
+    more |= {"strict": True, "refresh": refresh if reread else None}
     return Stage(name, make, without_place(settings, str(root)), inputs or {}, files=files, **more)
 
 

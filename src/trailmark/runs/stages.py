@@ -14,6 +14,8 @@
     edited     an output was changed by hand: an error names the stage and the file
     busy       another process makes this stage: RunBusy
 
+Settings that do not change what a stage makes (`Stage.unread`) are stored and not compared.
+
 An input is a file (compared by its content), a folder (by its files), a run (by its recipe, metrics and newest
 checkpoint) or another stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
 """
@@ -26,7 +28,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,7 @@ from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
 
 RECORD = "stage.json"
 BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
+MADE = "recipe.made.yaml"  # the recipe of a training, where settings that do not change it were changed later
 # The files that a run writes itself.
 TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
@@ -65,6 +68,11 @@ class Stage:
     # gives the summary of outputs that an older version finished
     earlier: Callable[[Path], Summary | None] | None = None
     files: Mapping[str, Path] = field(default_factory=dict)  # files that settings name, by key; they may not exist
+    unread: tuple[str, ...] = ()  # settings and inputs that do not change the outputs: stored, and not compared
+    later: tuple[str, ...] = ()  # settings that older versions did not store
+    # writes changed settings that are not compared into finished outputs, for those who look for them there
+    refresh: Callable[[Path], None] | None = None
+    strict: bool = False  # a stage in progress goes on only if settings that are not compared are the same, too
 
 
 @dataclass(frozen=True)
@@ -166,7 +174,8 @@ def run_stages(
             if only is not None and stage.name not in only:
                 _must_be_done(place, next(n for n in names[names.index(stage.name) :] if n in only))
                 continue
-            done[stage.name] = _make(place, say)
+            with stopping.noting(f"stage '{place.stage.name}' of {place.folder} is not finished"):
+                done[stage.name] = _make(place, say)
         each(stage.name, done[stage.name])
     return done
 
@@ -178,7 +187,7 @@ def stage_state(folder: str | Path, stage: Stage, layout: Layout = Layout()) -> 
         return "begun" if place.begun.exists() else "to do"
     record = _read(place.record)
     try:
-        changed = _changes(record, _wanted(stage), stage.grows)
+        changed = _changes(*_compared(stage, record, _wanted(stage)), stage.grows)
     except RunError as problem:  # an input is not there
         return f"to do again: {problem}"
     return f"to do again: {changed[0]}" if changed else "done"
@@ -190,7 +199,7 @@ def _must_be_done(place: _Place, later: str) -> None:
     if record is None:
         raise RunError(f"{place.folder}: stage '{later}' needs '{place.stage.name}', which is not done yet.")
     _unedited(place, record)
-    if changed := _changes(record, wanted):
+    if changed := _changes(*_compared(place.stage, record, wanted)):
         raise RunError(
             f"{place.folder}: stage '{later}' needs '{place.stage.name}', which was made otherwise "
             f"({changed[0]}): make it again first."
@@ -213,18 +222,25 @@ def _make(place: _Place, say: Say) -> Summary:
         begun = wanted
     record = _record(place, wanted)
     if record is not None:
-        _unedited(place, record)
-        changed = _changes(record, wanted, stage.grows)
+        if not (begun or {}).get("refreshes"):  # else killed inside `refresh`
+            _unedited(place, record)
+        old, now = _compared(stage, record, wanted)
+        changed = _changes(old, now, stage.grows)
         if not changed:
+            if stage.refresh is not None and record["settings"] != wanted["settings"]:
+                _note(place.begun, {**wanted, "refreshes": True})
+                stage.refresh(place.home)
+                return _finish(place, wanted, record["summary"])
             place.begun.unlink(missing_ok=True)
             return record["summary"]
-        if _grows(stage, record, wanted):
+        if _grows(stage, old, now):
             say(f"stage '{stage.name}' goes on: {changed[0]}")
         else:
             _replace(place, wanted, changed[0], say)
     elif begun is not None:
-        changed = _changes(begun, wanted, stage.grows)
-        if changed and place.parts() and not _grows(stage, begun, wanted):
+        old, now = (begun, wanted) if stage.strict else _compared(stage, begun, wanted)
+        changed = _changes(old, now, stage.grows)
+        if changed and place.parts() and not _grows(stage, old, now):
             _replace(place, wanted, changed[0], say)
     elif place.parts() and stage.earlier is None:
         raise RunError(
@@ -236,8 +252,7 @@ def _make(place: _Place, say: Say) -> Summary:
     try:
         if not stage.single:
             place.home.mkdir(parents=True, exist_ok=True)
-        with stopping.noting(lambda: f"stage '{stage.name}' of {place.folder} is not finished"):
-            summary = dict(stage.make(place.home) or {})
+        summary = dict(stage.make(place.home) or {})
     except TrailmarkError:
         if not place.parts():  # an error before the first output leaves nothing behind
             place.begun.unlink(missing_ok=True)
@@ -329,13 +344,34 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
         if now.get(name) != value:
             file = place.home / name if name else place.home
             what = "was changed after it was made" if name in now else "is gone"
-            away = (
-                place.home if place.home in place.record.parents and not place.shared else f"{file} and {place.record}"
-            )
+            away = f"{file if place.shared else place.home} and {place.record}"
+            if place.home in place.record.parents and not place.shared:
+                away = str(place.home)
             raise RunError(
                 f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and "
                 f"the stage is made again."
             )
+
+
+def _compared(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both records without what the stage does not read."""
+    unread = {*stage.unread, *(key for key in stage.later if key not in old["settings"])}
+    inputs = lambda record: {name: files for name, files in record["inputs"].items() if name not in unread}
+    return tuple({**r, "settings": _without(r["settings"], unread), "inputs": inputs(r)} for r in (old, new))  # type: ignore[return-value]
+
+
+def _without(settings: Mapping[str, Any], unread: Collection[str], path: str = "") -> dict[str, Any]:
+    """Settings without some keys; a section of which nothing is left goes, too."""
+    out = {}
+    for key, value in settings.items():
+        if f"{path}{key}" in unread:
+            continue
+        if isinstance(value, dict) and value:
+            value = _without(value, unread, f"{path}{key}.")
+            if not value:
+                continue
+        out[key] = value
+    return out
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str] = ()) -> list[str]:
@@ -408,7 +444,8 @@ def _passing(path: Path) -> bool:
 
 def _run_files(run: Path) -> dict[str, str]:
     """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
-    recipe = parse(str(read_plain(run / "recipe.yaml"), "utf-8"), str(run / "recipe.yaml"))[0]
+    file = next(p for name in (MADE, "recipe.yaml") if (p := run / name).is_file())
+    recipe = parse(str(read_plain(file), "utf-8"), str(file))[0]
     found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
     if (run / "metrics.jsonl").is_file():
         found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")

@@ -13,6 +13,7 @@ A file is written under a temporary name, synced and renamed. So a reader sees t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -44,7 +45,8 @@ def cannot_write(path: Path, e: OSError) -> RunError:
     if e.errno == errno.ELOOP:
         return RunError(f"{path} {LINK}.")
     why = _FULL.get(e.errno or 0)
-    hint = f"{why}; make room and go on with --resume" if why else (e.strerror or str(e)).lower()
+    again = "make room and give the command again; a run that has begun goes on with --resume"
+    hint = f"{why}; {again}" if why else (e.strerror or str(e)).lower()
     return RunError(f"cannot write {path}: {hint}.")
 
 
@@ -97,10 +99,20 @@ def atomic_write(path: str | Path, data: bytes, name: str = "file") -> None:
         point(f"{name}.renamed")
         sync_folder(path.parent)
     except BaseException as e:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temp.unlink(missing_ok=True)
         if isinstance(e, OSError):
             raise cannot_write(path, e) from e
         raise
+
+
+def remove_file(path: Path) -> None:
+    """Delete a file, if it is there."""
+    try:
+        if path.exists() or path.is_symlink():
+            path.unlink(missing_ok=True)
+    except OSError as e:
+        raise cannot_write(path, e) from e
 
 
 # --- segments ----------------------------------------------------------------------------------------------------
@@ -263,9 +275,7 @@ def hold(path: Path, what: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as e:
-        if e.errno == errno.ELOOP:
-            raise cannot_write(path, e) from None
-        raise
+        raise cannot_write(path, e) from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -274,8 +284,16 @@ def hold(path: Path, what: str) -> int:
         if e.errno not in (errno.EAGAIN, errno.EACCES):
             raise RunError(f"{what} cannot be locked ({e.strerror}); choose another disk with out=DIR.") from e
         raise RunBusy(f"{what} is in use by process {pid or '?'}: wait for it or stop it first.") from None
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    if not os.path.exists(path) or os.fstat(fd).st_ino != os.stat(path).st_ino:
+        os.close(fd)  # its holder has just deleted it
+        return hold(path, what)
+    try:
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+    except OSError as e:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+        raise cannot_write(path, e) from e
     return fd
 
 
@@ -290,12 +308,14 @@ class Run:
         self.checkpoints_dir = self.path / "checkpoints"
         self._lock: int | None = None
         self._before: set[str] = set()  # the files of the folder when it was locked
+        self._new_folder = False
 
     @classmethod
     def create(cls, path: str | Path, recipe_text: str) -> Run:
         """Create a new run and lock it. Existing files are never touched."""
         run = cls(path)
         try:
+            run._new_folder = not run.path.exists()
             run.path.mkdir(parents=True, exist_ok=True)
             # before the lock, because locking deletes temporary files: the folder may belong to something else
             run._must_be_new()
@@ -305,6 +325,10 @@ class Run:
             run.checkpoints_dir.mkdir(exist_ok=True)
             atomic_write(run.recipe_file, recipe_text.encode(), "recipe")
         except BaseException as e:
+            with contextlib.suppress(OSError):
+                run.discard_if_empty()
+                if run._new_folder:
+                    run.path.rmdir()  # if it is empty
             run.close()
             if isinstance(e, OSError):
                 raise cannot_write(run.path, e) from e
@@ -356,7 +380,7 @@ class Run:
         if notes:
             atomic_write(beside(path), "".join(to_json(a) + "\n" for a in notes).encode(), "annotation")
         else:
-            beside(path).unlink(missing_ok=True)
+            remove_file(beside(path))
         atomic_write(path, "".join(to_json(e) + "\n" for e in episodes).encode(), "evaluation")
         return path
 
@@ -410,6 +434,14 @@ class Run:
                 shutil.rmtree(path, ignore_errors=True)  # the error that led here must be reported, not this one
             else:
                 path.unlink(missing_ok=True)
+        self._leave_no_lock()
+
+    def _leave_no_lock(self) -> None:
+        """Delete the lock of a folder that was made for a run that could not begin, and the folder."""
+        if self._new_folder and [p.name for p in self.path.iterdir()] == [".lock"]:
+            with contextlib.suppress(OSError):  # `hold` finds out that a lock was deleted while it waited
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
 
     def close(self) -> None:
         if self._lock is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError
+from trailmark.errors import DataError, JudgeGone
 from trailmark.score.base import digest
 from trailmark.score.cache import Cache
 from trailmark.score.likelihood import Context, Likelihood, Rule, TextScorer
@@ -92,11 +92,19 @@ class BaselineFile:
         size = len(new) if server is None else server.concurrency
         for k in range(0, len(new), max(1, size)):
             some = new[k : k + size]
-            read = self.scorer.fresh([(r.context, r.gold) for r in some], self.rule, [r.id for r in some])
+            gone: JudgeGone | None = None
+            try:
+                read = self.scorer.fresh([(r.context, r.gold) for r in some], self.rule, [r.id for r in some])
+            except JudgeGone as problem:
+                gone, read = problem, list(problem.made)
             for row, found in zip(some, read):
+                if found is None:
+                    continue
                 numbers = {"baseline_nll": found.nll, "baseline_ppl": found.perplexity, "n_scored_tokens": found.tokens}
                 self.cache.add(row.id, {**numbers, "logp": found.logp, **row.marks()})
                 self.computed += 1
+            if gone is not None:
+                raise gone
         stored = [self.cache[row.id] for row in rows]
         return [Likelihood(float(r["logp"]), int(r["n_scored_tokens"])) for r in stored]
 

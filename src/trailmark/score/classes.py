@@ -166,7 +166,6 @@ def episode_scores(
 # --- kept --------------------------------------------------------------------------------------------------------
 
 
-
 def output_notes(outputs: Outputs, source: str) -> list[Annotation]:
     """What a head said at the end of each step as annotations: `class_0`, `class_1`, …"""
     notes = []

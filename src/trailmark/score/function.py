@@ -47,9 +47,7 @@ def open_function(config: FunctionJudgeConfig, key: str = "reward") -> Judge:
         if not judge.fingerprint:  # the class sets none: use its file's content
             judge.fingerprint = digest(source_text(file)) if file.is_file() else ""
         return judge
-    return FunctionJudge(
-        found, file, config.path, config.success, config.model, config.at_once, server=config.server
-    )
+    return FunctionJudge(found, file, config.path, config.success, config.model, config.at_once, server=config.server)
 
 
 class FunctionJudge(Judge):

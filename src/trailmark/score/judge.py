@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from trailmark.chat import end_of_turn, render
 from trailmark.engines.base import EngineError, Request
-from trailmark.errors import JudgeError, ModelError
+from trailmark.engines.http_client import EngineRefused, EngineStatus, EngineTimeout
+from trailmark.errors import JudgeError, JudgeGone, ModelError
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
 from trailmark.score.cache import Cache
@@ -96,7 +97,8 @@ class ModelJudge(Judge):
         try:
             wait(self.engine.must_serve())
         except EngineError as problem:
-            raise JudgeError(f"reward.server: {problem}.") from None
+            kind = JudgeGone if isinstance(problem, EngineRefused | EngineStatus | EngineTimeout) else JudgeError
+            raise kind(f"reward.server: {problem}.") from None
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
         gate = asyncio.Semaphore(self.config.at_once)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trailmark.chat import answered
-from trailmark.errors import DataError, JudgeError, ModelError, RecipeError
+from trailmark.errors import DataError, JudgeError, JudgeGone, ModelError, RecipeError
 from trailmark.score.cache import Cache
 from trailmark.score.gold import Gold, Likelihood
 
@@ -114,9 +114,7 @@ def gain_reward(
     raise RecipeError(f"unknown kind of reward '{kind}': stepped, clipped, binary, linear, nll or contrastive.")
 
 
-def smallest_reward(
-    kind: Gain, steps: Sequence[tuple[float, float]] = STEPS, others: Sequence[float] = ()
-) -> float:
+def smallest_reward(kind: Gain, steps: Sequence[tuple[float, float]] = STEPS, others: Sequence[float] = ()) -> float:
     """The reward of an answer without a plan. No valid answer earns less: neither by the definition of its kind, nor
     (the last three kinds have no bound below) among `others`, the rewards of the valid answers to the same row."""
     if kind == "stepped":
@@ -128,24 +126,44 @@ class Baselines:
     """Likelihoods of gold texts, stored in a file by the model, the tokens and the scored part. A second run over the
     same rows computes nothing. Another model or template has other keys."""
 
-    def __init__(
-        self, lm: LM | ServedModel, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False
-    ):
+    def __init__(self, lm: LM | ServedModel, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
         self.lm, self.shape, self.amp = lm, shape, amp
         self.cache = Cache(path)
         dtype = str(getattr(lm, "dtype", "")).removeprefix("torch.")
         self.fingerprint = f"{lm.fingerprint()[:16]} {dtype}" + " amp" * amp if dtype else lm.fingerprint()
         self.computed = 0
+        self.failed: dict[str, str] | None = None  # None: a failed request is an error; else why, by key
+        self.asked = set[str]()
 
     def get(self, rows: Sequence[Gold]) -> list[Likelihood]:
+        """If requests may fail (`failed` is not None), the likelihood of such a row is not a number."""
         self._must_be_the_same_server()
         keys = [self._key(row) for row in rows]
-        new = {key: row for key, row in zip(keys, rows) if key not in self.cache}
+        self.asked |= set(keys)
+        given_up = self.failed or {}
+        new = {key: row for key, row in zip(keys, rows) if key not in self.cache and key not in given_up}
         for some in self._portions(list(new)):
-            for key, found in zip(some, self.read([new[key] for key in some])):
+            try:
+                made: Sequence[Likelihood | None] = self.read([new[key] for key in some])
+            except JudgeGone as problem:
+                made = problem.made
+                if self.failed is None or not made:
+                    self._store(some, made)
+                    raise
+                self.failed |= {key: str(problem) for key, found in zip(some, made) if found is None}
+            self._store(some, made)
+        return [self._stored(key) for key in keys]
+
+    def _store(self, keys: Sequence[str], made: Sequence[Likelihood | None]) -> None:
+        for key, found in zip(keys, made):
+            if found is not None:
                 self.cache.add(key, {"logp": found.logp, "tokens": found.tokens, "ppl": found.perplexity})
                 self.computed += 1
-        return [Likelihood(float(self.cache[k]["logp"]), int(self.cache[k]["tokens"])) for k in keys]
+
+    def _stored(self, key: str) -> Likelihood:
+        if key not in self.cache:
+            return Likelihood(math.nan, 1)
+        return Likelihood(float(self.cache[key]["logp"]), int(self.cache[key]["tokens"]))
 
     def read(self, rows: Sequence[Gold]) -> list[Likelihood]:
         """The likelihoods of rows; nothing is stored."""

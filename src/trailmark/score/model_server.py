@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
 from trailmark.engines.http import OWNER, HttpEngine, http_engine
-from trailmark.engines.http_client import EngineGarbage, EngineStatus
-from trailmark.errors import JudgeError
+from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout
+from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
 from trailmark.score.gold import Gold, Likelihood
 from trailmark.texts import encode
@@ -52,7 +52,10 @@ class ServedModel:
     def likelihoods(self, rows: Sequence[Gold]) -> list[Likelihood]:
         """The likelihood of each row's gold text. The server gets all rows at once, up to `server.concurrency`."""
         self.probe  # noqa: B018  (checks the server before its first numbers are used)
-        return self._ask(self._read(rows))
+        made = self._ask(self._read(rows))
+        if failed := next((x for x in made if isinstance(x, EngineError)), None):
+            raise JudgeGone(self._said(failed), [None if isinstance(x, EngineError) else x for x in made])
+        return made
 
     @cached_property
     def probe(self) -> tuple[float, ...]:
@@ -76,22 +79,28 @@ class ServedModel:
                 f"as {mine[:6]}…: name the model that it serves as `model`"
             )
 
-    async def _read(self, rows: Sequence[Gold]) -> list[Likelihood]:
+    async def _read(self, rows: Sequence[Gold]) -> list[Any]:
+        """A likelihood for each row, or the error in its place."""
         return list(await asyncio.gather(*map(self._read_one, rows)))
 
-    async def _read_one(self, row: Gold) -> Likelihood:
+    async def _read_one(self, row: Gold) -> Likelihood | EngineError:
         try:
             logps = await self.engine.score(row.tokens[: row.end], row.start)
         except (EngineGarbage, EngineStatus) as problem:  # about this row, and not about the server
-            raise EngineError(f"{row.name}: {problem}" if row.name else str(problem)) from None
+            return EngineError(f"{row.name}: {problem}" if row.name else str(problem))
+        except EngineError as problem:
+            return problem
         return Likelihood(float(sum(logps)), len(logps))
 
     def _ask(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             return wait(work)
         except EngineError as problem:
-            said = str(problem)
-            raise JudgeError(f"{self.key}: {said[:-1] if said.endswith('.') else said}.") from None
+            kind = JudgeGone if isinstance(problem, EngineRefused | EngineStatus | EngineTimeout) else JudgeError
+            raise kind(self._said(problem)) from None
+
+    def _said(self, problem: EngineError) -> str:
+        return f"{self.key}: {str(problem).removesuffix('.')}."
 
 
 def same_model(then: Sequence[float], now: Sequence[float]) -> bool:

@@ -163,6 +163,8 @@ def check_players(seats: Seats) -> None:
 class NoServer(EngineError):
     """No server answers at an address."""
 
+    code = 1
+
 
 def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
     """The engine of a seat behind a server. The server must answer and serve the model that the seat names; else

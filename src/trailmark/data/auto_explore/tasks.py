@@ -105,6 +105,7 @@ def generate(
         counts.left_out["file too short"] += made.count(None)
         records += wait(_ask(repo, teacher, [e for e in made if e], texts, seed, per_file, counts))
         counts.kept["files asked about"] += len(picked) - made.count(None)
+    teacher.settle()
     counts.kept["questions"] = len(records)
     counts.left_out = +counts.left_out
     if not records:

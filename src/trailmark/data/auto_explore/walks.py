@@ -121,6 +121,7 @@ def add_walks(
         return await walks_of(explorer, record, teacher, seed, negatives, markov, counts)
 
     made = wait(run_limited(records, one, teacher.at_once, done))
+    teacher.settle()
     kept = [r for r in made if any(w.positive and w.found for w in r.walks)]
     counts.left_out["record in which no file was pointed out"] += len(made) - len(kept)
     counts.left_out = +counts.left_out

@@ -178,7 +178,9 @@ class _Work:
                 return None
 
         with Progress(max(1, len(items)), name=name) as bar:
-            return wait(run_limited(items, tried, self.writer.at_once, lambda n: bar.update(n, {})))
+            made = wait(run_limited(items, tried, self.writer.at_once, lambda n: bar.update(n, {})))
+        self.writer.settle()
+        return made
 
     def chapters(self, paths: Sequence[Path], characters: Path | None) -> Counts:
         counts, kept = Counts(), []

@@ -66,6 +66,8 @@ class Writer(Protocol):
 
     async def sheet(self, name: str, text: str, tokens: int) -> str: ...
 
+    def settle(self) -> None: ...
+
 
 class Rules:
     """Copies sentences. `count` counts tokens."""
@@ -120,6 +122,9 @@ class Rules:
             lines.pop(0)
         return "\n".join(lines)
 
+    def settle(self) -> None:
+        pass
+
 
 class Model:
     """Asks a server. Its answers are stored, so nothing is asked twice."""
@@ -129,6 +134,9 @@ class Model:
 
     async def ask(self, text: str, tokens: int, **law: object) -> str:
         return (await self.server.say([{"role": "user", "content": text}], tokens, law)).strip()
+
+    def settle(self) -> None:
+        self.server.settle()
 
     async def synopsis(self, header: str, text: str) -> str:
         return await self.ask(

@@ -17,7 +17,7 @@ from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.tasks.math.check import Checker, Rules
 from trailmark.tasks.math.extract import Marker
 from trailmark.tasks.math.pool import Pool
-from trailmark.tasks.math.prompts import Style, marker_of, messages, prompt
+from trailmark.tasks.math.prompts import Style, bos_of, marker_of, messages, prompt
 from trailmark.tasks.math.rows import DATASETS, Problem, asks, find_files, read_files, read_hub
 from trailmark.types import Scored, Task
 
@@ -95,6 +95,7 @@ class Math(TaskSource):
         messages("", style, asks(dataset))  # raises if the style is unknown
         self.dataset, self.path, self.hub, self.revision = dataset, None if path is None else Path(path), hub, revision
         self.style, self.bos, self.val = style, bos, val
+        self._foreign = False  # the model has no such BOS as the style writes
         self.levels = None if level is None else {f"Level {k}" for k in ((level,) if isinstance(level, int) else level)}
         self.marker: Marker = marker_of(style, asks(dataset))
         self.checker = Checker(rules, Pool(workers, seconds))
@@ -143,8 +144,14 @@ class Math(TaskSource):
             return p.solution
         return f"{steps}The final answer is $\\boxed{{{p.answer}}}$."
 
+    def bind(self, tokenizer: Any) -> None:
+        """A model with another BOS gets its own (`rollout/bos.py`), and not the style's, which would be plain words."""
+        bos = bos_of(self.style)
+        self._foreign = bool(bos) and tokenizer is not None and bos not in tokenizer.get_vocab()
+
     def prompt(self, task: Task) -> str:
-        return prompt(task.data["question"], self.style, asks(self.dataset), self.bos)
+        bos = "" if self.bos is None and self._foreign else self.bos
+        return prompt(task.data["question"], self.style, asks(self.dataset), bos)
 
     def messages(self, task: Task) -> list[dict[str, str]]:
         """The prompt as a conversation."""

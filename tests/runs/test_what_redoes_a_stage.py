@@ -1,0 +1,257 @@
+"""A stage is made again if something changes that it reads, and for nothing else: every key of every recipe in stages
+is changed, and compared with what was read while the stage was made."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trailmark import methods
+from trailmark.config import Config, dump, resolve
+from trailmark.errors import TrailmarkError
+from trailmark.methods import oreo_rounds
+from trailmark.methods.lpr import LAYOUT, Road
+from trailmark.methods.reflect import ReflectMethod
+from trailmark.methods.staged_configs import RECIPES
+from trailmark.runs import stages as pipeline
+from trailmark.runs.launch import launch
+from trailmark.runs.store import Run
+
+SOLVER = f"{Path(__file__).parents[1] / 'methods/lpr_careless.py'}:careless"
+TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}}
+SCRIPT = {"kind": "scripted", "function": SOLVER}
+LPR = {
+    "method": "lpr", "steps": 1, "model": TINY, "task": {"name": "arith", "options": {"level": 2}},
+    "seats": {"teacher": SCRIPT, "policy": SCRIPT}, "teacher": {"starts": 4, "n": 3, "sampling": {"max_tokens": 40}},
+    "sft": {"steps": 1, "batch": 2}, "sample": {"starts": 4, "n": 6}, "sampling": {"max_tokens": 40},
+    "engine": {"slots": 8, "max_len": 96}, "states": {"start": 0.0, "ratio": 1.0, "shards": 2},
+    "labels": {"dev_shards": [0]}, "prm": {"steps": 1, "batch": 4},
+    "pairs": {"margin": 0.0, "best_of": 9, "max_wrong": 9, "states": {"margin": 0.0}},
+    "preference": {"steps": 1, "batch": 2}, "eval": {"every": 1, "n": 2, "split": "test"},
+    "rl": {"algorithm": "ppo", "steps": 1, "starts": 2, "rewards": {"right": 1.0}},
+}  # fmt: skip
+ROUNDS = {
+    "method": "oreo_rounds", "steps": 2, "training": 1, "batch": 2, "model": TINY, "seed": 0,
+    "task": {"name": "arith", "options": {"level": 1}}, "collect": {"starts": 2, "n": 2, "sampling": {"max_tokens": 8}},
+    "engine": {"slots": 4, "max_len": 96},
+}  # fmt: skip
+REFLECT = {
+    "method": "reflect", "steps": 1, "task": {"name": "taxi", "options": {"mode": "pickup"}}, "thought": 64,
+    "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}},
+    "engine": {"slots": 4, "max_len": 1024}, "teacher": {"starts": 2}, "rl": {"starts": 2, "replay": 0},
+    "sft": {"reflector": 1, "policy": 1, "batch": 2}, "eval": {"every": 1, "n": 2}, "final": {"n": 1},
+}  # fmt: skip
+BUILDS = {"training", "anchor", "critic_from", "learn_from"}  # read where the list of stages is made
+SECTIONS = {"sft", "prm", "preference", "rl"}  # recipes of trainings
+
+
+def listed(config, run):
+    if config.method == "lpr":
+        return [(s, LAYOUT) for s in Road(config, run).stages()]
+    if config.method == "reflect":
+        return [(s, pipeline.Layout()) for s in ReflectMethod.stages(config, run)]
+    out = []
+    for k in range(1, config.steps + 1):
+        out += [(oreo_rounds.collection(config, run, k), oreo_rounds.EPISODES)]
+        out += [(oreo_rounds.round_stage(config, run, k, False), oreo_rounds.LAYOUT)]
+    return out
+
+
+@pytest.fixture(scope="module", params=["lpr", "oreo_rounds", "reflect"])
+def made(request, tmp_path_factory):
+    """A finished run of a recipe in stages, its recipe, and what each stage read of it: class and field."""
+    given = {"lpr": LPR, "oreo_rounds": ROUNDS, "reflect": REFLECT}[request.param]
+    root = tmp_path_factory.mktemp(request.param) / "run"
+    config = resolve({**given, "out": str(root)}, RECIPES[request.param])
+    reads, now, make = {}, [], pipeline._make
+
+    def spy(self, name):
+        if now and name in type(self).model_fields:
+            reads.setdefault(now[-1], set()).add((type(self).__name__, name))
+        return object.__getattribute__(self, name)
+
+    def making(place, say):
+        inner = place.stage.make
+
+        def build(folder):
+            now.append(place.stage.name)
+            try:
+                return inner(folder)
+            finally:
+                now.pop()
+
+        place.stage = dataclasses.replace(place.stage, make=build)
+        return make(place, say)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, "__getattribute__", spy)
+        patch.setattr(pipeline, "_make", making)
+        launch(methods.get_method(request.param), config)
+    return config, reads
+
+
+def leaves(value, path=()):
+    """Every key of a recipe with the class and the name of its field."""
+    for name in type(value).model_fields:
+        inner = object.__getattribute__(value, name)
+        if isinstance(inner, Config):
+            yield from leaves(inner, (*path, name))
+        else:
+            yield (*path, name), (type(value).__name__, name), inner
+
+
+def others(value):
+    """Other values that a key may have."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value + 1, value / 2, value * 0.9, 1, 0.5]
+    if isinstance(value, str):
+        return ["other", "1", *(w for w in WORDS if w != value)]
+    if isinstance(value, list | tuple):
+        return [[], [0], ["x"], [0.8, 0.9]]
+    return [1, 0.5, "other", {}, [0], True]
+
+
+WORDS = ("min", "react", "any", "finish", "keep", "discard", "before", "none", "tree", "linear", "step", "start",
+         "fresh", "all", "sentence", "float64", "cpu", "bf16", "permute", "alphabet", "ema", "behaviour")  # fmt: skip
+
+
+def changes(config):
+    """The recipe with every key changed, one at a time."""
+    text = yaml.safe_load(dump(config))
+    for path, field, value in leaves(config):
+        if path[0] in ("method", "name", "out", "trackers", "given") or path[-1] in SECTIONS | BUILDS:
+            continue
+        for new in others(value):
+            raw = json.loads(json.dumps(text))
+            at = raw
+            for part in path[:-1]:
+                at = at[part]
+            at[path[-1]] = new
+            try:
+                yield ".".join(path), field, resolve(raw, type(config))
+                break
+            except TrailmarkError:
+                continue
+
+
+def touched(config, other):
+    """The stages whose settings a change makes others, and for each stage those that it is made from."""
+    root, direct, above = Path(config.out), set(), {}
+    before = {s.name for s, _ in listed(config, Run(root))}
+    for stage, layout in listed(other, Run(root)):
+        named = [Path(p) for p in stage.inputs.values()]
+        named = [p.relative_to(root) for p in named if p.is_relative_to(root)]
+        names = {part for p in named for part in p.parts}
+        above[stage.name] = names | {f"collect-{int(n[:6])}" for n in names if n[:6].isdigit()}
+        if stage.name in before:
+            place = pipeline._Place(root / "stages" if config.method == "reflect" else root, stage, layout)
+            record = json.loads(place.record.read_text())
+            wanted = {"settings": pipeline._plain(stage), "inputs": record["inputs"]}
+            direct |= {stage.name} if pipeline._changes(*pipeline._compared(stage, record, wanted)) else set()
+    return direct, above
+
+
+def and_behind(stages, above):
+    found = set(stages)
+    for name, before in above.items():  # in their order
+        found |= {name} if before & found else set()
+    return found
+
+
+def test_no_key_makes_a_stage_again_that_does_not_read_it(made):
+    config, reads = made
+    wrong, seen = [], set()
+    for key, field, other in changes(config):
+        direct, above = touched(config, other)
+        right = {s for s in direct if field in reads[s] or field[1] in {name for _, name in reads[s]}}
+        wrong += [f"{key}: {s}" for s in sorted(direct - and_behind(right, above))]
+        seen |= direct
+    assert seen and not wrong, "\n".join(wrong)
+
+
+def test_what_a_stage_reads_of_its_own_sections_makes_it_again(made):
+    config, reads = made
+    own = {"LprTeacher", "LprSample", "LprClean", "LprStates", "LprComplete", "LprLabels", "LprPairs", "LprStatePairs",
+           "CollectConfig", "TeacherConfig", "KlConfig", "RewardConfig"}  # fmt: skip
+    allowed = {"replay_data", "models", "options", "margins"}  # nothing is named there
+    missed = []
+    for key, field, other in changes(config):
+        again = and_behind(*touched(config, other))
+        for stage, found in reads.items():
+            if field in found and field[0] in own and field[1] not in allowed and stage not in again:
+                missed.append(f"{key}: {stage}")
+    assert not missed
+
+
+# --- one by one, as people met them --------------------------------------------------------------------------------
+
+OF_LPR = pytest.mark.parametrize("made", ["lpr"], indirect=True)
+
+
+@pytest.fixture
+def lpr(made, tmp_path):
+    config, _ = made
+    shutil.copytree(config.out, tmp_path / "run")
+
+    def go(**more):
+        raw = yaml.safe_load(dump(config))
+        for key, value in more.items():
+            at = raw
+            *path, last = key.split("__")
+            for part in path:
+                at = at[part]
+            at[last] = value
+        return resolve({**raw, "out": str(tmp_path / "run")}, RECIPES["lpr"])
+
+    return go
+
+
+def states(config):
+    return {s.name: pipeline.stage_state(config.out, s, LAYOUT) for s in Road(config, Run(Path(config.out))).stages()}
+
+
+@OF_LPR
+def test_the_recipes_temperature_does_not_ask_the_teacher_again_that_has_its_own(lpr):
+    found = states(lpr(sampling__temperature=0.5))
+    assert found["lessons"] == "done" and "sampling.temperature" in found["solutions-1"]
+    assert "teacher.sampling.temperature" in states(lpr(teacher__sampling__temperature=0.5))["lessons"]
+
+
+@OF_LPR
+@pytest.mark.parametrize(
+    "key, value", [("eval__n", 3), ("eval__split", "all"), ("engine__slots", 4), ("engine__fixed", False)]
+)
+def test_what_measures_an_imitation_does_not_redo_it(lpr, key, value):
+    assert states(lpr(**{key: value}))["sft"] == "done"
+
+
+@OF_LPR
+def test_how_a_reward_model_is_read_does_not_train_it_again(lpr, capsys):
+    c = lpr(read__over="min")
+    before = states(c)
+    assert before["prm-1"] == before["scores-1"] == before["policy-1"] == "done" and "read.over" in before["pairs-1"]
+    path = Path(c.out) / "prm-1"
+    weights = {p: p.stat().st_mtime_ns for p in path.rglob("*.safetensors")}
+    launch(methods.get_method("lpr"), c, resume=True)
+    assert weights and {p: p.stat().st_mtime_ns for p in path.rglob("*.safetensors")} == weights
+    assert yaml.safe_load((path / "recipe.yaml").read_text())["read"]["over"] == "min"  # as a search reads it
+    said = capsys.readouterr().err
+    assert "'pairs-1' is made again: key 'read.over'" in said and "'prm-1'" not in said and "'scores-1'" not in said
+    assert set(states(c).values()) == {"done"}
+    assert set(states(lpr(read__over="product"))["prm-1"].split()) == {"done"}
+
+
+@OF_LPR
+def test_a_run_of_an_older_version_is_not_made_again(lpr):
+    c = lpr()
+    for name in ("lessons", "cleaned-1"):
+        record = Path(c.out) / "stages" / f"{name}.json"
+        held = json.loads(record.read_text())
+        assert held["settings"].pop("words")
+        record.write_text(json.dumps(held))
+    assert set(states(c).values()) == {"done"}

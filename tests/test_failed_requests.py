@@ -1,0 +1,329 @@
+"""Whatever asks a server: if the server dies half-way or refuses the key, the work is not done, says how many requests
+failed and why, exits 1, and asks only for these the next time."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import typer
+from data_fixtures import packages
+from data_fixtures import script as explores
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
+from trailmark.engines import http_client
+from trailmark.methods import METHODS
+from trailmark.methods.lpr import LprMethod
+from trailmark.methods.staged_configs import RECIPES
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, value):
+        raw = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def do_GET(self):
+        self.answer(200, {"data": [{"id": "m", "owned_by": "vllm"}]})
+
+    def do_POST(self):
+        there = self.server
+        raw = self.rfile.read(int(self.headers["Content-Length"]))
+        if not raw:  # who asked has gone
+            return None
+        body = json.loads(raw)
+        probe = "messages" not in body and (isinstance(body["prompt"], str) or there.probed is None)
+        with there.guard:
+            if probe and not isinstance(body["prompt"], str):
+                there.probed = body["prompt"]
+            dead = there.left is not None and there.left <= 0 and not probe
+            if there.left is not None and not probe:
+                there.left -= 1
+            (there.failed if dead or there.refuses else there.answered).append(json.dumps(body, sort_keys=True))
+        if there.refuses:
+            return self.answer(401, {"error": {"message": "the API key is wrong"}})
+        if dead:
+            self.close_connection = True
+            return None
+        if "messages" not in body:
+            ids = body["prompt"] if isinstance(body["prompt"], list) else []
+            listed = [None, *({str(t): {"logprob": -1.0 - t / 1e4}} for t in ids[1:])]
+            return self.answer(200, {"choices": [{"index": 0, "text": "", "prompt_logprobs": listed}]})
+        said = {"role": "assistant", "content": says(body["messages"])}
+        return self.answer(200, {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]})
+
+
+def says(messages):
+    text, last = messages[0]["content"], messages[-1]["content"]
+    if "Spoil it." in last:
+        return "Thought 1: I misread it.\nAction 1: Finish[The answer is A.]"
+    if "Options:" in str(messages):
+        return " I see.\nThought 2: And so.\nAction 1: Finish[The answer is B.]"
+    if "Compare them" in text:
+        return json.dumps({"id": text.rsplit('"id": "', 1)[1].split('"')[0], "good": "A"})
+    if '"score"' in text:
+        return json.dumps({"id": text.rsplit('"id": "', 1)[1].split('"')[0], "score": 7})
+    if "QUERY1" in last or "Answer with its label" in last:
+        return explores(messages)
+    if "Rate from 1 to 5" in last:
+        return "5"
+    return "Ann went home with a lamp. She saw Tom. Action: 1"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(http_client, "LONGEST_WAIT", 0.0)
+    there = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    there.handle_error = lambda *_: None
+    there.daemon_threads, there.guard = True, threading.Lock()
+    there.left, there.refuses, there.answered, there.failed, there.probed = None, False, [], [], None
+    there.url = f"http://127.0.0.1:{there.server_address[1]}"
+    thread = threading.Thread(target=there.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield there
+    there.shutdown()
+    there.server_close()
+    thread.join(5)
+
+
+def dump(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+# --- what asks a server: each gives the words of a command, and those that let it go on in spite of failures
+
+
+def data(name, *more):
+    return lambda at, url: (
+        [
+            "data",
+            *name,
+            "--out",
+            at / "out",
+            "--teacher",
+            url,
+            "--model",
+            "m",
+            "--retries",
+            "0",
+            "--at-once",
+            "1",
+            *more,
+        ],
+        ["--failures", "0.9"],
+    )
+
+
+def taxi(at, url):
+    return data(["taxi"], "--starts", "3")(at, url)
+
+
+def explore(at, url):
+    return data(["auto-explore", *map(str, packages(at)[:1])], "--files", "3", "--split", "exact")(at, url)
+
+
+def books(at, url):
+    chapters = [{"book": "b", "chapter": k + 1, "text": f"Ann had {k} lamps. Tom said no. " * 9} for k in range(5)]
+    return data(["books", str(dump(at / "books.jsonl", chapters))])(at, url)
+
+
+def stories(at):
+    texts = [
+        f"The {word} rained." for word in ("sky", "moon", "sea", "hill", "tree", "road", "sun", "bird", "fox", "day")
+    ]
+    talks = [{"id": f"r{k}", "split": "test", "messages": [{"role": "user", "content": f"Why {k}?"},
+              {"role": "assistant", "content": text}]} for k, text in enumerate(texts)]  # fmt: skip
+    done = CliRunner().invoke(app, ["data", "stories", str(dump(at / "talks.jsonl", talks)), "--out", str(at / "s"),
+                                    "--by", "given"])  # fmt: skip
+    assert done.exit_code in (0, 2), done.output
+    if done.exit_code:
+        for row in talks:
+            row.pop("split")
+        dump(at / "talks.jsonl", talks)
+        done = CliRunner().invoke(
+            app, ["data", "stories", str(at / "talks.jsonl"), "--out", str(at / "s"), "--test", "0.8"]
+        )
+        assert done.exit_code == 0, done.output
+    return at / "s/test.jsonl"
+
+
+def write(at, url):
+    return ["write", stories(at), f"b={url}", "--out", at / "out", "--at-once", "1", "--samples", "3"], [
+        "--failures",
+        "0.9",
+    ]
+
+
+def judge(at, url):
+    rows = stories(at)
+    ids = [json.loads(x)["id"] for x in rows.read_text().splitlines()]
+    systems = [f"{n}={dump(at / f'{n}.jsonl', [{'id': i, 'text': f'{n} {i}'} for i in ids])}" for n in ("x", "y")]
+    (at / "c.json").write_text('{"good": "which is better"}')
+    words = [
+        "judge",
+        rows,
+        *systems,
+        "--server",
+        url,
+        "--out",
+        at / "out.csv",
+        "--criteria",
+        at / "c.json",
+        "--retries",
+        "0",
+    ]
+    return [*words, "--at-once", "1"], ["--failures", "0.9"]
+
+
+def improvement(at, url):
+    words = ["improvement", stories(at), "--model", "tiny", "--control", "gold", "--control", "empty", "--server", url]
+    return [*words, "--served", "m", "--cache", at / "cache.jsonl", "--out", at / "out.jsonl"], ["--failures", "0.9"]
+
+
+def evaluated(at, url):
+    return ["eval", url, "--task", "arith", "--n", "12", "--out", at / "out.jsonl"], ["--failures", "0.9"]
+
+
+def prompted(at, url):
+    return ["eval", url, "--task", "taxi", "horizon=1", "--chat", "--n", "9", "--out", at / "out.jsonl"], [
+        "--failures",
+        "0.9",
+    ]
+
+
+COMMANDS = {"data taxi": taxi, "data auto-explore": explore, "data books": books, "write": write, "judge": judge,
+            "improvement": improvement, "eval": evaluated, "eval --chat": prompted}  # fmt: skip
+SAME = {"data alfworld": "data taxi"}  # the same code, for a world that needs games
+
+
+def lpr(stage, *before):
+    def words(at, url):
+        row = {"context": "c", "options": ["x", "y"], "label": 1}
+        dump(at / "q_train.jsonl", [{**row, "question": f"q{k}", "id": f"{k}"} for k in range(3)])
+        seat = {"kind": "http", "address": url, "model": "m", "retries": 0, "concurrency": 1}
+        taught = {"teacher": {"n": 3}, "sft": {"steps": 1}}
+        recipe = {
+            "method": "lpr", "out": str(at / "run"), "steps": 1, "sample": {"n": 3}, "sampling": {"max_tokens": 200},
+            "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}},
+            "task": {"name": "logic", "options": {"dataset": "choice", "path": str(at / "q_train.jsonl")}},
+            "seats": {"policy": seat, "teacher" if stage == "lessons" else "worsener": seat},
+            **(taught if stage == "lessons" else {"worsen": {"instruction": "Spoil it."}}),
+            "clean": {"split": "react"}, "states": {"start": 0.0, "ratio": 1.0}, "preference": {"steps": 1},
+            "pairs": {"process": stage != "worsened"},
+        }  # fmt: skip
+        (at / "r.yaml").write_text(json.dumps(recipe))
+        for name in before:
+            done = CliRunner().invoke(app, ["lpr", "run", name, str(at / "r.yaml")])
+            assert done.exit_code == 0, done.output
+        return ["lpr", "run", stage, at / "r.yaml"], ["failures=0.95"]
+
+    return words
+
+
+def rounds(at, url):
+    dump(at / "p.jsonl", [{"prompt": f"p{k}", "id": f"{k}"} for k in range(4)])
+    reward = {
+        "kind": "model",
+        "rubric": "Good?",
+        "server": {"address": url, "model": "m", "retries": 0, "concurrency": 1},
+    }
+    recipe = {
+        "method": "oreo_rounds", "out": str(at / "run"), "steps": 1, "training": 0, "collect": {"starts": 4, "n": 3},
+        "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
+        "task": {"name": "prompts", "options": {"path": str(at / "p.jsonl"), "reward": reward}},
+        "eval": {"split": "all"},
+    }  # fmt: skip
+    (at / "r.yaml").write_text(json.dumps(recipe))
+    resume = ["--resume"] if (at / "run/recipe.yaml").exists() else []
+    return ["train", at / "r.yaml", *resume], ["failures=0.95"]
+
+
+STAGES = {
+    "lpr lessons": lpr("lessons"),
+    "lpr solutions": lpr("solutions"),
+    "lpr completions": lpr("completions", "solutions", "cleaned", "states"),
+    "lpr worsened": lpr("worsened", "solutions", "cleaned"),
+    "oreo_rounds collect": rounds,
+}
+ALL = {**COMMANDS, **STAGES}
+
+
+def call(words):
+    if words[0] == "train" and (words[1].parent / "run/recipe.yaml").exists() and "--resume" not in words:
+        words = [*words, "--resume"]
+    done = CliRunner().invoke(app, [str(w) for w in words])
+    assert "Traceback" not in done.output, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def made(at):
+    """The finished outputs: what a later command would read."""
+    names = ("out/oracle", "out/train.jsonl", "out/rows.jsonl", "out/b.jsonl", "out.csv", "out.jsonl",
+             "run/*/all.jsonl", "run/*/000.jsonl", "run/episodes/000001.jsonl")  # fmt: skip
+    return sorted(str(p) for name in names for p in at.glob(name))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_server_that_dies_half_way_is_no_finished_stage(name, server, tmp_path):
+    words, _ = ALL[name](tmp_path, server.url)
+    server.answered.clear()
+    server.left, before = 3, made(tmp_path)
+    code, said = call(words)
+    assert code == 1 and "failed" in said and "cannot be reached" in said, said
+    assert made(tmp_path) == before and server.failed
+    asked = [x for x in server.answered if '"messages"' in x or '"prompt": [' in x]
+    assert len(asked) >= 3
+    server.left = None
+    server.answered.clear()
+    code, said = call(words)
+    assert code == 0 and made(tmp_path) != before, said
+    again = [x for x in server.answered if x in asked and x != asked[0]]  # the first may be the probe of a model
+    assert not again and server.answered
+    server.answered.clear()
+    assert call(words)[0] == 0 or name.startswith(("eval", "improvement"))  # these refuse to write over their file
+    assert not [x for x in server.answered if '"messages"' in x]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_key_that_is_refused_is_no_finished_stage(name, server, tmp_path):
+    words, _ = ALL[name](tmp_path, server.url)
+    server.refuses, before = True, made(tmp_path)
+    code, said = call(words)
+    assert code == 1 and "answered 401: the API key is wrong" in said, said
+    assert made(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_stated_share_of_failures_is_accepted(name, server, tmp_path):
+    words, more = ALL[name](tmp_path, server.url)
+    server.left = 5
+    code, said = call([*words, *more])
+    enough = name not in ("data auto-explore", "data books")  # five answers make no data set there
+    assert (code == 0 and made(tmp_path)) or not enough, said
+    assert "requests in a row" not in said
+
+
+def test_every_command_and_method_that_asks_a_server_is_walked():
+    def commands(group, path=()):
+        for name, inner in group.commands.items():
+            yield from (
+                commands(inner, (*path, name)) if hasattr(inner, "commands") else [(" ".join((*path, name)), inner)]
+            )
+
+    marks = {"teacher", "server", "served", "key_env"}
+    asks = {name: c for name, c in commands(typer.main.get_command(app)) if marks & {p.name for p in c.params}}
+    assert set(asks) == {n for n in (*COMMANDS, *SAME) if "--" not in n}
+    assert all("failures" in {p.name for p in c.params} for c in asks.values())
+    collects = {n for n, config in RECIPES.items() if "failures" in config.model_fields}
+    assert collects == {"lpr", "oreo_rounds"} and set(LprMethod.asks) == {"policy", "teacher", "worsener"}
+    assert collects <= set(METHODS)
