@@ -86,8 +86,8 @@ def test_a_run_whose_files_never_end_is_read_at_once(name, endless):
 
 @pytest.mark.parametrize("endless", ["/dev/zero", "pipe"])
 @pytest.mark.parametrize(("task", "name"), [("alfworld", "games.jsonl"), ("alfworld", "games.jsonl.xz"),
-                                            ("autoexplore", "tasks.jsonl"), ("autoexplore", "tasks.json"),
-                                            ("autoexplore", "file_trees.json")])  # fmt: skip
+                                            ("auto-explore", "tasks.jsonl"), ("auto-explore", "tasks.json"),
+                                            ("auto-explore", "file_trees.json")])  # fmt: skip
 def test_data_of_a_task_that_never_ends_is_refused(task, name, endless):
     Path("data").mkdir()
     Path("data", name).symlink_to(Path(endless).resolve())

@@ -16,7 +16,6 @@ Stages 1 and 2 cut the row of all weights. Stage 3 cuts every weight by itself, 
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 import re
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import ModelError, RunError, TrailmarkError
 from trailmark.memory import need
+from trailmark.plain_files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -141,8 +141,8 @@ def _pieces(folder: Path) -> tuple[list[str], Mapping[str, str]] | None:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        where = json.loads(path.read_bytes())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        where = read_json(path)["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ModelError(f"{path} is no index of weights: {_said(problem)}.") from None
     named = where.values() if isinstance(where, dict) else ()
     if not named or not all(isinstance(v, str) and Path(v).name == v for v in named):

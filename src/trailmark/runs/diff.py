@@ -126,7 +126,7 @@ def _same(a: Path, b: Path) -> bool:
 def _json(path: Path, root: Path) -> Any:
     """The values of a JSON file. The path of its own run is left out (an adapter stores where its base is)."""
     own = json.dumps(str(root.resolve()))[1:-1]
-    return json.loads(path.read_text("utf-8").replace(own, "RUN"))
+    return json.loads(str(read_plain(path), "utf-8").replace(own, "RUN"))
 
 
 def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
