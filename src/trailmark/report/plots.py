@@ -12,6 +12,7 @@ from trailmark.errors import RunError
 from trailmark.runs.store import LINK, atomic_write, cannot_write
 
 TRAIN, EVAL = "#2f6fb3", "#c8501e"
+FAR = 1e300  # larger numbers are drawn here: matplotlib takes differences of twice their size
 
 
 def smooth(values: Sequence[float], weight: float) -> list[float]:
@@ -68,12 +69,13 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _draw(axes: Any, curve: Mapping[str, Any], weight: float) -> None:
-    if curve["train"]:
-        steps, values = zip(*curve["train"])
+    train, test = ([(step, max(-FAR, min(FAR, v))) for step, v in curve[k]] for k in ("train", "eval"))
+    if train:
+        steps, values = zip(*train)
         axes.plot(steps, values, color=TRAIN, alpha=0.3, linewidth=1)
         axes.plot(steps, smooth(values, weight), color=TRAIN, linewidth=1.8, label="training")
-    if curve["eval"]:
-        steps, values = zip(*curve["eval"])
+    if test:
+        steps, values = zip(*test)
         axes.plot(steps, values, color=EVAL, marker="o", markersize=4, linewidth=1.2, label="evaluation")
         axes.legend(frameon=False, fontsize="small")
     axes.set_title(curve["name"], fontsize="medium", loc="left", parse_math=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ def curves(metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, 
             for key, value in row.items():
                 if key == "step" or not isinstance(value, int | float) or isinstance(value, bool):
                     continue
+                if abs(value) > sys.float_info.max:  # a whole number that no float can hold
+                    continue
                 name = prefix + key.removeprefix("eval/")
                 panel = panels.setdefault(name, {"name": name, "train": [], "eval": []})
                 panel["eval" if key.startswith("eval/") else "train"].append([row.get("step", 0), value])
@@ -42,7 +45,13 @@ def _thin(points: list[list[float]]) -> list[list[float]]:
         return points
     size = math.ceil(len(points) / POINTS)
     chunks = [points[i : i + size] for i in range(0, len(points), size)]
-    return [[c[-1][0], sum(v for _, v in c) / len(c)] for c in chunks]
+    return [[c[-1][0], _mean([v for _, v in c])] for c in chunks]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Also of numbers whose sum is larger than a float."""
+    mean = sum(values) / len(values)
+    return mean if math.isfinite(mean) else sum(v / len(values) for v in values)
 
 
 def evaluation_row(name: str, episodes: Sequence[Episode], failed: FailedAs = "apart") -> dict[str, Any]:
@@ -58,7 +67,7 @@ def evaluation_row(name: str, episodes: Sequence[Episode], failed: FailedAs = "a
     if told := warning(episodes, row):
         row["warning"] = told
     if outcomes:
-        row["reward"] = sum(o.reward for o in outcomes) / len(outcomes)
+        row["reward"] = _mean([o.reward for o in outcomes])
         row["turns"] = sum(len(e.turns) for e in good) / len(good)
         row["tokens"] = sum(len(t.tokens) for e in good for t in e.turns) / len(good)
     return row
