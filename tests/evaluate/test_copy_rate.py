@@ -9,6 +9,7 @@ from trailmark.evaluate.copy_rate import copy_rate, named
 from trailmark.evaluate.run import summarise
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.store import to_json
+from trailmark.tasks import get_task
 from trailmark.types import Episode, Scored, Task, Turn
 
 WORDS = tiny_tokenizer()
@@ -60,3 +61,32 @@ def test_eval_prints_it_where_words_reach_an_actor(tmp_path):
     done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
     assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 1.0
     assert CliRunner().invoke(app, ["eval", "tiny", "--task", "taxi", "--tokenizer", "tiny"]).exit_code == 2
+
+
+def test_the_taxi_without_a_menu_has_a_copy_rate(tmp_path):
+    """The documented taxi lists no menu: the task says what its labels mean, also for the stored episodes of a run."""
+    source = get_task("taxi", mode="pickup", history="none", menu=False, walls=False)
+    seen = source.make().reset(source.tasks("all", 1)[0])
+
+    def pair(words, label):
+        heard = f"{seen.text} # Analyze:\n{words} # Action:\n"
+        return [turn("reflector", seen.text, words), turn("policy", heard, label, action=label)]
+
+    said = [*pair("taxi at 00, passenger at 04; go east", "2"), *pair("taxi at 00, goal at 04; go pick up", "4"),
+            *pair("taxi at 01, goal at 04; go north", "0")]  # fmt: skip
+    e = Episode("a", Task("a"), "a", tuple(said), {"self": Scored(1.0, True)})
+    assert copy_rate([e], WORDS)["naming"] == 0
+    found = copy_rate([e], WORDS, source.commands)
+    assert (found["decisions"], found["naming"], found["value"]) == (3, 3, 2 / 3)
+    assert summarise([e], tokenizer=WORDS, commands=source.commands)["metrics"]["copied"] == found
+    run = tmp_path / "run"
+    (run / "evaluation").mkdir(parents=True)
+    (run / "recipe.yaml").write_text("method: reflect\ntask: {name: taxi, options: {menu: false}}\n")
+    file = run / "evaluation" / "reflect-rl.jsonl"
+    file.write_text(to_json(e) + "\n")
+    for path in (run, file):
+        done = CliRunner().invoke(app, ["eval", "--episodes", str(path), "--tokenizer", "tiny", "--json"])
+        assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 2 / 3
+    (run / "recipe.yaml").write_text("method: reflect\ntask: {name: 'somewhere.else:Make'}\n")  # code that is not run
+    done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
+    assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["naming"] == 0

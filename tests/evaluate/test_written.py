@@ -1,5 +1,6 @@
 """`trailmark write`: four variants of reasoning and writing, on two rows, with models of one layer."""
 
+import dataclasses
 import json
 
 import pytest
@@ -188,3 +189,47 @@ def test_a_text_may_hold_any_end_of_line(tmp_path):
     work = written._Work(tmp_path, tmp_path, {}, written.How(), {}, written.Answers(None), 1)
     written.write_lines(tmp_path / "rl.jsonl", rows)
     assert work.read("rl.jsonl") == rows
+
+
+def test_a_plan_follows_the_markers_of_the_run_that_made_it(place, tmp_path, monkeypatch):
+    """`reward.markers` of the planner's run say where its plan begins; --marker says it for any planner."""
+    said = {"text": "In summary: no. Plan: she leaves.", "tokens": 3, "stop": "stop"}
+    monkeypatch.setattr(written._Work, "answered", lambda self, title, model, asks: [dict(said) for _ in asks])
+    reward = {"kind": "likelihood", "markers": ["Plan:"]}
+    find = written.locate
+
+    def located(name):
+        found = find(name)
+        mine = name == str(place / "rl")
+        return dataclasses.replace(found, recipe={"task": {"options": {"reward": reward}}}) if mine else found
+
+    monkeypatch.setattr(written, "locate", located)
+    about = four(place, tmp_path / "o")
+    assert {t["plan"] for t in lines(tmp_path / "o/rl.jsonl")} == {"she leaves."}
+    assert {t["plan"] for t in lines(tmp_path / "o/br.jsonl")} == {"no. Plan: she leaves."}
+    assert about["rl"]["markers"] == about["br"]["markers"] == 1.0
+    reward["markers"] = []  # the whole answer is the plan; the texts are made again
+    assert four(place, tmp_path / "o")["rl"]["markers"] is None
+    assert {t["plan"] for t in lines(tmp_path / "o/rl.jsonl")} == {said["text"]}
+    four(place, tmp_path / "p", "--marker", "she")
+    assert {t["plan"] for n in ("rl", "br") for t in lines(tmp_path / f"p/{n}.jsonl")} == {"leaves."}
+    assert "this one is empty" in call("write", place / "stories.jsonl", f"b={place / 'base'}", "--marker", " ", code=2)
+
+
+def test_improvement_reads_plans_as_the_run_of_the_episodes_does(place, tmp_path):
+    (tmp_path / "run/evaluation").mkdir(parents=True)
+    recipe = "method: vrcli\ntask: {name: prompts, options: {reward: {kind: likelihood, markers: ['Plan:']}}}\n"
+    (tmp_path / "run/recipe.yaml").write_text(recipe)
+    ids = list(read_scored_rows(place / "stories.jsonl"))
+    told = "".join(json.dumps({"id": i, "text": "In summary: no. Plan: she leaves."}) + "\n" for i in ids)
+    for file in (tmp_path / "run/evaluation/mine.jsonl", tmp_path / "loose.jsonl"):
+        file.write_text(told)
+
+    def plans(file, *more):
+        out = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        call("improvement", place / "stories.jsonl", f"a={file}", "--model", place / "base", "--out", out, *more)
+        return {r["plan"] for r in lines(out)}
+
+    assert plans(tmp_path / "run/evaluation/mine.jsonl") == {"she leaves."}
+    assert plans(tmp_path / "loose.jsonl") == {"no. Plan: she leaves."}
+    assert plans(tmp_path / "loose.jsonl", "--marker", "no.") == {"Plan: she leaves."}

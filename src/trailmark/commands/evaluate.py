@@ -186,7 +186,7 @@ def _recompute(
     from trailmark.evaluate.copy_rate import hears_words
     from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
-    from trailmark.evaluate.stored_episodes import episode_files, read_files
+    from trailmark.evaluate.stored_episodes import commands_of, episode_files, read_files
     from trailmark.evaluate.tables import table, warnings
 
     words = None
@@ -194,8 +194,10 @@ def _recompute(
         from trailmark.report.pieces import named
 
         words = named(tokenizer)
-    sets = {name: read_files(files) for name, files in episode_files(path).items()}
-    each = [stage_rows(played, name, side, seat, failed.value, words) for name, played in sets.items()]
+    found = episode_files(path)
+    sets = {name: read_files(files) for name, files in found.items()}
+    meant = {name: {} if words is None else commands_of(files) for name, files in found.items()}
+    each = [stage_rows(played, name, side, seat, failed.value, words, meant[name]) for name, played in sets.items()]
     rows = [row for some in each for row in some]
     unread = words is None and any(map(hears_words, sets.values()))
     chosen = [] if best_by is None else _chosen_rows(path, best_by, over)
@@ -246,7 +248,9 @@ def _play(
         _say_error(str(problem))
         raise typer.Exit(1) from None
     each = [
-        stage_rows(played, name, side, seat, failed.value, about.pop("tokenizer", None))
+        stage_rows(
+            played, name, side, seat, failed.value, about.pop("tokenizer", None), about.pop("commands", None)
+        )
         for name, (played, about) in made.items()
     ]
     kept = [path for _, about in made.values() if (path := about.pop("kept", None)) is not None]

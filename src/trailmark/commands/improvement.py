@@ -23,6 +23,14 @@ def improvement(
         list[str] | None,
         typer.Option(metavar="NAME=MODEL", help="Also a model that reads without a plan, such as a fine-tuned one."),
     ] = None,
+    marker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A plan follows it; may be repeated. Default: reward.markers of the run of episodes, else In summary: "
+            "and the like.",
+        ),
+    ] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     tokens: Annotated[str, typer.Option(help="What is scored: text, turn or template.")] = "turn",
     dtype: Annotated[str, typer.Option(help="Of the model's weights.")] = "float32",
@@ -60,11 +68,13 @@ def improvement(
         raise TrailmarkError("improvement: --served is the model's name on a server: also name --server.")
     if out is not None:
         new_file(out)
+    wanted = p.given_markers(marker)
     every = p.read_scored_rows(rows)
     found = dict(list(every.items())[:n])
     arms: dict[str, tuple[list[tuple[str, str]], float | None]] = {}
     for name, file in named_files(answers or [], "improvement"):
-        arms[name] = p.plans_of((i, t) for i, t in read_texts(file, every, empty=True) if i in found)
+        markers = next(m for m in (wanted, p.markers_beside(file), p.MARKERS) if m is not None)
+        arms[name] = p.plans_of(((i, t) for i, t in read_texts(file, every, empty=True) if i in found), markers)
         if not arms[name][0]:
             raise TrailmarkError(f"improvement: {file} has no answer to the first {n} rows of {rows}.")
     for kind in control or ():

@@ -25,6 +25,14 @@ def write(
     n: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     samples: Annotated[int, typer.Option(min=1, max=1000, help="Plans, and texts, of each row.")] = 1,
     plan_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a plan with its reasoning.")] = 2048,
+    marker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="A plan follows it; may be repeated. Default: reward.markers of the run that plans, else In summary: "
+            "and the like.",
+        ),
+    ] = None,
     length: Annotated[
         int | None, typer.Option(min=1, help="Wanted tokens of a text; default: as many as the gold text has.")
     ] = None,
@@ -59,13 +67,15 @@ def write(
     from trailmark.data.output_paths import writable
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import written as w
+    from trailmark.evaluate.plans import given_markers
     from trailmark.evaluate.players import pairs
 
     named = [w.read_variant(word) for word in variants]
     if twice := next((v.name for v in named if [x.name for x in named].count(v.name) > 1), None):
         raise TrailmarkError(f"write: two variants are called '{twice}'.")
     writable(out)
-    how = w.How(temperature, top_p, top_k, plan_tokens, length, at_least, samples, seed, tokenizer)
+    marks = given_markers(marker)
+    how = w.How(temperature, top_p, top_k, plan_tokens, length, at_least, samples, seed, marks, tokenizer)
     servers = w.Servers(
         served, pairs(header or (), "--header"), pairs(query or (), "--query"), key_env, deadline, failures
     )
@@ -86,7 +96,8 @@ def _show(made: dict[str, Any], out: Path) -> None:
 
     table = Table("variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut", title=str(out))
     for name, a in made.items():
-        plans = [str(a["plans"]), f"{100 * a['markers']:.0f} %"] if "plans" in a else ["–", "–"]
+        marked = "–" if a.get("markers") is None else f"{100 * a['markers']:.0f} %"
+        plans = [str(a["plans"]), marked] if "plans" in a else ["–", "–"]
         texts = [str(a["texts"]), f"{a['words']:.1f}", str(a["cut"])]
         table.add_row(name, a["planner"] or "–", a["writer"], *plans, *texts)
     print_table(table)

@@ -2,14 +2,14 @@
 
 A reflector whose words end with "Next: go to shelf 1" makes the policy's task a lookup: find that command in the menu
 and say its label. A comparison with a policy without advice then measures the lookup. So the share is printed wherever
-words of another seat reach the actor. It is computed only from the stored tokens: a prompt holds the words and, after
-them, the menu.
+words of another seat reach the actor. It is computed from the stored tokens: a prompt holds the words and, after them,
+the menu. Where a world lists no menu (the taxi with `menu=false`), the task says what its labels mean (`commands`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.evaluate.stats import proportion
@@ -18,7 +18,9 @@ from trailmark.types import Episode
 _LINE = re.compile(r"^(?:Action )?(\w{1,3})[.:)] (.+)$", re.MULTILINE)
 
 
-def advised(e: Episode, tokenizer: Any) -> Iterator[tuple[str | None, str | None]]:
+def advised(
+    e: Episode, tokenizer: Any, commands: Mapping[str, str] | None = None
+) -> Iterator[tuple[str | None, str | None]]:
     """(command that the words name, command that was chosen) of every decision with words of another seat. None if the
     words name no command of the menu, or the choice is not in it."""
     for before, turn in zip(e.turns, e.turns[1:]):
@@ -28,7 +30,7 @@ def advised(e: Episode, tokenizer: Any) -> Iterator[tuple[str | None, str | None
         prompt = tokenizer.decode(turn.prompt)
         at = prompt.rfind(words)
         if at >= 0:  # else the words were replaced by others
-            menu = dict(_LINE.findall(prompt[at + len(words) :]))
+            menu = dict(_LINE.findall(prompt[at + len(words) :])) or dict(commands or {})
             yield named(words, list(menu.values())), menu.get(turn.text.strip())
 
 
@@ -53,10 +55,13 @@ def hears_words(episodes: Sequence[Episode]) -> bool:
     return any(a.action is None and a.text.strip() and b.action is not None and a.seat != b.seat for a, b in pairs)
 
 
-def copy_rate(episodes: Sequence[Episode], tokenizer: Any) -> dict[str, Any] | None:
-    """The share of decisions that follow the words, among those whose words name a command of the menu. `decisions`
-    counts all decisions with words, `naming` those whose words name a command."""
-    every = [(e.task.id, name, chosen) for e in episodes for name, chosen in advised(e, tokenizer)]
+def copy_rate(
+    episodes: Sequence[Episode], tokenizer: Any, commands: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """The share of decisions that follow the words, among those whose words name a command of the menu, or one of
+    `commands` (by label) where a prompt has no menu. `decisions` counts all decisions with words, `naming` those whose
+    words name a command."""
+    every = [(e.task.id, name, chosen) for e in episodes for name, chosen in advised(e, tokenizer, commands)]
     rows = [row for row in every if row[1] is not None]
     if not every:
         return None

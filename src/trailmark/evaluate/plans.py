@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.errors import DataError
+from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.stats import mean_of
 from trailmark.score.baseline_file import BaselineFile, BaselineRow
 from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
@@ -128,12 +128,37 @@ def score_reader(
     return found
 
 
-def plans_of(
-    answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
+def markers_of(recipe: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The markers of a run's likelihood reward; without any, the whole answer is the plan. None: there is no such
+    reward."""
+    task = recipe.get("task")
+    options = task.get("options") if isinstance(task, Mapping) else None
+    reward = options.get("reward") if isinstance(options, Mapping) else None
+    if not isinstance(reward, Mapping) or reward.get("kind") != "likelihood":
+        return None
+    return tuple(map(str, reward.get("markers") or ()))
+
+
+def markers_beside(file: Path) -> tuple[str, ...] | None:
+    """The markers of the run that holds a file of episodes (RUN/evaluation/NAME.jsonl), if it is in one."""
+    from trailmark.runs.older import read_recipe
+
+    run = file.parent.parent
+    return markers_of(read_recipe(run)) if (run / "recipe.yaml").is_file() else None
+
+
+def given_markers(words: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The markers of an option; None if there are none."""
+    if any(not m.strip() for m in words or ()):
+        raise TrailmarkError("--marker: a marker is a text that an answer may hold, and this one is empty.")
+    return tuple(words) if words else None
+
+
+def plans_of(    answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
 ) -> tuple[list[tuple[str, str]], float | None]:
     """The plans of answers, and the share of answers with a marker."""
     said = list(answers)
-    share = sum(has_marker(a, markers) for _, a in said) / len(said) if said else None
+    share = sum(has_marker(a, markers) for _, a in said) / len(said) if said and markers else None
     return [(i, plan_of(a, markers)) for i, a in said], share
 
 

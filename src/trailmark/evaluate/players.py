@@ -303,7 +303,7 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
         report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
              "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
-             "tokenizer": table.tokenizer, "notes": notes}  # fmt: skip
+             "tokenizer": table.tokenizer, "commands": source.commands, "notes": notes}  # fmt: skip
     if found.run is not None and (changed := changed_since(found.run, config, source)):
         about["warnings"] = changed
     return report.episodes, about

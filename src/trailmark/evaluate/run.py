@@ -98,11 +98,13 @@ def summarise(
     answer: Answer | None = None,
     failed: FailedAs = "apart",
     tokenizer: Any = None,
+    commands: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all seats) over the episodes
     that have a score. Invalid episodes are counted apart and are never zeros; so are failed ones, unless they count as
     `lost`. With several episodes of each start: pass@k and, if answers can be read, maj@k. With a `tokenizer`, and if
-    another seat advises the actor: `copied`, the share of decisions that follow the advice."""
+    another seat advises the actor: `copied`, the share of decisions that follow the advice. `commands` says what labels
+    mean that no prompt lists."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
@@ -128,7 +130,7 @@ def summarise(
         if true := [(e.task.id, v) for e in good if (v := value_of(e, "sound", side)) is not None]:
             metrics["sound"] = mean_of([v for _, v in true], [start for start, _ in true]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
-        if tokenizer is not None and (share := copy_rate(good, tokenizer)) is not None:
+        if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
             metrics["copied"] = share
     said = warning(episodes, row, side)
     return {**row, "metrics": metrics, **({"warning": said} if said else {})}
@@ -171,14 +173,16 @@ def stage_rows(
     seat: str | None = None,
     failed: FailedAs = "apart",
     tokenizer: Any = None,
+    commands: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """The row of all episodes and, if their starts belong to several stages (`task.meta["stage"]`), one row per
     stage."""
     stages = list(dict.fromkeys(str(e.task.meta["stage"]) for e in episodes if "stage" in e.task.meta))
-    rows = [summarise(episodes, name, side, seat, failed=failed, tokenizer=tokenizer)]
+    how: dict[str, Any] = {"failed": failed, "tokenizer": tokenizer, "commands": commands}
+    rows = [summarise(episodes, name, side, seat, **how)]
     for stage in stages if len(stages) > 1 else []:
         part = [e for e in episodes if e.task.meta.get("stage") == stage]
-        rows.append(summarise(part, f"{name}, {stage}", side, seat, failed=failed, tokenizer=tokenizer))
+        rows.append(summarise(part, f"{name}, {stage}", side, seat, **how))
     return rows
 
 

@@ -17,7 +17,9 @@ from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
 from trailmark.evaluate.stats import Interval, paired, sign_test
 from trailmark.runs.annotations import named_episodes
 from trailmark.runs.episode_json import object_to_json
+from trailmark.runs.older import read_recipe
 from trailmark.runs.store import read_segment, segments
+from trailmark.tasks import task_class, task_names
 from trailmark.types import Episode
 
 Key = tuple[str, int, int]  # name and seed of the start, seed of the draws
@@ -52,6 +54,17 @@ def _in_folder(path: Path) -> dict[str, list[Path]]:
     numbered = segments(path)
     named = named_episodes(path)
     return ({path.name: numbered} if numbered else {}) | {p.stem: [p] for p in named}
+
+
+def commands_of(files: Sequence[Path]) -> Mapping[str, str]:
+    """What the labels mean that no prompt of a run's episodes lists (`TaskSource.commands`), if the run plays a task of
+    the library. No other code is imported for it."""
+    run = files[0].parent.parent
+    if not (run / "recipe.yaml").is_file():
+        return {}
+    task = read_recipe(run).get("task")
+    name = task.get("name") if isinstance(task, dict) else None
+    return task_class(name).commands if name in task_names() else {}
 
 
 def read_files(files: Sequence[Path]) -> list[Episode]:

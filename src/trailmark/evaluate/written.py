@@ -32,7 +32,7 @@ from trailmark.data.stories.setup import write_lines
 from trailmark.data.teacher import run_limited
 from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.evaluate.plans import read_scored_rows, writing
+from trailmark.evaluate.plans import markers_of, read_scored_rows, writing
 from trailmark.failures import PATIENCE, gone, must_be_few, too_many
 from trailmark.plain_files import read_plain
 from trailmark.progress import Progress
@@ -42,7 +42,7 @@ from trailmark.runs.stages import Stage
 from trailmark.seats.config import HttpSeat
 from trailmark.seats.locate import is_address, locate
 from trailmark.tasks.stories.lengths import Target, target_length
-from trailmark.tasks.stories.plans import has_marker, plan_of
+from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
 from trailmark.tasks.stories.prompts import END
 from trailmark.texts import encode
 from trailmark.types import SamplingLaw
@@ -84,6 +84,7 @@ class How:
     at_least: bool = True  # half of the wanted length must be written
     samples: int = 1
     seed: int = 0
+    markers: tuple[str, ...] | None = None  # a plan follows them; None: those of the run that plans, else MARKERS
     tokenizer: str = ""  # counts the tokens of a gold text for a server; empty: four bytes count as a token
 
 
@@ -108,6 +109,7 @@ class Speaker:
         self._engine: Any = None
         self._lm: Any = None
         self._words = tokenizer
+        self.markers: tuple[str, ...] | None = None  # those of its run's reward
         if self.remote:
             self.print = f"server {servers.served or name}"
         else:
@@ -116,6 +118,7 @@ class Speaker:
             found = locate(name)
             self.config = ModelConfig.model_validate({"name": found.folder, "device": device, "dtype": found.dtype})
             self.print = f"{weights_print(self.config)} {found.dtype}"
+            self.markers = markers_of(found.recipe)
 
     @property
     def tokenizer(self) -> Any:
@@ -183,7 +186,8 @@ def write(
         words = load_tokenizer(how.tokenizer)
     names = dict.fromkeys(m for v in variants for m in (v.planner, v.writer) if m)
     speakers = {name: Speaker(name, servers, words, device, slots) for name in names}
-    settings = {"kind": "written", **asdict(how), "n": n, **{v.name: [v.planner, v.writer] for v in variants}}
+    given = asdict(how) | {"markers": None if how.markers is None else list(how.markers)}
+    settings = {"kind": "written", **given, "n": n, **{v.name: [v.planner, v.writer] for v in variants}}
     with data_folder(out, settings) as place:
         work = _Work(rows, out, found, how, speakers, Answers(out / "answers.jsonl"), slots, servers.failures)
         stages = [s for v in variants for s in _stages(place, work, v, rows, n)]
@@ -192,8 +196,11 @@ def write(
 
 
 def _stages(place: DataFolder, work: _Work, v: Variant, rows: Path, n: int | None) -> list[Stage]:
-    how = asdict(work.how)
-    planned = {k: how[k] for k in ("temperature", "top_p", "top_k", "plan_tokens", "samples", "seed")}
+    how: dict[str, Any] = {k: value for k, value in asdict(work.how).items() if k != "markers"}
+    if (markers := work.markers(v)) != MARKERS:
+        how["markers"] = list(markers)
+    asked = ("temperature", "top_p", "top_k", "plan_tokens", "samples", "seed", "markers")
+    planned = {k: how[k] for k in asked if k in how}
     files: dict[str, str | Path] = {"rows": rows}
     made = []
     if v.planner:
@@ -227,6 +234,11 @@ class _Work:
         self.path, self.out, self.rows, self.how = path, out, rows, how
         self.speakers, self.answers, self.slots, self.failures = speakers, answers, slots, failures
 
+    def markers(self, v: Variant) -> tuple[str, ...]:
+        """What a plan follows in the answers of a variant's planner."""
+        own = self.speakers[v.planner].markers if v.planner else None
+        return next(m for m in (self.how.markers, own, MARKERS) if m is not None)
+
     def plans(self, v: Variant) -> Counts:
         h = self.how
         law = SamplingLaw(h.temperature, h.top_p, h.top_k)
@@ -242,14 +254,15 @@ class _Work:
                 continue
             made.append({"id": ask.row, "sample": ask.sample, **said})
             counts.kept["plans"] += 1
-            counts.kept["with a marker"] += has_marker(said["text"])
+            counts.kept["with a marker"] += has_marker(said["text"], self.markers(v))
             counts.kept["cut at the limit"] += said["stop"] == "length"
         write_lines(self.out / f"{v.name}.plans.jsonl", made)
         return counts
 
     def texts(self, v: Variant) -> Counts:
         if v.planner:
-            plans = [(p["id"], p["sample"], plan_of(p["text"])) for p in self.read(f"{v.name}.plans.jsonl")]
+            said = self.read(f"{v.name}.plans.jsonl")
+            plans = [(p["id"], p["sample"], plan_of(p["text"], self.markers(v))) for p in said]
         else:
             plans = [(i, k, None) for i in self.rows for k in range(self.how.samples)]
         asks = [self.ask_for_text(v.writer, i, k, plan) for i, k, plan in plans]
@@ -356,5 +369,7 @@ class _Work:
         }  # fmt: skip
         if v.planner:
             plans = self.read(f"{v.name}.plans.jsonl")
-            out |= {"plans": len(plans), "markers": sum(has_marker(p["text"]) for p in plans) / len(plans)}
+            markers = self.markers(v)
+            share = sum(has_marker(p["text"], markers) for p in plans) / len(plans) if markers else None
+            out |= {"plans": len(plans), "markers": share}
         return out

@@ -275,7 +275,7 @@ def _decode(w: Writer, e: Episode, turn: int) -> str:
 
 def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
     """The conversation as one seat saw it. For a played episode: the text of each prompt, without what the template
-    adds."""
+    adds. Plain text that was read (a prompt and a response) is a question and its answer."""
     mine = turns_of(w, e)
     if "messages" in e.info and "messages" in e.task.data:
         return [dict(m) for m in (*e.task.data["messages"], *e.info["messages"])]
@@ -289,6 +289,9 @@ def messages_of(w: Writer, e: Episode) -> list[dict[str, Any]]:
                 messages += [{"role": r, "content": c} for r, c in zip(roles, told.groups())]
                 break
         else:
+            if "format" in e.info and "prompt" in e.task.data and len(e.turns) == 1:
+                said = e.turns[i].text
+                return [{"role": "user", "content": prompt_of(w, e, i)}, {"role": "assistant", "content": said}]
             raise DataError(f"episode '{e.id}': turn {i} is not part of a conversation of this chat template.")
         messages.append({"role": "assistant", "content": e.turns[i].text})
     return messages

@@ -9,6 +9,11 @@ A step earns what a reward model says of it (process), the last one what the who
             behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference.
             Steps that nothing is paid for are not compared: of outcomes alone, each answer has one reward
     remax   the whole reward against that of the greedy answer; no clipping, no critic
+
+An answer without a step (the token that ends it is all there is) gives a reward model nothing to judge. It earns the
+outcome's reward; if no outcome is paid, it is left out and counted (`answers_without_steps`). A 0 would be no
+judgement, and could be more than the steps of others earn. ReMax leaves out the whole question if the greedy answer is
+such a one (counted in `failed_greedy`).
 """
 
 from __future__ import annotations
@@ -93,11 +98,17 @@ class StepRlMethod(PolicyGradientMethod):
         if not (good := self.collect(step)):
             return
         scores, notes = self.judge.read(good, self.seat)
+        if self.judge.lm is not None and (empty := sum(not has_steps(e, self.seat) for e in good)):
+            self._metrics["answers_without_steps"] = empty
+        good = [e for e in good if self.is_paid(e)]
         earned = {e.id: self.earned(e, scores) for e in good}
-        greedy = self.greedy(step, good) if c.algorithm == "remax" else {}
+        greedy = self.greedy(step, good) if c.algorithm == "remax" and good else {}
         if c.algorithm == "remax":
             self._metrics["failed_greedy"] = len({e.group for e in good} - greedy.keys())
             good = [e for e in good if e.group in greedy]
+        if not good:
+            self.run.annotate(step, notes)
+            return
         if c.algorithm == "grpo":
             paid = against_group(good, earned, self.seat, c.rewards.at_end, {e.id: self.compared(e) for e in good})
         else:
@@ -115,8 +126,6 @@ class StepRlMethod(PolicyGradientMethod):
             notes += annotate_turns(samples, good, self.seat, "value", "critic")
         self.run.annotate(step, notes)
         self._metrics |= sampler_gap(drawn, samples) | told(samples, earned)
-        if self.judge.lm is not None and (empty := sum(not any(t.steps for t in e.turns) for e in good)):
-            self._metrics["answers_without_steps"] = empty
         again: dict[str, Any] = {"passes": c.passes, "minibatches": c.minibatches, "seed": (c.seed, step)}
         if c.algorithm == "remax":
             yield Update(samples, WeightedLogp(), **again)
@@ -125,6 +134,11 @@ class StepRlMethod(PolicyGradientMethod):
         yield Update(samples, Clipped(low=c.clip, high=c.clip, beta=beta, kl="k3", ref=self.ref), **again)
         if c.algorithm == "ppo":
             yield Update(samples, Value(clip=c.value_clip, scale=0.5), "critic", name="critic", **again)
+
+    def is_paid(self, e: Episode) -> bool:
+        """Whether something is paid for an answer. One without a step gives the reward model nothing to judge: it has
+        the outcome's reward alone or, if that is not paid, none at all, which is not 0."""
+        return self.judge.lm is None or self.config.rewards.right is not None or has_steps(e, self.seat)
 
     def earned(self, e: Episode, scores: Mapping[tuple[str, int], np.ndarray]) -> list[np.ndarray]:
         return turn_rewards(e, self.seat, scores, self.config.rewards, self.models["policy"].tokenizer)
@@ -166,7 +180,12 @@ class StepRlMethod(PolicyGradientMethod):
         marked = [self.marked(e) for e in played]
         scores, _ = self.judge.read(marked, self.seat)
         earned = [sum(float(r.sum()) for r in self.earned(e, scores)) for e in marked]
-        return {g: r for g, r, e in zip(first, earned, played, strict=True) if not isinstance(e.outcome, Failed)}
+        paid = [not isinstance(e.outcome, Failed) and self.is_paid(e) for e in marked]
+        return {g: r for g, r, ok in zip(first, earned, paid, strict=True) if ok}
+
+
+def has_steps(e: Episode, seat: str) -> bool:
+    return any(t.steps for t in e.turns if t.seat == seat)
 
 
 def whole_turns(e: Episode, seat: str) -> Episode:

@@ -35,9 +35,9 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     """Everything the page shows, as JSON values."""
     run, lines = Run.open(path), read.LineReader()
     recipe = read.recipe_of(run)
-    metrics, timings = lines.objects(run.metrics_file), lines.objects(run.timings_file)
+    metrics, timings = lines.metrics(run.metrics_file), lines.metrics(run.timings_file)
     steps = recipe.get("steps") if isinstance(recipe.get("steps"), int) else None
-    last = max((int(r.get("step", 0)) for r in metrics), default=0)
+    last = max((r["step"] for r in metrics), default=0)
     state = read.state(run, last, steps)
     files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
     chosen = read.spread(files, ITERATIONS)

@@ -11,9 +11,9 @@ from trailmark.errors import DataError, TrailmarkError
 from trailmark.plain_files import read_json, read_plain
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
-from trailmark.runs.episode_json import Row, from_json, object_from_json
+from trailmark.runs.episode_json import Row, from_json
 from trailmark.runs.older import read_recipe
-from trailmark.runs.store import Run, segments
+from trailmark.runs.store import Run, metric_row, segments
 from trailmark.types import Annotation
 
 
@@ -23,8 +23,8 @@ class LineReader:
 
     broken: dict[str, int] = field(default_factory=dict)
 
-    def objects(self, path: Path) -> list[dict[str, Any]]:
-        return self._rows(path, lambda line, i: object_from_json(line, path, i))
+    def metrics(self, path: Path) -> list[dict[str, Any]]:
+        return self._rows(path, lambda line, i: metric_row(line, path, i))
 
     def rows(self, path: Path, kind: type[Row]) -> list[Row]:
         return self._rows(path, lambda line, i: from_json(line, path, i, kind))

@@ -28,7 +28,7 @@ def curves(metrics: Sequence[Mapping[str, Any]], timings: Sequence[Mapping[str, 
                     continue
                 name = prefix + key.removeprefix("eval/")
                 panel = panels.setdefault(name, {"name": name, "train": [], "eval": []})
-                panel["eval" if key.startswith("eval/") else "train"].append([row.get("step", 0), value])
+                panel["eval" if key.startswith("eval/") else "train"].append([row["step"], value])
     for panel in panels.values():
         panel["train"], panel["eval"] = _thin(panel["train"]), _thin(panel["eval"])
     return sorted(panels.values(), key=lambda p: _rank(p["name"]))

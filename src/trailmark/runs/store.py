@@ -35,6 +35,7 @@ __all__ = [
     "read_segment", "segments", "to_json", "truncate_metrics", "truncate_segments", "write_segment",
 ]  # fmt: skip
 
+MOST_STEPS = 10**9  # of a run: a larger number in a file is an error
 _SEGMENT = re.compile(r"\d+\.jsonl")
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a limit on the "
          "size of files is reached"}  # fmt: skip
@@ -225,6 +226,16 @@ def whole_lines(path: Path) -> list[bytes]:
     return raw[:end].split(b"\n")[:-1]
 
 
+def metric_row(line: bytes, path: Path, i: int) -> dict[str, Any]:
+    """A line of `metrics.jsonl` or `timings.jsonl`."""
+    row = object_from_json(line, path, i)
+    if type(step := row.get("step")) is not int or not 0 <= step <= MOST_STEPS:
+        said = repr(step)
+        said = said if len(said) <= 40 else f"{said[:40]}…"
+        raise DataError(f"must be a whole number from 0 to {MOST_STEPS}, not {said}.", path, i, "step")
+    return row
+
+
 def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """The complete lines of a file and their values. A last line without newline is still being written."""
     try:
@@ -233,7 +244,7 @@ def _metric_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
         return []
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
-    return [(line, object_from_json(line, path, i)) for i, line in enumerate(lines, 1)]
+    return [(line, metric_row(line, path, i)) for i, line in enumerate(lines, 1)]
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
@@ -244,8 +255,9 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def truncate_metrics(run: Run, step: int) -> None:
     """Delete the metrics and timings of all steps after `step`, and an unfinished last line."""
-    for path in (run.metrics_file, run.timings_file):
-        kept = b"".join(line + b"\n" for line, row in _metric_lines(path) if row.get("step", 0) <= step)
+    files = {path: _metric_lines(path) for path in (run.metrics_file, run.timings_file)}
+    for path, lines in files.items():
+        kept = b"".join(line + b"\n" for line, row in lines if row["step"] <= step)
         if path.exists() and path.stat().st_size != len(kept):
             atomic_write(path, kept, "truncate")
 

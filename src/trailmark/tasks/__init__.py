@@ -32,6 +32,11 @@ def task_names() -> tuple[str, ...]:
     return tuple(sorted(_TASKS))
 
 
+def task_class(name: str) -> Any:
+    """The class of a task that comes with the library."""
+    return load_object(_TASKS[name], f"task '{name}'")
+
+
 def get_task(name: str, /, **options: Any) -> TaskSource:
     """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
     If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's

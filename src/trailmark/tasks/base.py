@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from trailmark.errors import TaskError
 from trailmark.memory import need_starts
@@ -82,6 +82,7 @@ class TaskSource:
     additive: bool | None = None  # whether an outcome is the sum of its rewards; None: not known
     binds: bool = False  # whether it defines `bind`; set by the class itself
     labels: tuple[str, ...] = ()  # the labels that its worlds may list, once it is bound
+    commands: ClassVar[Mapping[str, str]] = {}  # what each label means, if its worlds need not list them
     finite: bool = False  # `tasks(split)` lists all starts of a split; training walks them in shuffled passes
     step_ends: Any = LINES  # texts that end a reasoning step of an answer
     first_messages: Any = ()  # messages before the first observation of a conversation

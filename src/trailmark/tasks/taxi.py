@@ -17,8 +17,9 @@ fatal no-op is `terminated`, the horizon is `truncated`; never both.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from functools import cache
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import Observation, Step, TaskSource, World
@@ -236,6 +237,7 @@ class Taxi(TaskSource):
 
     name = "taxi"
     markov = True
+    commands: ClassVar[Mapping[str, str]] = dict(zip(LABELS, ACTIONS))
 
     def __init__(
         self,
