@@ -33,6 +33,7 @@ from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
 from trailmark.models.checked import same_names
 from trailmark.models.lm import LM
+from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import EXTRA, numbered
 from trailmark.runs.store import cannot_write, sync_folder
 
@@ -145,7 +146,7 @@ def load_weights(lm: LM, folder: Path) -> None:
 
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
     """Load weights, optimisers and random states of one checkpoint. Returns the rest of its state."""
-    state = json.loads((folder / "state.json").read_text())
+    state = read_json(folder / "state.json")
     if missing := [k for k in ("best", "without_better", "stopped", "method") if k not in state]:
         raise KeyError(f"state.json has no '{missing[0]}'")
     if state["step"] != int(folder.name):

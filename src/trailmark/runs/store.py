@@ -26,7 +26,7 @@ from typing import Any
 
 from trailmark.errors import DataError, DiskFull, RunBusy, RunError
 from trailmark.fault_points import point
-from trailmark.plain_files import read_plain
+from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.episode_json import Row, from_json, object_from_json, object_to_json, to_json
 from trailmark.types import Annotation, Episode
 
@@ -74,8 +74,8 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 def file_hash(path: Path) -> str:
     try:
-        with path.open("rb") as f:
-            return hashlib.file_digest(f, "sha256").hexdigest()
+        with open_plain(path) as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type]
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
 
