@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -60,16 +61,44 @@ def test_a_file_that_never_ends_is_refused(endless):
     refused("votes", votes)
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes/000001.jsonl", ".lock"])
+SMALL = ["checkpoints/000001/state.json", "versions.json", "data.json", "results.json", "models.json", "judge.json"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "episodes/000001.jsonl", ".lock", *SMALL])
 @pytest.mark.parametrize("endless", ["/dev/zero", "pipe"])
 def test_a_run_whose_files_never_end_is_read_at_once(name, endless):
     (Path("run") / "checkpoints").mkdir(parents=True)
     Path("run/episodes").mkdir()
     Path("run/recipe.yaml").write_text("method: sft\ndata: rows.jsonl\n")
+    (Path("run") / name).parent.mkdir(exist_ok=True)
     (Path("run") / name).symlink_to(Path(endless).resolve())
-    for words in (["report", "run"], ["inspect", "run"], ["diff", "run", "run"]):
+    for words in (
+        ["report", "run"],
+        ["inspect", "run"],
+        ["diff", "run", "run"],
+        ["verify", "run"],
+        ["train", "good.yaml", "--resume"],
+        ["eval", "run", "--task", "arith", "--n", "1"],
+    ):
         done = CliRunner().invoke(app, words)
         assert "Traceback" not in done.output + done.stderr, (words, done.stderr)
+
+
+@pytest.mark.parametrize("endless", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize(("task", "name"), [("alfworld", "games.jsonl"), ("alfworld", "games.jsonl.xz"),
+                                            ("auto-explore", "tasks.jsonl"), ("auto-explore", "tasks.json"),
+                                            ("auto-explore", "file_trees.json")])  # fmt: skip
+def test_data_of_a_task_that_never_ends_is_refused(task, name, endless):
+    Path("data").mkdir()
+    Path("data", name).symlink_to(Path(endless).resolve())
+    for key, value in (("games", "data"), ("games", f"data/{name}")) if task == "alfworld" else (("data", "data"),):
+        refused("eval", "tiny", "--task", task, f"{key}={value}", "--n", "1")
+
+
+def test_json_files_are_read_with_a_bound():
+    """`plain_files.read_json` knows devices, pipes and depth; a plain read_text or read_bytes does not."""
+    for file in Path(plain_files.__file__).parent.rglob("*.py"):
+        assert not re.search(r"json\.loads\([^\n]*\.read_(text|bytes)\(", file.read_text("utf-8")), file
 
 
 def test_interpolation_that_doubles_is_refused(folder):

@@ -115,7 +115,7 @@ def test_the_papers_runs_of_vr_cli():
         plan.count_models(memory, method.holds(config), config)
         counted[name] = memory.total / 1e9
         assert config.model.dtype == "float32" and config.learner.amp == "bf16" and config.eval.n is None
-    assert counted == {"3b": pytest.approx(76.3, abs=0.1), "7b": pytest.approx(165.2, abs=0.1)}
+    assert counted == {"3b": pytest.approx(70.0, abs=0.1), "7b": pytest.approx(165.2, abs=0.1)}
 
 
 @pytest.mark.parametrize("name", [*CASES, "overlap"])

@@ -97,7 +97,7 @@ def test_links_of_the_docs_lead_somewhere():
 
 
 def test_the_floors_that_slow_tests_look_for_stand_on_their_pages():
-    pages = {"README": "README.md", "REFLECT": "docs/from/reflect-rl.md"}
+    pages = {"README": "README.md", "OWN_LPR": "docs/lpr.md", "REFLECT": "docs/from/reflect-rl.md"}
     pages |= {name.upper(): f"docs/from/{name}.md" for name in ("oreo", "lpr", "vrcli")}
     tree = ast.parse((ROOT / "tests/docs/test_floors.py").read_text())
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "floor"]

@@ -1,5 +1,7 @@
 """Recipes that cannot be run are refused in one sentence, before anything is allocated, imported or written."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -119,11 +121,25 @@ def test_insisting_gets_past_the_estimate(tmp_path, monkeypatch):
 def test_the_estimate_counts_the_weights_that_are_made(family):
     from trailmark.config import ModelConfig
 
-    for more in ({}, {"layers": 3, "width": 48, "heads": 4, "kv_heads": 2, "ffn": 100, "vocab": 300}):
+    other = {"layers": 3, "width": 48, "heads": 4, "kv_heads": 2, "ffn": 100, "vocab": 300}
+    for more in ({}, other, {"tied": True}, {"tied": False}):
         config = ModelConfig(shape=ModelShape(family=family, **more))
         lm = load_model(config)
         count = sum(p.numel() for p in lm.model.parameters())
         assert parameters(config.shape, lm.vocab) == count == describe(config)["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "count"), [("vrcli-paper-3b", 3_085_938_688), ("vrcli-paper-7b", 7_615_616_512),
+                          ("oreo-qwen-math", 1_543_714_304), ("oreo-gsm8k-gpu", 134_515_008)]
+)  # fmt: skip
+def test_the_models_of_the_recipes_have_the_size_on_their_cards(recipe, count):
+    """As Hugging Face counts the published weights: tied embeddings once."""
+    from trailmark.config import ModelConfig
+    from trailmark.recipe import load_recipe
+
+    loaded = load_recipe(Path(__file__).parents[1] / f"recipes/{recipe}.yaml")
+    assert describe(ModelConfig(**loaded.raw["model"]))["parameters"] == count
 
 
 def test_the_estimate_of_an_engine_is_what_its_slots_take(monkeypatch):

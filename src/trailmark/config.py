@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from trailmark import MOST_SEED
 from trailmark.recipe import Config, Loaded, dump, load_recipe, resolve
@@ -51,6 +59,7 @@ class ModelShape(Config):
     ffn: PositiveInt | None = Field(None, description="hidden size of the feed-forward block; none: 4 times width")
     vocab: PositiveInt | None = Field(None, description="rows of the embedding; none: the tokenizer's")
     context: PositiveInt = Field(512, description="most tokens of one sequence")
+    tied: bool | None = Field(None, description="the output layer is the embedding; none: as usual in the family")
 
     @model_validator(mode="after")
     def _divides(self) -> ModelShape:
@@ -59,6 +68,11 @@ class ModelShape(Config):
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _short(self, dump: Any) -> dict[str, Any]:
+        """Without `tied` where it is usual, as in the runs of older versions."""
+        return {k: v for k, v in dump(self).items() if k != "tied" or v is not None}
 
 
 class LoraConfig(Config):

@@ -54,6 +54,12 @@ class RunError(TrailmarkError):
     """A run directory that exists, is incomplete, or belongs to another recipe."""
 
 
+class DiskFull(RunError):
+    """There is no room for a file."""
+
+    code = 1
+
+
 class RunBusy(RunError):
     """A run directory that another process is using."""
 

@@ -64,14 +64,16 @@ def size(amount: float) -> str:
 
 
 def parameters(shape: Any, vocab: int) -> int:
-    """The number of weights of a model of this shape (`config.ModelShape`), without making it."""
+    """The number of weights of a model of this shape (`config.ModelShape`), without making it. Tied ones count once."""
     w, ffn, kv = shape.width, shape.ffn or 4 * shape.width, shape.kv_heads or shape.heads
+    tied = shape.family in ("gpt2", "gemma") if shape.tied is None else shape.tied
+    tables = (1 if tied else 2) * vocab * w
     if shape.family == "gpt2":
         block = 4 * w * w + 4 * w + 2 * w * ffn + ffn + w + 4 * w
-        return shape.layers * block + (vocab + shape.context) * w + 2 * w
+        return shape.layers * block + tables + shape.context * w + 2 * w
     keys = w // shape.heads * kv
     block = 2 * w * w + 2 * w * keys + 3 * w * ffn + 2 * w + (w + 2 * keys if shape.family == "qwen2" else 0)
-    return shape.layers * block + (1 if shape.family == "gemma" else 2) * vocab * w + w
+    return shape.layers * block + tables + w
 
 
 def _available() -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import lzma
 import os
 import select
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 from trailmark.memory import need
 
 MOST_UNPACKED = 512 << 20
+SMALL = 1 << 20  # bytes that any machine has
 PATIENCE = 10  # seconds until something must come out of a pipe
 DEVICE = "it is a pipe or a device, not a file of its own"
 
@@ -41,8 +43,17 @@ def open_plain(path: str | Path, pipes: bool = False) -> BinaryIO:
 def read_plain(path: str | Path) -> bytes:
     """The content of a file."""
     with open_plain(path) as file:
-        need(os.fstat(file.fileno()).st_size, f"{path}: the whole file", "split it")
+        if (size := os.fstat(file.fileno()).st_size) > SMALL:
+            need(size, f"{path}: the whole file", "split it")
         return file.read()
+
+
+def read_json(path: str | Path) -> Any:
+    """The value in a JSON file. A ValueError says why there is none."""
+    try:
+        return json.loads(str(read_plain(path), "utf-8-sig"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_unpacked(path: Path) -> bytes:

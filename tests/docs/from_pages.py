@@ -4,6 +4,7 @@ all of them."""
 import contextlib
 import json
 import re
+import runpy
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,6 +54,15 @@ def shell(*words):
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == 0, f"{words}: {done.output}"
     return done.output
+
+
+def own_questions(folder):
+    """The files of the page's own questions for LPR, in this folder, the current one; its section."""
+    section = (ROOT / "docs/lpr.md").read_text().split("## Questions of your own")[1].split("\n## ")[0]
+    for text, name in re.findall(r"^```\w+\n(# (my.*?\.\w+).*?)^```$", section, re.S | re.M):
+        (folder / name).write_text(text)
+    runpy.run_path(str(folder / "my_questions.py"))
+    return section
 
 
 def load_the_study(words):

@@ -1,5 +1,5 @@
-"""Roads of README.md and of docs/from, gone at full length on one core: they reach the success that the page calls a
-floor.
+"""Roads of README.md, docs/lpr.md and docs/from, gone at full length on one core: they reach the success that the page
+calls a floor.
 
 A command is run as it stands on its page; a page that changes its command changes this test. About a quarter of an hour
 in all.
@@ -12,13 +12,13 @@ import shutil
 import sys
 
 import pytest
-from from_pages import ROOT, shell
+from from_pages import ROOT, own_questions, shell
 
 from trailmark.runs.store import read_metrics, read_segment
 
-README, REFLECT, OREO, LPR, VRCLI = (
+README, OWN_LPR, REFLECT, OREO, LPR, VRCLI = (
     (ROOT / n).read_text()
-    for n in ("README.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
+    for n in ("README.md", "docs/lpr.md", *(f"docs/from/{page}.md" for page in ("reflect-rl", "oreo", "lpr", "vrcli")))
 )
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -120,6 +120,16 @@ def test_the_readme_s_own_reward(here):
     curve = read_metrics(here / "runs/prompts-grpo")
     least = floor(README, r"on its held-out prompt; the floor is (0\.\d+)")
     assert curve[-1]["eval/reward"] >= least > curve[0]["reward"]
+
+
+def test_the_page_s_own_questions(here):
+    """docs/lpr.md, in a folder without recipes: guesses are right in a third of the held-out questions."""
+    shutil.rmtree("recipes")
+    section = own_questions(here)
+    untrained = named(follow(section, "eval tiny"))["tiny"]
+    learnt = named(follow(section, "train my-lpr.yaml", "eval runs/my-lpr"))
+    least = floor(OWN_LPR, r"the floor after pDPO is (0\.\d+)")
+    assert untrained == 0 and learnt["runs/my-lpr/policy-1"] >= least > 1 / 3
 
 
 def test_the_quickstart_of_vrcli(here):

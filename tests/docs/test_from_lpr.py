@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from from_pages import ROOT, commands, first_cell, keys_of, serve_up_to_the_port, shell, table
+from from_pages import ROOT, commands, first_cell, keys_of, own_questions, serve_up_to_the_port, shell, table
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_method
@@ -195,6 +195,16 @@ def test_the_papers_recipes_hold_the_papers_numbers(name, sft, prm, dpo, margin,
         (0.2, 0.3, 0, False) if logiqa else (0.2, 0.5, 8, True)
     )
     assert (c.read.skip, c.pairs.right_pairs) == (([], "after") if logiqa else (["Action"], "before"))
+
+
+def test_questions_of_one_s_own(tmp_path, monkeypatch):
+    """The files of docs/lpr.md fit each other; tests/docs/test_floors.py trains on them."""
+    monkeypatch.chdir(tmp_path)
+    own_questions(tmp_path)
+    said = shell("train", "my-lpr.yaml", "--dry-run")
+    assert "seat teacher: my_teacher.py:solve" in said and "# stages: lessons, sft, " in said
+    rows = [(tmp_path / f"ages/{split}.jsonl").read_text().splitlines() for split in ("train", "test")]
+    assert [len(r) for r in rows] == [520, 200] and not set(rows[0]) & set(rows[1])
 
 
 def test_the_papers_second_round_and_step_ppo():

@@ -36,6 +36,11 @@ FEW = {"--n": "2", "--samples": "1", "--max-tokens": "4", "--starts": "2"}
 sys.path[:0] = [str(ROOT / "tests/tasks/alfworld"), str(ROOT / "tests/data")]
 
 
+def on_the_page(start):
+    """The words of the first command that begins so, as it stands there."""
+    return next(shlex.split(c)[1:] for c in COMMANDS if c.startswith(f"trailmark {start}"))
+
+
 def train(words, out):
     """A training command at toy size: what it says itself stays, except how many steps."""
     said = dict(w.split("=", 1) for w in words[2:])
@@ -63,19 +68,10 @@ def place(tmp_path_factory):
             "data", "taxi", "mode=full", "history=none", "menu=false", "walls=false", "--starts", "2", "--out",
             "data/taxi",
         )
-        explore = [
-            "train",
-            "recipes/reflect-explore.yaml",
-            "task.options.tasks=data/auto-explore",
-            "teacher.path=data/auto-explore",
-        ]
-        train(explore, "runs/explore-sft")
-        train([*explore, "load.policy=runs/explore-sft", "load.reflector=runs/explore-sft", "sft.reflector=0",
-               "sft.policy=0"], "runs/explore-rl")  # fmt: skip
+        train(on_the_page("train recipes/reflect-explore.yaml sft"), "runs/explore-sft")
+        train(on_the_page("train recipes/reflect-explore.yaml load"), "runs/explore-rl")
         shutil.copytree("runs/explore-sft", "runs/reflect-explore")
-        train(
-            ["train", "recipes/reflect-taxi-full.yaml", "teacher.name=file", "teacher.path=data/taxi"], "runs/taxi-file"
-        )
+        train(on_the_page("train recipes/reflect-taxi-full.yaml teacher"), "runs/taxi-file")
         train(["train", "recipes/reflect-taxi-full.yaml"], "runs/reflect-taxi-full")
         yield here
 

@@ -1,9 +1,10 @@
-"""SIGKILL at seeded moments and at named points inside writes, then resume: the run is the one that was never
-interrupted.
+"""Signals at seeded moments and at named points inside writes, then resume: the run is the one that was never
+interrupted. After SIGKILL it goes on from its last checkpoint; SIGTERM, SIGINT and SIGHUP write one.
 
 Run with `make test-kill`. Every comparison is `trailmark diff`: weights, optimiser, random state, episodes, metrics.
 """
 
+import functools
 import json
 import os
 import random
@@ -55,6 +56,44 @@ critic: {{lora: {{rank: 2}}, optim: {{lr: 1e-2}}}}
 learner: {{optim: {{lr: 1e-3, schedule: cosine, warmup: 0.03}}}}
 checkpoint: {{every: 2, keep_last: 2}}
 """
+PREFERENCE = """
+method: preference
+objective: kto
+data: {scored}
+out: {out}
+steps: 10
+batch: 4
+model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}}}
+learner: {{optim: {{lr: 1e-3}}, ema: 0.9}}
+"""
+REWARD_MODEL = """
+method: reward_model
+kind: outcome
+data: {scored}
+out: {out}
+steps: 10
+batch: 4
+model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}}}
+learner: {{optim: {{lr: 1e-3}}}}
+"""
+STEP_RL = """
+method: step_rl
+out: {out}
+steps: 6
+starts: 3
+n: 2
+task: {{name: arith, options: {{level: 1}}}}
+sampling: {{max_tokens: 8}}
+model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}}}
+engine: {{slots: 4}}
+learner: {{optim: {{lr: 1e-3}}}}
+eval: {{every: 3, n: 4}}
+"""
+RECIPES = {
+    "sft": SFT, "oreo": OREO, "policy_gradient": POLICY_GRADIENT, "lora": POLICY_GRADIENT,
+    "overlap": POLICY_GRADIENT + "overlap: true\n", "preference": PREFERENCE, "reward_model": REWARD_MODEL,
+    "step_rl": STEP_RL,
+}  # fmt: skip
 POINTS = [
     "checkpoint.begin", "checkpoint.weights#2", "checkpoint.optimiser", "checkpoint.state#2", "checkpoint.synced",
     "checkpoint.renamed#2", "checkpoint.pruned", "metrics.before#5", "metrics.after#4", "timings.after#3",
@@ -72,16 +111,20 @@ def recipe(folder, kind, name, data_folder=None):
         scored.write_text("".join(json.dumps({**r, "reward": int(k < 20)}) + "\n" for k, r in enumerate(rows)))
     path = folder / f"{name}.yaml"
     lora = "{rank: 2}" if kind == "lora" else "null"
-    text = {"sft": SFT, "oreo": OREO}.get(kind, POLICY_GRADIENT)
-    path.write_text(text.format(data=data, scored=scored, out=folder / name, lora=lora))
+    path.write_text(RECIPES[kind].format(data=data, scored=scored, out=folder / name, lora=lora))
     return path
 
 
 def start(path, *more, env=None):
     command = [sys.executable, "-m", "trailmark", "train", str(path), *more]
-    return subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}, stderr=subprocess.PIPE, text=True
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+
+
+def heard():
+    """A shell ignores SIGINT, and nohup SIGHUP, for what runs in the background; the runs here shall hear them."""
+    for sign in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_DFL)
 
 
 def finish(path):
@@ -115,28 +158,30 @@ def readable(run):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The uninterrupted runs, and how long they take."""
+    """The uninterrupted run of a kind, and how long it takes."""
     folder = tmp_path_factory.mktemp("whole")
-    seconds = {}
-    for kind in ("sft", "policy_gradient", "lora", "oreo"):
+
+    @functools.cache
+    def made(kind):
         began = time.monotonic()
         done = start(recipe(folder, kind, kind))
         _, said = done.communicate()
         assert done.returncode == 0, said
-        seconds[kind] = time.monotonic() - began
-    return folder, seconds
+        return folder / kind, time.monotonic() - began
+
+    return made
 
 
 @pytest.mark.parametrize("kind", ["sft", "policy_gradient", "oreo"])
 @pytest.mark.parametrize("moment", range(20))
 def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     """Twenty moments each, from the first second to the last; some runs are killed twice."""
-    folder, seconds = whole
+    uninterrupted, seconds = whole(kind)
     draw = random.Random(f"{kind}{moment}")
-    path = recipe(tmp_path, kind, "run", whole[0])
+    path = recipe(tmp_path, kind, "run", uninterrupted.parent)
     for _ in range(1 + moment % 2):
         running = start(path, *(["--resume"] if (tmp_path / "run" / "recipe.yaml").exists() else []))
-        deadline = time.monotonic() + seconds[kind] * draw.uniform(0.45, 1.0)
+        deadline = time.monotonic() + seconds * draw.uniform(0.45, 1.0)
         while time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.05)
             readable(tmp_path / "run")
@@ -144,7 +189,7 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
         running.wait()
         readable(tmp_path / "run")
     finish(path)
-    same(tmp_path / "run", folder / kind)
+    same(tmp_path / "run", uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +202,62 @@ def test_killed_at_a_seeded_moment(tmp_path, whole, kind, moment):
     ],
 )
 def test_killed_inside_a_write(tmp_path, whole, kind, point):
-    path = recipe(tmp_path, kind, "run", whole[0])
+    uninterrupted, _ = whole(kind)
+    path = recipe(tmp_path, kind, "run", uninterrupted.parent)
     dying = start(path, env={"TRAILMARK_KILL_AT": point})
     _, said = dying.communicate()
     assert dying.returncode == -signal.SIGKILL, said
     readable(tmp_path / "run")
     finish(path)
-    same(tmp_path / "run", whole[0] / kind)
+    same(tmp_path / "run", uninterrupted)
+
+
+def asked_to_end(running, sign, run):
+    """The run says how it goes on, and each of its steps is in a checkpoint."""
+    _, said = running.communicate()
+    assert running.returncode == 128 + sign, said
+    assert "Traceback" not in said and "--resume" in said, said
+    readable(run)
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    done = max((row["step"] for row in map(json.loads, lines)), default=0)
+    assert done == max((int(p.name) for p in (run / "checkpoints").glob("[0-9]*")), default=0), said
+
+
+TERM, INT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+EVERY = [(kind, sign) for kind in ("sft", "policy_gradient", "overlap", "oreo") for sign in (TERM, INT, HUP)]
+
+
+@pytest.mark.parametrize(("kind", "sign"), [*EVERY, ("preference", TERM), ("reward_model", INT), ("step_rl", HUP)])
+def test_asked_to_end_at_a_seeded_moment(tmp_path, whole, kind, sign):
+    """After a number of steps and part of one more; 0 is while the models are loaded."""
+    uninterrupted, _ = whole(kind)
+    path, run = recipe(tmp_path, kind, "run", uninterrupted.parent), tmp_path / "run"
+    draw = random.Random(f"{kind}{sign}")
+    after, wait = draw.randrange(4), draw.uniform(0, 0.1)
+    running = start(path)
+    there = run / "metrics.jsonl" if after else run / "recipe.yaml"
+    while running.poll() is None and not (there.exists() and there.read_bytes().count(b"\n") >= after):
+        time.sleep(0.005)
+    time.sleep(wait)
+    running.send_signal(sign)
+    asked_to_end(running, sign, run)
+    finish(path)
+    same(run, uninterrupted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "point", "sign"),
+    [
+        ("sft", "checkpoint.weights#2", TERM), ("sft", "metrics.before#5", INT), ("oreo", "checkpoint.renamed#2", HUP),
+        ("lora", "checkpoint.pruned", INT), ("policy_gradient", "segment.half#4", TERM),
+        ("policy_gradient", "timings.after#3", HUP), ("overlap", "metrics.after#4", TERM),
+        ("overlap", "segment.renamed#3", INT), ("overlap", "annotation.half#3", HUP),
+    ],
+)  # fmt: skip
+def test_asked_to_end_inside_a_write(tmp_path, whole, kind, point, sign):
+    uninterrupted, _ = whole(kind)
+    path = recipe(tmp_path, kind, "run", uninterrupted.parent)
+    env = {"TRAILMARK_KILL_AT": point, "TRAILMARK_KILL_WITH": signal.Signals(sign).name}
+    asked_to_end(start(path, env=env), sign, tmp_path / "run")
+    finish(path)
+    same(tmp_path / "run", uninterrupted)

@@ -77,7 +77,7 @@ def test_a_step_is_chosen_by_its_tag(tmp_path):
     shutil.copytree(ZERO / "zero1", tmp_path / "ds")
     (tmp_path / "ds/latest").write_text("global_step9")
     said = refused(tmp_path / "ds", tmp_path / "o")
-    assert "'latest' names global_step9, and there is no such folder. Found: global_step2." in said
+    assert "'latest' names 'global_step9', and there is no such folder. Found: global_step2." in said
     said = refused(tmp_path / "ds", tmp_path / "o", "--tag", "global_step3")
     assert "--tag global_step3, and there is no such folder" in said
     assert convert(tmp_path / "ds", tmp_path / "o", "--tag", "global_step2").exit_code == 0

@@ -101,7 +101,7 @@ def test_a_disk_that_was_full_before_the_start(trained, tmp_path, monkeypatch):
 
     with monkeypatch.context() as m:
         m.setattr(os, "write", full)
-        said = shell("train", "r.yaml", code=2).stderr
+        said = shell("train", "r.yaml", code=1).stderr
     assert "the disk is full; make room and give the command again" in said
     assert not (tmp_path / "run").exists()
     shell("train", "r.yaml")

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
+from trailmark.plain_files import read_json
 
 lpr = typer.Typer(name="lpr", help="The stages of an lpr recipe, one by one.", no_args_is_help=True)
 
@@ -83,7 +84,6 @@ def run(
     number: Round = 1,
 ) -> None:
     """Make one stage. It is skipped if it is done, and goes on if it was stopped."""
-    import json
 
     from trailmark.methods.lpr import LAYOUT, part
     from trailmark.runs.launch import launch
@@ -91,7 +91,7 @@ def run(
     config = _config(recipe, words)
     name = _name(config, stage, number)
     launch(part([name]), config, resume=True)
-    made = json.loads((Path(config.out) / LAYOUT.record.format(name=name)).read_text("utf-8"))["summary"]
+    made = read_json(Path(config.out) / LAYOUT.record.format(name=name))["summary"]
     told = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
     typer.echo(f"{name}: {told}")
 

@@ -8,7 +8,6 @@ has no answer. An invalid play has reward 0. Plays of one task stay together, in
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError
 from trailmark.formats.messages import checked_messages
 from trailmark.formats.rows import Row
+from trailmark.plain_files import read_json
 from trailmark.runs.store import atomic_write
 
 
@@ -46,7 +46,7 @@ def merge(folders: Sequence[Path], out: Path, failures: bool = False) -> tuple[i
 
 def _read(path: Path) -> Row:
     try:
-        return Row(json.loads(path.read_text("utf-8")), path)
+        return Row(read_json(path), path)
     except OSError as problem:
         raise DataError(f"cannot be read ({problem.strerror}).", path) from None
     except ValueError as problem:

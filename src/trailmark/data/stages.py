@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.plain_files import read_json as plain_json
 from trailmark.runs.stages import Layout, Stage, as_json, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
@@ -130,7 +131,7 @@ def _same(made: Path, settings: Mapping[str, Any], keys: Sequence[str] | None) -
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        return plain_json(path)
     except OSError as problem:
         raise DataError(f"cannot be read ({problem.strerror}).", path) from None
     except ValueError as problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from trailmark.errors import DataError, RunError, nearest
 from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, holm, p_value, verdict
 from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
+from trailmark.plain_files import read_json
 from trailmark.runs.annotations import named_episodes
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import read_metrics, read_segment, segments
@@ -146,7 +146,7 @@ def _failures(name: str, m: str, measure: Measure, seen: RunMeasure) -> str:
 def _result(run: Path, metric: str, arm: str, name: str) -> RunMeasure:
     path = run / "results.json"
     try:
-        rows = json.loads(path.read_text("utf-8"))
+        rows = read_json(path)
         found = [r["value"] for r in rows if r["metric"] == metric and r.get("arm", arm) == arm]
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise DataError(f"{name}: cannot be read as a list of rows with arm, metric and value ({e}).", path) from None

@@ -4,13 +4,13 @@ needed."""
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.evaluate.tables import format_interval, study_markdown
+from trailmark.plain_files import read_json
 from trailmark.runs.store import atomic_write
 
 BLUE, GREY = "#2a6f97", "#8d99ae"
@@ -67,7 +67,7 @@ def _rows(ax: Any, names: list[str], label: str) -> None:
 def read_study(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as e:
         raise DataError(f"cannot be read as the result of a study ({e}).", path) from None
 

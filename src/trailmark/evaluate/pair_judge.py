@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -21,6 +20,7 @@ from trailmark.data.teacher import run_limited
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.pairwise import KEYS, SAME
 from trailmark.failures import PATIENCE, gone, must_be_few, too_many
+from trailmark.plain_files import read_json
 from trailmark.progress import Progress
 from trailmark.run_async import wait
 from trailmark.score.judge import ModelJudge
@@ -160,7 +160,7 @@ def read_criteria(path: Path | None) -> dict[str, str]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        held = json.loads(path.read_bytes())
+        held = read_json(path)
     except OSError as problem:
         raise DataError(f"cannot be read ({problem.strerror}).", path) from None
     except ValueError as problem:

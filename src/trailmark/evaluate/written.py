@@ -34,6 +34,7 @@ from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.plans import markers_of, read_scored_rows, writing
 from trailmark.failures import PATIENCE, gone, must_be_few, too_many
+from trailmark.plain_files import read_plain
 from trailmark.progress import Progress
 from trailmark.rollout.play import stop_ids
 from trailmark.run_async import wait
@@ -356,7 +357,7 @@ class _Work:
 
     def read(self, name: str) -> list[dict[str, Any]]:
         # not splitlines(): a text may hold U+2028 and other ends of lines that JSON does not escape
-        return [json.loads(line) for line in (self.out / name).read_text("utf-8").split("\n") if line]
+        return [json.loads(line) for line in str(read_plain(self.out / name), "utf-8").split("\n") if line]
 
     def about(self, v: Variant) -> dict[str, Any]:
         """What a variant has made."""

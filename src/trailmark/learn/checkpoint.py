@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
 from trailmark.models.checked import same_names
 from trailmark.models.lm import LM
+from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import EXTRA, numbered
 from trailmark.runs.store import cannot_write, sync_folder
 
@@ -90,12 +92,9 @@ def save(folder: Path, step: int, learner: Learner, state: Mapping[str, Any], ex
         raise cannot_write(final, problem) from problem
     except Exception as problem:
         shutil.rmtree(scratch, ignore_errors=True)
-        if (
-            "I/O" in str(problem) or "os error" in str(problem).lower()
-        ):  # safetensors has its own error for a full disk
-            raise RunError(
-                f"cannot write {final}: {str(problem).splitlines()[0]}; make room and go on with --resume."
-            ) from problem
+        if number := re.search(r"os error (\d+)", str(problem)):  # safetensors has its own error for a full disk
+            code = int(number[1])
+            raise cannot_write(final, OSError(code, os.strerror(code))) from problem
         raise
     return final
 
@@ -147,7 +146,7 @@ def load_weights(lm: LM, folder: Path) -> None:
 
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
     """Load weights, optimisers and random states of one checkpoint. Returns the rest of its state."""
-    state = json.loads((folder / "state.json").read_text())
+    state = read_json(folder / "state.json")
     if missing := [k for k in ("best", "without_better", "stopped", "method") if k not in state]:
         raise KeyError(f"state.json has no '{missing[0]}'")
     if state["step"] != int(folder.name):

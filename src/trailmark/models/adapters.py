@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,11 +21,14 @@ from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
 from trailmark.memory import need
 from trailmark.models.checked import quiet, read_tensors, same_names
+from trailmark.plain_files import read_json, read_plain
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 NOTE = "base.json"
+PATTERNS = ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern", "layers_pattern", "modules_to_save")
+NAMES = re.compile(r"(?:\w|\\?\.(?![*+?])|\.\*\??|\\d\+|\((?:\?:)?(?:\w|\\?\.|\|)+\))*")
 SAMPLED = 64  # values of each tensor that go into a fingerprint
 
 
@@ -156,18 +161,40 @@ def _only_lora(folder: Path, stored: Mapping[str, Any]) -> None:
         raise ModelError(
             f"{folder}/adapter_config.json: peft_type is {settings.get('peft_type')!r}, and only plain LoRA is loaded"
         )
+    for key in PATTERNS:
+        value = settings.get(key)
+        plain = isinstance(value, list) and key in ("target_modules", "exclude_modules")
+        for name in [value] if isinstance(value, str) else value if isinstance(value, list | dict) else ():
+            if not isinstance(name, str) or not (plain or name == "all-linear" or _is_quick(name)):
+                raise ModelError(
+                    f"{folder}/adapter_config.json: {key} holds {str(name)[:60]!r}, which is neither the name of a "
+                    "module nor a simple pattern (names, '.*', '(a|b)'): write a list of names"
+                )
     held = {t.shape[0] for name, t in stored.items() if ".lora_A." in name and t.ndim == 2}
     pattern = settings.get("rank_pattern") or {}
+    scales = settings.get("alpha_pattern") or {}
+    for scale in (settings.get("lora_alpha"), *(scales.values() if isinstance(scales, dict) else (None,))):
+        if not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise ModelError(f"{folder}/adapter_config.json: lora_alpha is {str(scale)[:60]}, and must be a number")
     said = [settings.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
     most = max(held, default=0)
     if bad := [r for r in said if not isinstance(r, int) or not 0 < r <= most]:
         raise ModelError(f"{folder}/adapter_config.json: its rank is {bad[0]}, and its weights have rank {most}")
 
 
+def _is_quick(pattern: str) -> bool:
+    """Whether a regular expression is simple enough to be tried on every module: names, at most three repeats, at most
+    three groups of different names."""
+    groups = [g.removeprefix("?:").split("|") for g in re.findall(r"\(([^()]*)\)", pattern)]
+    few = len(re.findall(r"[*+]", pattern)) <= 3 and len(groups) <= 3 and len(pattern) <= 1000
+    known = NAMES.fullmatch(pattern.removeprefix("^").removesuffix("$"))
+    return few and known is not None and all(len(set(g)) == len(g) for g in groups)
+
+
 def name_base(lm: LM, folder: Path) -> None:
     """Write into a saved adapter what it was trained on, independent of the working directory."""
     file = folder / "adapter_config.json"
-    settings = json.loads(file.read_text())
+    settings = read_json(file)
     base = Path(settings["base_model_name_or_path"] or "")
     if base.is_dir():
         settings["base_model_name_or_path"] = str(base.resolve())
@@ -231,8 +258,8 @@ def _places(folder: Path, named: str, moved: bool) -> Iterator[Path]:
 
 def _read(file: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as problem:
+        found = json.loads(read_plain(file))
+    except (OSError, ValueError, RecursionError) as problem:
         raise ModelError(f"{file} cannot be read ({problem})") from problem
     if not isinstance(found, dict):
         raise ModelError(f"{file}: expected a mapping")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_LAYERS, MOST_EXPERTS = 2_000, 10_000  # a config with more is damaged, and building it would take for ever
+READ = (".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".pt")
 SIZES = {
     "num_hidden_layers": MOST_LAYERS, "num_experts": MOST_EXPERTS, "num_local_experts": MOST_EXPERTS,
     "n_routed_experts": MOST_EXPERTS,
@@ -36,6 +37,16 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
+
+
+def must_hold_files(folder: Path) -> None:
+    """Refuse a folder in which a file of a model is a pipe, a device or a folder: a reader may wait for ever."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.suffix in READ and not path.is_file():
+                raise ModelError(f"{path} is not a file of its own (but a folder, a pipe, a device or a lost link).")
+            if path.suffix == ".json":
+                need(8 * path.stat().st_size, f"{path}: the whole file", "look at what it holds")
 
 
 def check_sizes(config: Any, where: str) -> None:
@@ -146,8 +157,9 @@ def must_be_plain(tensors: Mapping[Any, Any], what: Path) -> None:
     for name, t in tensors.items():
         if not isinstance(name, str) or not torch.is_tensor(t):
             raise ModelError(f"{what}: {str(name)[:80]!r} is no weight with a name.")
-        if t.layout != torch.strided or t.is_quantized or t.is_meta:
-            raise ModelError(f"{what}: its weight '{name}' is no plain tensor ({t.layout}, {t.device}).")
+        odd = t.layout != torch.strided or t.is_quantized or t.is_meta or t.is_nested or t.is_complex()
+        if odd or (name.endswith(".weight") and not t.is_floating_point()):
+            raise ModelError(f"{what}: its weight '{name}' is no plain tensor ({t.layout}, {t.dtype}, {t.device}).")
         if t.numel() * t.element_size() > t.untyped_storage().nbytes():
             raise ModelError(f"{what}: its weight '{name}' of {t.numel():,} numbers repeats the few that are stored.")
     whole = sum(t.numel() * t.element_size() for t in tensors.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,15 @@ from trailmark.errors import ModelError, TrailmarkError
 from trailmark.fetching import allowed
 from trailmark.memory import LAYER, need, parameters
 from trailmark.models.adapters import add_lora, attach, find_base, is_adapter
-from trailmark.models.checked import check_sizes, load_whole, read_tensors, weights_of
+from trailmark.models.checked import check_sizes, load_whole, must_hold_files, read_tensors, weights_of
 
 if TYPE_CHECKING:
     import torch
 
     from trailmark.models.lm import LM
+
+HEAD = re.compile(r"[a-z]\w*\.(\d+\.)?(weight|bias)")
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 
 
 def pick_device(wish: str = "auto") -> str:
@@ -189,10 +193,14 @@ def _load_heads(lm: LM, folder: Path) -> None:
     if (folder / "heads.safetensors").is_file():
         file = folder / "heads.safetensors"
         tensors = read_tensors(file)
+        taken = set(dir(lm.heads))
+        if other := next((n for n in tensors if not HEAD.fullmatch(n) or n.partition(".")[0] in taken), None):
+            raise ModelError(f"{file}: '{other}' is no weight of a head.")
         tensors = {n: t for n, t in tensors.items() if n.count(".") == 1 and n.endswith(".weight")}  # linear heads
         for name, weight in tensors.items():
-            if weight.ndim != 2 or weight.shape[1] != lm.width:
-                raise ModelError(f"{file}: head '{name}' is {list(weight.shape)}, and the model's width is {lm.width}.")
+            if not weight.is_floating_point() or weight.ndim != 2 or not len(weight) or weight.shape[1] != lm.width:
+                kind = f"{list(weight.shape)} of {weight.dtype}"
+                raise ModelError(f"{file}: head '{name}' is {kind}, and the model's width is {lm.width}.")
             lm.add_head(name.removesuffix(".weight"), weight.shape[0])
         lm.heads.load_state_dict(tensors)
 
@@ -220,6 +228,7 @@ def _weights(config: ModelConfig, device: str, dtype: torch.dtype, words: Sequen
 
         path = str(smollm2_folder())
     folder = Path(path)
+    must_hold_files(folder)
     if is_adapter(folder):
         return _load_adapter(folder, config, device, dtype)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -259,8 +268,9 @@ def pretrained(path: str, config: ModelConfig, device: str, dtype: torch.dtype) 
         }
     try:
         if config.quant == "none":
-            count = stored_parameters(path)
-            if count and getattr(shaped, "quantization_config", None) is None:
+            plain = getattr(shaped, "quantization_config", None) is None
+            count = stored_parameters(path, floats=plain)
+            if count and plain:
                 count = max(count, weights_of(shaped))
             need_weights(count, path, dtype.itemsize, device)
         model = load_whole(
@@ -283,15 +293,19 @@ def need_weights(count: int, what: str, bytes_each: int, device: str, layers: in
     need(size, f"{what}: a model of {count:,} weights", "choose a smaller model or another device", device)
 
 
-def stored_parameters(path: str) -> int:
-    """The number of weights in a local folder; 0 if the model is not there."""
+def stored_parameters(path: str, floats: bool = True) -> int:
+    """The number of weights in a local folder; 0 if the model is not there. `floats`: other kinds are refused."""
     from safetensors import SafetensorError, safe_open
 
     count = 0
     for file in Path(path).glob("model*.safetensors") if Path(path).is_dir() else ():
         try:
             with safe_open(file, framework="pt") as stored:
-                count += sum(math.prod(stored.get_slice(name).get_shape()) for name in stored.keys())  # noqa: SIM118
+                for name in stored.keys():  # noqa: SIM118
+                    held = stored.get_slice(name)
+                    count += math.prod(held.get_shape())
+                    if floats and name.endswith(".weight") and held.get_dtype() not in FLOATS:
+                        raise ModelError(f"{file}: its weight '{name}' holds {held.get_dtype()}, which are no weights.")
         except (SafetensorError, OSError) as problem:
             raise ModelError(_why(path, problem)) from problem
     return count
@@ -301,6 +315,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(path)
+    must_hold_files(folder)
     if folder.is_dir() and not any(
         (folder / f).is_file() for f in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
     ):
@@ -323,6 +338,7 @@ def load_config(path: str) -> Any:
 def _config(path: str, here: bool, revision: str | None = None) -> Any:
     from transformers import AutoConfig
 
+    must_hold_files(Path(path))
     try:
         found = AutoConfig.from_pretrained(
             path, revision=revision or "main", local_files_only=here, trust_remote_code=False
@@ -420,6 +436,7 @@ def _shape_config(shape: ModelShape, vocab: int, tiny_config: Any) -> Any:
         kv_heads=shape.kv_heads,
         ffn=shape.ffn,
         context=shape.context,
+        tied=shape.tied,
     )
 
 

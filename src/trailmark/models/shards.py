@@ -16,7 +16,6 @@ Stages 1 and 2 cut the row of all weights. Stage 3 cuts every weight by itself, 
 from __future__ import annotations
 
 import io
-import json
 import math
 import pickle
 import re
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import ModelError, RunError, TrailmarkError
 from trailmark.memory import need
+from trailmark.plain_files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,6 @@ ALLOWED: list[tuple[Any, str]] = [
     (_Inert, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
 
-
 FOREIGN = {"FSDP": "*.distcp", "Megatron": "latest_checkpointed_iteration.txt", "Megatron-LM": "mp_rank_*"}
 MOST_PARTS = 100_000
 
@@ -77,10 +76,11 @@ class Gathered:
 
 def gather(folder: Path, tag: str | None = None) -> Gathered:
     """All weights of a checkpoint. An error names what is missing or damaged."""
-    from trailmark.models.checked import must_be_plain
+    from trailmark.models.checked import must_be_plain, must_hold_files
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder.")
+    must_hold_files(folder)
     try:
         found = _gather(folder, tag)
     except TrailmarkError:
@@ -134,15 +134,18 @@ def _pieces(folder: Path) -> tuple[list[str], Mapping[str, str]] | None:
     if not found:
         return None
     stem, total, end = found[0][1], found[0][3], found[0][4]
+    if not 0 < int(found[-1][2]) <= int(total):
+        raise ModelError(f"{folder / found[-1][0]}: no piece of a model has such a number: remove it.")
     return [f"{stem}-{k:05d}-of-{total}.{end}" for k in range(1, int(total) + 1)], {}
 
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        where = json.loads(path.read_bytes())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
+        where = read_json(path)["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ModelError(f"{path} is no index of weights: {_said(problem)}.") from None
-    if not isinstance(where, dict) or not all(isinstance(v, str) and Path(v).name == v for v in where.values()):
+    named = where.values() if isinstance(where, dict) else ()
+    if not named or not all(isinstance(v, str) and Path(v).name == v for v in named):
         raise ModelError(f"{path} is no index of weights: 'weight_map' must name files of this folder.")
     return where
 
@@ -184,8 +187,9 @@ def read_pickled(path: Path) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as records:
-                if any(r.compress_type or r.file_size > r.compress_size for r in records.infolist()):
-                    raise ModelError(f"{path} holds compressed records, which torch does not write: it is not read.")
+                odd = any(r.compress_type or r.file_size > r.compress_size for r in records.infolist())
+                if odd or len(set(records.namelist())) < len(records.namelist()):
+                    raise ModelError(f"{path} holds compressed or doubled records, which torch never writes.")
         with torch.serialization.safe_globals(ALLOWED):  # type: ignore[arg-type]
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -213,7 +217,7 @@ def _tagged(folder: Path, tag: str | None) -> Path:
         name = file.read(1000).decode("utf-8", "replace").strip()
     if name in ("", "..") or not name.isprintable() or Path(name).name != name or not (folder / name).is_dir():
         here = ", ".join(p.name for p in sorted(folder.iterdir()) if p.is_dir()) or "none"
-        said = f"--tag {name}" if tag else f"'latest' names {name}"
+        said = f"--tag {name[:80]}" if tag else f"'latest' names {name[:80]!r}"
         raise ModelError(f"{folder}: {said}, and there is no such folder. Found: {here}.")
     return folder / name
 
@@ -233,7 +237,8 @@ def _deepspeed(folder: Path) -> Gathered:
         return Gathered("DeepSpeed without ZeRO", held["module"], held.get("shared_params") or {})
     first = _zero_states(folder, optim[0][0])
     counts, stage = first["partition_count"], first["zero_stage"]
-    world = max(counts, default=0) if isinstance(counts, list) else counts
+    listed = isinstance(counts, list) and all(isinstance(n, int) and n > 0 for n in counts)
+    world = max(counts, default=0) if listed else counts
     if not isinstance(world, int) or not 0 < world <= MOST_PARTS or stage not in (1, 2, 3):
         raise ModelError(f"{folder / optim[0][0]}: it says {world!r} parts of stage {stage!r}, which cannot be.")
     stage = int(stage)
@@ -399,12 +404,11 @@ def _asked_by(file: Path, source: Path) -> tuple[Collection[str], bool]:
     config = load_config(str(file.parent))
     try:
         shapes = described(config)
-        tied = json.loads(file.read_bytes()).get("tie_word_embeddings", False)
     except Exception as problem:  # a damaged config may raise anything
         raise ModelError(f"{source}: its config.json describes no model: {_said(problem)}.") from None
     whole = 2 * sum(math.prod(shape) for shape in shapes.values())
     need(whole, f"{source}: a model as its config.json describes it", "look at its config.json")
-    return shapes.keys(), bool(tied)
+    return shapes.keys(), bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _beside(folders: Sequence[Path]) -> dict[str, Path]:
@@ -489,8 +493,7 @@ def push(folder: Path, name: str, public: bool = False) -> str:
         url = api.create_repo(name, private=not public, exist_ok=True)
         api.upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message="Add the model")
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as problem:
-        why = str(problem).strip().splitlines()[0][:200]
         raise ModelError(
-            f"--push {name}: {why} (The folder {folder} is complete: `hf upload {name} {folder}` sends it later.)"
+            f"--push {name}: {_said(problem)}. ({folder} is complete: `hf upload {name} {folder}` sends it later.)"
         ) from None
     return str(url)

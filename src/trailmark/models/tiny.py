@@ -68,6 +68,7 @@ def tiny_config(
     ffn: int | None = None,
     context: int = 512,
     window: int | None = None,
+    tied: bool | None = None,
 ) -> Any:
     """A transformers config of a model family, at any size."""
     import transformers as hf
@@ -76,6 +77,8 @@ def tiny_config(
     common: dict[str, Any] = dict(
         vocab_size=vocab, max_position_embeddings=context, bos_token_id=None, eos_token_id=None, pad_token_id=None
     )
+    if tied is not None:
+        common["tie_word_embeddings"] = tied
     if family == "gpt2":
         return hf.GPT2Config(
             **common,

@@ -16,6 +16,7 @@ from typing import Any
 
 from trailmark import __version__
 from trailmark.evaluate.run import FailedAs
+from trailmark.plain_files import read_json
 from trailmark.report import read
 from trailmark.report.concerns import concerns
 from trailmark.report.episodes import Texts, credit_source, starts, view
@@ -107,7 +108,7 @@ def _sources(
 def _versions(run: Run) -> dict[str, Any]:
     """The versions that the run wrote down (versions.json), or those of the machine that writes the page."""
     try:
-        said = json.loads((run.path / "versions.json").read_text("utf-8"))
+        said = read_json(run.path / "versions.json")
         if isinstance(said, dict):
             return {"of": "the run", "list": {str(k): str(v) for k, v in said.items()}}
     except (OSError, ValueError):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.plain_files import read_plain
+from trailmark.plain_files import read_json, read_plain
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json
@@ -69,7 +68,7 @@ def state(run: Run, last: int, steps: int | None) -> str:
         return "finished"
     for folder in checkpoints(run)[-1:]:
         try:
-            if json.loads((folder / "state.json").read_text("utf-8")).get("stopped"):
+            if read_json(folder / "state.json").get("stopped"):
                 return "early"
         except (OSError, ValueError, AttributeError):
             pass
@@ -80,7 +79,7 @@ def compared_plans(run: Run) -> dict[str, float]:
     """What the comparison at the end of method vrcli found (results.json), in the names of its metrics; else {}."""
     arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_"}
     try:
-        rows = json.loads((run.path / "results.json").read_text("utf-8"))
+        rows = read_json(run.path / "results.json")
         named = {(r["arm"], r["metric"]): float(r["value"]) for r in rows if r.get("arm") in arms}
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return {}

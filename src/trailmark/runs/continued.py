@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, RunError
+from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
 from trailmark.runs.older import read_recipe
 from trailmark.runs.store import Run, atomic_write, read_metrics
@@ -65,7 +66,7 @@ def read_models(run: Path) -> dict[str, dict[str, str]]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json(file)
     except (OSError, ValueError) as problem:
         raise DataError(f"cannot be read ({problem}).", file) from None
     if not isinstance(found, dict) or not all(

@@ -19,6 +19,7 @@ from typing import Any
 from trailmark.config import Config, NamesFile, RunConfig
 from trailmark.errors import DataError, RunError
 from trailmark.functions import function_file
+from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_run, listed
 from trailmark.runs.store import Run, atomic_write, file_hash
 
@@ -99,7 +100,7 @@ def read_note(run: Path) -> Known:
     if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text("utf-8"))
+        found = read_json(file)
         if all(isinstance(v["sha256"], str) for v in found.values()):
             return found
         why = "it is no list of files"

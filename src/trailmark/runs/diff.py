@@ -12,6 +12,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.marked_yaml import parse
+from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
@@ -69,7 +70,7 @@ def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
 
 def _lines(a: Path, b: Path) -> str:
     """The first difference of two JSON lines files: the line, its episode or step, and the key."""
-    for i, (x, y) in enumerate(zip_longest(a.read_bytes().split(b"\n"), b.read_bytes().split(b"\n")), 1):
+    for i, (x, y) in enumerate(zip_longest(read_plain(a).split(b"\n"), read_plain(b).split(b"\n")), 1):
         if x != y:
             if not x or not y:
                 return f"line {i}: {_only(not x)}"
@@ -81,7 +82,7 @@ def _lines(a: Path, b: Path) -> str:
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """The tensors of a safetensors file (8 bytes of length, then JSON, then data) and where the data starts."""
-    with path.open("rb") as f:
+    with open_plain(path) as f:
         size = int.from_bytes(f.read(8), "little")
         if size > path.stat().st_size:
             raise ValueError("its header is cut off")
@@ -125,7 +126,7 @@ def _same(a: Path, b: Path) -> bool:
 def _json(path: Path, root: Path) -> Any:
     """The values of a JSON file. The path of its own run is left out (an adapter stores where its base is)."""
     own = json.dumps(str(root.resolve()))[1:-1]
-    return json.loads(path.read_text("utf-8").replace(own, "RUN"))
+    return json.loads(str(read_plain(path), "utf-8").replace(own, "RUN"))
 
 
 def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:

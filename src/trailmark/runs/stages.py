@@ -38,6 +38,7 @@ from trailmark import stopping
 from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
+from trailmark.plain_files import read_json, read_plain
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.data_files import known_files
 from trailmark.runs.diff import compared
@@ -444,7 +445,7 @@ def _passing(path: Path) -> bool:
 def _run_files(run: Path) -> dict[str, str]:
     """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
     file = next(p for name in (MADE, "recipe.yaml") if (p := run / name).is_file())
-    recipe = parse(file.read_text("utf-8"), str(file))[0]
+    recipe = parse(str(read_plain(file), "utf-8"), str(file))[0]
     found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
     if (run / "metrics.jsonl").is_file():
         found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")
@@ -494,7 +495,7 @@ def _note(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except OSError as problem:
         raise RunError(f"{path} cannot be read ({problem.strerror}).") from None
     except ValueError as problem:

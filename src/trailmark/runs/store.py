@@ -24,9 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, RunBusy, RunError
+from trailmark.errors import DataError, DiskFull, RunBusy, RunError
 from trailmark.fault_points import point
-from trailmark.plain_files import read_plain
+from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.episode_json import Row, from_json, object_from_json, object_to_json, to_json
 from trailmark.types import Annotation, Episode
 
@@ -45,10 +45,10 @@ LINK = "is a link: nothing in a run's folder is written through links. Put the f
 def cannot_write(path: Path, e: OSError) -> RunError:
     if e.errno == errno.ELOOP:
         return RunError(f"{path} {LINK}.")
-    why = _FULL.get(e.errno or 0)
-    again = "make room and give the command again; a run that has begun goes on with --resume"
-    hint = f"{why}; {again}" if why else (e.strerror or str(e)).lower()
-    return RunError(f"cannot write {path}: {hint}.")
+    if why := _FULL.get(e.errno or 0):
+        again = "make room and give the command again; a run that has begun goes on with --resume"
+        return DiskFull(f"cannot write {path}: {why}; {again}.")
+    return RunError(f"cannot write {path}: {(e.strerror or str(e)).lower()}.")
 
 
 def refuse_links(folder: Path) -> None:
@@ -74,8 +74,8 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 def file_hash(path: Path) -> str:
     try:
-        with path.open("rb") as f:
-            return hashlib.file_digest(f, "sha256").hexdigest()
+        with open_plain(path) as f:
+            return hashlib.file_digest(f, "sha256").hexdigest()  # pyrefly: ignore[bad-argument-type]
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
 

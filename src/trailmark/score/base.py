@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import JudgeError
+from trailmark.plain_files import read_json
 from trailmark.types import Annotation, Episode, Outcome, Scored
 
 
@@ -85,7 +86,7 @@ class Judge(ABC):
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
             # a note with another fingerprint is from an older version here: `changed` accepted it
-            if not file.exists() or json.loads(file.read_text("utf-8"))["fingerprint"] != self.fingerprint:
+            if not file.exists() or read_json(file)["fingerprint"] != self.fingerprint:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
                 temp.unlink(missing_ok=True)  # it may be a link
@@ -101,7 +102,7 @@ class Judge(ABC):
         if not file.exists():
             return ""
         try:
-            said = json.loads(file.read_text("utf-8"))
+            said = read_json(file)
             before = said["fingerprint"]
             source = str(said.get("source", self.source))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:

@@ -14,13 +14,13 @@ It imports without torch, so a wrong name is reported at once.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
 from trailmark.errors import ModelError
+from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
 from trailmark.runs.older import read_recipe
 
@@ -137,7 +137,7 @@ def best_checkpoint(run: str | Path, key: str = "") -> Path:
     """The checkpoint that the evaluations of a run found best, as its newest one remembers."""
     newest, says = newest_checkpoint(run, key), f"{key}: " if key else ""
     try:
-        best = json.loads((newest / "state.json").read_bytes()).get("best")
+        best = read_json(newest / "state.json").get("best")
     except (OSError, ValueError) as problem:
         raise ModelError(f"{says}{newest / 'state.json'} cannot be read ({problem}).") from None
     if not best:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import TrailmarkError
+from trailmark.plain_files import open_plain, read_json
 from trailmark.runs.annotations import misfits, without_credit
 from trailmark.runs.data_files import changed_files
 from trailmark.runs.store import read_metrics
@@ -50,7 +50,7 @@ def check_records(ev: Evidence) -> Check:
     if newest > len(steps) and rows:
         found.defect("a checkpoint is of a step that has no metrics", f"checkpoint {newest}, metrics to {len(steps)}")
     for path in ev.files:
-        with path.open("rb") as f:
+        with open_plain(path) as f:
             f.seek(0, 2)
             if f.tell() and (f.seek(-1, 2), f.read(1))[1] != b"\n" and int(path.stem) not in ev.read:
                 found.defect("a segment of episodes is cut off", path.name)
@@ -106,7 +106,7 @@ def check_checkpoint(ev: Evidence) -> Check:
 
 def _state(found: Findings, root: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((root / "state.json").read_text())
+        return read_json(root / "state.json")
     except (OSError, ValueError) as problem:
         found.defect("state.json cannot be read", f"{root.name}: {problem}")
         return None

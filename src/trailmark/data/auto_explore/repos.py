@@ -18,6 +18,7 @@ from pathlib import Path
 
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
+from trailmark.plain_files import read_plain
 from trailmark.runs.store import cannot_write, sync_folder
 from trailmark.tasks.auto_explore.contents import NotText, decode, kind_of
 from trailmark.tasks.auto_explore.repo import MOST_LEVELS
@@ -109,7 +110,7 @@ def _bad_file(path: Path) -> str:
             return "too long"
         if "." not in path.name:
             return ""
-        text = decode(path.read_bytes(), more=False)
+        text = decode(read_plain(path), more=False)
     except OSError:
         return "not readable"
     except NotText:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError, TaskError, nearest
+from trailmark.plain_files import open_plain, read_json, read_plain
 from trailmark.tasks.alfworld.dialect import Dialect, of_grammar
 from trailmark.tasks.alfworld.engine import Game, parse_game
 
@@ -297,7 +298,7 @@ def _type_of_file(path: Path, name: str) -> str:
         if (kind := part.split("-", 1)[0]) in TYPES:
             return kind
     try:
-        said = json.loads((path.parent / "traj_data.json").read_bytes()).get("task_type")
+        said = read_json(path.parent / "traj_data.json").get("task_type")
     except (OSError, ValueError, AttributeError):
         return ""
     return said if isinstance(said, str) else ""
@@ -305,7 +306,7 @@ def _type_of_file(path: Path, name: str) -> str:
 
 def _read_file(path: Path) -> Texts:
     try:
-        value = json.loads(path.read_bytes())
+        value = read_json(path)
     except OSError as problem:
         raise DataError(f"cannot be read ({problem.strerror}).", path) from None
     except ValueError as problem:
@@ -358,26 +359,29 @@ class _Packed:
         return Texts(domain, grammar.replace(UNKNOWN, self.goal), problem, self.walkthrough, self.solvable)
 
 
+LONGEST, MOST_SKIPPED = 64 << 20, 100_000  # bytes of a line, and lines that hold no game
 UNKNOWN = "UNKNOWN GOAL"  # the placeholder for the task's sentence in the shared grammar
 
 
 def _packed_cards(path: Path, split: str, skipped: dict[str, str]) -> Iterator[Card]:
     shared = _beside(path, ".pddl"), _beside(path, ".twl2")
     try:
-        with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as lines:
-            for n, line in enumerate(lines, 1):
+        with open_plain(path) as file, lzma.open(file) if path.suffix == ".xz" else file as lines:
+            for n, line in enumerate(iter(lambda: lines.readline(LONGEST + 1), b""), 1):
                 try:
                     yield _packed_card(line, path, n, split, shared)
                 except DataError as problem:
                     skipped[f"{path}:{n}"] = str(problem)
+                if len(line) > LONGEST or len(skipped) > MOST_SKIPPED:
+                    raise DataError("is no file of games: a line has no end, or most lines hold no game.", path, n)
     except (OSError, EOFError, lzma.LZMAError) as problem:
-        raise DataError(f"cannot be read: {problem}.", path) from None
+        raise DataError(f"cannot be read: {getattr(problem, 'strerror', None) or problem}.", path) from None
 
 
 def _packed_card(line: bytes, path: Path, n: int, split: str, shared: tuple[str, str]) -> Card:
     try:
         row = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"is not JSON: {problem}.", path, n) from None
     if not isinstance(row, dict):
         raise DataError("must be an object.", path, n)
@@ -395,6 +399,6 @@ def _beside(path: Path, suffix: str) -> str:
         what = {".pddl": "domain", ".twl2": "grammar"}[suffix]
         raise DataError(f"needs one *{suffix} file beside it, the {what} of its games; there are {len(found)}.", path)
     try:
-        return found[0].read_text(encoding="utf-8")
+        return str(read_plain(found[0]), "utf-8")
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"cannot be read: {problem}.", found[0]) from None

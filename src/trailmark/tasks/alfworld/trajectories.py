@@ -12,7 +12,6 @@ or "Thought: …" and "Action: <command>".
 from __future__ import annotations
 
 import json
-import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
+from trailmark.plain_files import read_unpacked
 from trailmark.tasks.alfworld.dialect import Dialect, command_in, observation_in
 from trailmark.tasks.alfworld.games import Games
 from trailmark.tasks.alfworld.source import WELCOME, Alfworld, AlfworldWorld, parse_action
@@ -85,11 +85,10 @@ def read_trajectories(path: str | Path, skip_bad: bool = False) -> Told:
 
 def _rows(path: Path) -> Iterator[Row]:
     try:
-        raw = path.read_bytes()
-        text = (lzma.decompress(raw) if path.suffix == ".xz" else raw).decode("utf-8-sig")
+        text = read_unpacked(path).decode("utf-8-sig")
     except OSError as problem:
         raise DataError(f"cannot be read ({problem.strerror}).", path) from None
-    except (lzma.LZMAError, UnicodeDecodeError) as problem:
+    except UnicodeDecodeError as problem:
         raise DataError(f"cannot be read: {problem}.", path) from None
     if text.lstrip()[:1] == "[":
         for i, value in enumerate(_parse(text, path, None)):
@@ -103,7 +102,7 @@ def _rows(path: Path) -> Iterator[Row]:
 def _parse(text: str, path: Path, line: int | None) -> Any:
     try:
         return json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise DataError(f"is not JSON: {problem}.", path, line) from None
 
 

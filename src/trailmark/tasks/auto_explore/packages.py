@@ -11,7 +11,6 @@ code of a package is ever run (see pip_index.py and unpack.py).
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.fetching import may_fetch
 from trailmark.models.smollm import cache_dir
+from trailmark.plain_files import read_json
 from trailmark.tasks.auto_explore.pip_index import Pip, Place, find, local_path, pip_says
 from trailmark.tasks.auto_explore.unpack import unpack
 
@@ -50,7 +50,7 @@ class Sdist:
 def read_trees(path: str | Path) -> dict[str, Sdist]:
     """The packages of a `file_trees.json`: name -> version, sdist file name and sha256."""
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
+        found = read_json(Path(path))
     except (OSError, ValueError) as e:
         raise DataError(f"cannot be read as JSON ({e}).", path) from None
     if not isinstance(found, dict):

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from trailmark.errors import DataError
+from trailmark.plain_files import read_plain
 
 SUFFIXES = (".tar.gz", ".zip", ".tgz", ".tar.bz2", ".tar.xz")
 MOST_PAGE = 64 << 20
@@ -143,7 +144,7 @@ def _links(client: Any, url: str) -> Iterable[Place]:
         return [Place(p.as_uri(), p.name) for p in sorted(here.absolute().iterdir()) if p.is_file()]
     if not here.is_file():
         return []
-    return _of_page(here.read_text("utf-8", "replace"), here.absolute().as_uri())
+    return _of_page(str(read_plain(here), "utf-8", "replace"), here.absolute().as_uri())
 
 
 def _page(client: Any, url: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
+from trailmark.plain_files import read_plain
 from trailmark.runs.episode_json import object_from_json
 from trailmark.tasks.auto_explore.contents import kind_of
 
@@ -85,7 +86,7 @@ def _files(path: Path) -> list[Path]:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path)
     except OSError as e:
         raise DataError(f"cannot be read ({e.strerror}).", path) from None
 
@@ -122,7 +123,7 @@ def _jsonl(path: Path, dropped: Counter[str]) -> list[Question]:
 def _reference(path: Path, dropped: Counter[str]) -> list[Question]:
     try:
         rows = json.loads(_bytes(path))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"cannot be read as JSON ({e}).", path) from None
     if not isinstance(rows, list):
         raise DataError("must be a list of task records.", path)
