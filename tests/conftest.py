@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,3 +42,13 @@ def real_tokenizer():
     if not folder:
         pytest.skip("TRAILMARK_DATA is not set")
     return lambda name: AutoTokenizer.from_pretrained(f"{folder}/tokenizers/{name}")
+
+
+@pytest.fixture
+def signals_heard():
+    """SIGTERM, SIGINT and SIGHUP as in a terminal. (nohup and jobs in the background ignore some of them.)"""
+    plain = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = {s: signal.signal(s, how) for s, how in plain.items() if signal.getsignal(s) is signal.SIG_IGN}
+    yield
+    for s, before in ignored.items():
+        signal.signal(s, before)

@@ -32,6 +32,7 @@ class _Said:
     words: ClassVar[list[str] | None] = None
     everything: ClassVar[bool] = False
     of_runs: ClassVar[set[str]] = set()
+    of_files: ClassVar[set[str]] = set()  # what recipe files name that a Python program gave
 
 
 @contextlib.contextmanager
@@ -51,6 +52,8 @@ def named_by_person(recipe: Mapping[str, Any]) -> None:
     """Note the texts of a recipe file that a person gave."""
     if _Said.words is not None:
         _Said.words += [*_texts(recipe), f"method={recipe.get('method')}"]
+    else:
+        _Said.of_files.update(_texts(recipe))
 
 
 def named_by_run(recipe: Mapping[str, Any]) -> None:
@@ -69,7 +72,7 @@ def may_run(name: str, key: str) -> None:
     if name in OURS:
         return
     file = code_file(name)
-    free = _Said.words is None and name not in _Said.of_runs
+    free = _Said.words is None and (name not in _Said.of_runs or name in _Said.of_files)
     if free or _Said.everything or _is_named(name):
         if file is not None and (mark := _mark(name, file)) is not None:
             with contextlib.suppress(OSError):  # without a place to remember it, it is asked again

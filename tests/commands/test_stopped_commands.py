@@ -12,6 +12,8 @@ from trailmark.commands import quickstart
 from trailmark.commands.app import app
 from trailmark.runs.diff import diff_runs
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 128}}\nengine: {slots: 8, max_len: 128}\n"
 REFLECT = """
 method: reflect

@@ -490,7 +490,7 @@ class Scripted:
         from trailmark.engines.local import LocalEngine, Written
 
         class Engine(LocalEngine):
-            async def sample(self, request, on_token=None, top=0):
+            async def sample(self, request, on_token=None, top=0, party=None):
                 text = (
                     self.tokenizer.decode(request.prompt)
                     .split("<|im_start|>user\n")[-1]

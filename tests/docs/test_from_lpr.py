@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from from_pages import ROOT, commands, first_cell, keys_of, own_questions, serve
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_method
+from trailmark.methods.lpr import Road
 
 PAGE = (ROOT / "docs/from/lpr.md").read_text()
 SOLVER = ROOT / "tests/methods/lpr_careless.py"
@@ -186,7 +188,8 @@ def test_the_papers_recipes_hold_the_papers_numbers(name, sft, prm, dpo, margin,
     assert c.preference["beta"] == 0.1 and lengths == [2048, 4096, 2048]
     assert (c.sample.n, c.sampling.temperature, c.sampling.max_tokens) == sampled and c.complete.k == 3
     assert (c.complete.sampling.temperature, c.complete.sampling.top_p) == completed
-    assert (c.pairs.margin, c.pairs.best_of, c.pairs.max_wrong, c.read.classes, c.read.over) == (
+    read = Road(c, SimpleNamespace(path=None)).read()
+    assert (c.pairs.margin, c.pairs.best_of, c.pairs.max_wrong, read.classes, read.over) == (
         margin, 10, 10, [2, 3], "product",
     )  # fmt: skip
     assert c.seed == 42 and c.model.name == "meta-llama/Llama-2-7b-chat-hf" and c.teacher.options == {"shots": 1}

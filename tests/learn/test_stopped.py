@@ -13,6 +13,8 @@ from trailmark.runs import checkpoints
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.store import read_metrics
 
+pytestmark = pytest.mark.usefixtures("signals_heard")
+
 RECIPE = """
 method: sft
 data: rows.jsonl
