@@ -174,7 +174,7 @@ def test_eval_says_when_the_reward_is_another_one(shell):
     train(shell)
     assert "warnings" not in json.loads(shell("eval", "run", "--json"))
     Path("my_file.py").write_text(FUNCTION.replace("float(", "2 * float("))
-    shown = shell("eval", "run")
+    shown = shell("eval", "run", "--trust")
     said = "function my_file.py:score has changed since this run began (fingerprint "
     lines = [x for x in shown.splitlines() if x.startswith("warning: ")]
     assert len(lines) == 1 and lines[0].startswith(f"warning: {said}") and "cannot be compared" in lines[0]
