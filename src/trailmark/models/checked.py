@@ -102,16 +102,27 @@ def _must_fit(found: Mapping[str, Any], what: str | Path) -> None:
             f"{what} has no weight '{missing[0]}', which its config.json asks for ({len(missing)} are missing). It is "
             "not filled at random: copy the whole checkpoint."
         )
-    if other := sorted(found["mismatched_keys"]):
-        name, held, wanted = other[0]
-        raise ModelError(
-            f"{what}: its weights do not fit its config.json: '{name}' is {list(held)} and must be {list(wanted)} "
-            f"({len(other)} have another shape)."
-        )
+    _must_have_shapes(found["mismatched_keys"], what)
     if extra := sorted(found["unexpected_keys"]):
         raise ModelError(
             f"{what} has a weight '{extra[0]}' that its config.json does not ask for ({len(extra)} are too many): it "
             "is the checkpoint of another model."
+        )
+
+
+def same_shapes(held: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]], what: str | Path) -> None:
+    """Refuse weights of other shapes than wanted, before a model of these shapes is built."""
+    both = ((name, tuple(t.shape), wanted[name]) for name, t in held.items() if name in wanted)
+    _must_have_shapes([found for found in both if found[1] != found[2]], what)
+
+
+def _must_have_shapes(other: Iterable[tuple[str, Iterable[int], Iterable[int]]], what: str | Path) -> None:
+    """`other` are the weights that have another shape: name, shape and what it must be."""
+    if listed := sorted(other):
+        name, held, wanted = listed[0]
+        raise ModelError(
+            f"{what}: its weights do not fit its config.json: '{name}' is {list(held)} and must be {list(wanted)} "
+            f"({len(listed)} have another shape)."
         )
 
 

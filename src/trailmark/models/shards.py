@@ -22,7 +22,7 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -353,6 +353,8 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
     from the folder `like`. `dtype` changes the numbers' type. Returns lines that say what was done."""
     import torch
 
+    from trailmark.models.checked import same_shapes
+
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists: choose another folder.")
     if (source / "adapter_config.json").is_file():
@@ -365,6 +367,7 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
         )
     asked, tied = _asked_by(beside["config.json"], source)
     tensors, same = _plain_names(found.tensors), _plain_names(found.same)
+    same_shapes(tensors, asked, source)
     first: dict[tuple[Any, ...], str] = {}
     for name, t in tensors.items():  # a .bin file stores two names of one weight as one weight
         if (held := first.setdefault((t.data_ptr(), t.shape, t.stride(), t.dtype), name)) != name and t.numel():
@@ -396,8 +399,8 @@ def convert(source: Path, out: Path, like: Path | None = None, tag: str | None =
     return lines
 
 
-def _asked_by(file: Path, source: Path) -> tuple[Collection[str], bool]:
-    """The names of the weights that a config.json asks for, and whether it ties the output layer."""
+def _asked_by(file: Path, source: Path) -> tuple[Mapping[str, tuple[int, ...]], bool]:
+    """The names and shapes of the weights that a config.json asks for, and whether it ties the output layer."""
     from trailmark.models.checked import described
     from trailmark.models.load import load_config
 
@@ -408,7 +411,7 @@ def _asked_by(file: Path, source: Path) -> tuple[Collection[str], bool]:
         raise ModelError(f"{source}: its config.json describes no model: {_said(problem)}.") from None
     whole = 2 * sum(math.prod(shape) for shape in shapes.values())
     need(whole, f"{source}: a model as its config.json describes it", "look at its config.json")
-    return shapes.keys(), bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
+    return shapes, bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _beside(folders: Sequence[Path]) -> dict[str, Path]:
