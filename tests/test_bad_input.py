@@ -136,7 +136,8 @@ def test_a_loss_that_is_not_a_number(shell):
 def test_a_full_disk(shell):
     """The first segment or checkpoint does not fit: a sentence, no half-written file, and what was there stays."""
     assert shell("train", "sft.yaml").returncode == 0
-    shell.fails("train", "sft.yaml", f"out={shell.folder}/second", limit=20_000, says=["cannot write", "second"], code=1)
+    words = ("train", "sft.yaml", f"out={shell.folder}/second")
+    shell.fails(*words, limit=20_000, says=["cannot write", "second"], code=1)
     left = [p for p in (shell.folder / "second").rglob("*") if p.is_file() and p.suffix == ".safetensors"]
     assert left == [] and not list((shell.folder / "second" / "checkpoints").iterdir())
     assert shell("train", "sft.yaml", f"out={shell.folder}/second", "--resume").returncode == 0
