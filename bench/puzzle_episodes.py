@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from trailmark.runs.store import read_metrics, read_segment, segments
-from trailmark.tasks.puzzle import puzzle_of
+from trailmark.tasks.puzzle.source import puzzle_of
 
 
 def told(name: str, files: list[Path]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from trailmark.methods.offline import won
 from trailmark.methods.preference import by_group
 from trailmark.runs.store import read_segment
-from trailmark.tasks.puzzle import soundness
+from trailmark.tasks.puzzle.source import soundness
 from trailmark.types import Episode
 
 

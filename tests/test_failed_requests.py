@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.engines import http_client
-from trailmark.methods import METHODS
-from trailmark.methods.lpr import LprMethod
-from trailmark.methods.staged_configs import RECIPES
+from trailmark.methods import get_config, method_names
+from trailmark.methods.lpr.method import LprMethod
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -324,6 +323,6 @@ def test_every_command_and_method_that_asks_a_server_is_walked():
     asks = {name: c for name, c in commands(typer.main.get_command(app)) if marks & {p.name for p in c.params}}
     assert set(asks) == {n for n in (*COMMANDS, *SAME) if "--" not in n}
     assert all("failures" in {p.name for p in c.params} for c in asks.values())
-    collects = {n for n, config in RECIPES.items() if "failures" in config.model_fields}
+    collects = {n for n in method_names() if "failures" in get_config(n).model_fields}
     assert collects == {"lpr", "oreo_rounds"} and set(LprMethod.asks) == {"policy", "teacher", "worsener"}
-    assert collects <= set(METHODS)
+    assert collects <= set(method_names())

@@ -8,9 +8,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import trailmark
+from trailmark.tasks import task_names
 
 ROOT = Path(trailmark.__file__).parent
 TESTS = Path(__file__).parent
+PAPERS = {p.name for p in (ROOT / "methods").iterdir() if (p / "method.py").exists()}
+WORLDS = {p.stem for p in (ROOT / "tasks").iterdir() if p.stem in {name.replace("-", "_") for name in task_names()}}
 
 
 def imported(text, package, types=True):
@@ -30,24 +33,30 @@ def imported(text, package, types=True):
             yield from (".".join(filter(None, [*above, node.module, a.name])) for a in node.names)
 
 
+def home(module):
+    """What a module belongs to: a package or module at the top, a paper (methods.lpr) or a world (tasks.taxi)."""
+    parts = module.split(".")[1:]
+    inner = len(parts) > 1 and parts[1] in {"methods": PAPERS, "tasks": WORLDS}.get(parts[0], ())
+    return ".".join(parts[:2]) if inner else parts[0]
+
+
 def imports(root):
-    """Package or module at the top -> what it imports of its kind."""
+    """Each home -> those that it imports from."""
     edges = defaultdict(set)
-    for file in root.rglob("*.py"):
-        parts = file.relative_to(root).with_suffix("").parts
-        names = imported(file.read_text(), ".".join(["trailmark", *parts[:-1]]))
-        edges[parts[0]] |= {n.split(".")[1] for n in names if n.startswith("trailmark.")} - {parts[0]}
+    for module, others in module_imports(root, types=True).items():
+        if module != "trailmark":
+            edges[home(module)] |= {home(m) for m in others if m != "trailmark"} - {home(module)}
     return edges
 
 
-def module_imports(root):
-    """Module -> the modules that it imports when it runs, at once or later."""
+def module_imports(root, types=False):
+    """Module -> the modules that it imports when it runs, at once or later; with `types` also for a type checker."""
     name = lambda f: ".".join(["trailmark", *f.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
     files = {name(f): f for f in root.rglob("*.py")}
     edges = {}
     for module, file in files.items():
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        names = imported(file.read_text(), package, types=False)
+        names = imported(file.read_text(), package, types)
         edges[module] = {n if n in files else n.rpartition(".")[0] for n in names} & files.keys() - {module}
     return edges
 
@@ -90,7 +99,7 @@ def test_packages_form_an_order():
 def test_modules_form_an_order():
     """An import inside a function may save time. It never holds two modules together that need each other."""
     edges = module_imports(ROOT)
-    assert {"trailmark.score.judge", "trailmark.score.base"} <= edges["trailmark.score.open_judge"]
+    assert {"trailmark.registry", "trailmark.score.base"} <= edges["trailmark.score.open_judge"]
     assert circles(edges) == set(), "these import each other, at once or inside functions"
 
 
@@ -111,13 +120,16 @@ def test_a_folder_of_tests_needs_no_other_folder():
     assert [n for n, where in helpers.items() if len(where) > 1 and n not in ("conftest", "__init__")] == []
 
 
-def test_nothing_else_is_built_on_the_parts_of_reflect_rl_and_oreo():
-    """What others need too is not in a method's own files. Only the quickstart names the method that it shows."""
-    edges = module_imports(ROOT)
-    own = {m for m in edges if m.startswith(("trailmark.methods.reflect", "trailmark.methods.oreo"))}
-    assert len(own) == 6
-    who = {m for m in edges if edges[m] & own and m not in own}
-    assert who == {"trailmark.commands.quickstart"}
+def test_common_packages_know_no_paper_and_no_world():
+    """A paper's folder uses every common package, and no other paper. Worlds say their own answers and metrics."""
+    assert {"reflect", "oreo", "lpr", "vrcli"} <= PAPERS and {"alfworld", "taxi", "puzzle", "prompts"} <= WORLDS
+    edges = imports(ROOT)
+    papers, worlds = {f"methods.{p}" for p in PAPERS}, {f"tasks.{w}" for w in WORLDS} - {"tasks.prompts"}
+    assert len(papers & edges.keys()) == len(PAPERS)
+    known = {(a, b) for a, others in edges.items() for b in others & papers}
+    assert known == set(), "only what is declared in a provides.py knows a paper"
+    known = {(a, b) for a, others in edges.items() for b in others & worlds if not a.startswith("methods.")}
+    assert known == set(), "only what is declared in a provides.py knows a world"
 
 
 def test_no_folder_of_tests_has_the_name_of_a_package():

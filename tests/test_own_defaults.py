@@ -3,7 +3,7 @@
 import pytest
 
 from trailmark.config import Config, resolve
-from trailmark.methods import METHODS, get_config
+from trailmark.methods import get_config, method_names
 from trailmark.recipe import _configs
 
 
@@ -17,7 +17,7 @@ def _sections(schema, above=()):
             yield from _sections(c, (*above, name))
 
 
-OWN = [(method, path, default) for method in METHODS for path, default in _sections(get_config(method))]
+OWN = [(method, path, default) for method in method_names() for path, default in _sections(get_config(method))]
 
 
 @pytest.mark.parametrize(("method", "path", "default"), OWN, ids=lambda v: v if isinstance(v, str) else None)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.errors import DataError
@@ -353,3 +353,10 @@ def _turn_markers(tokenizer: Any, template: str | None, words: Sequence[str]) ->
         elif shown.count(PROBE) == 3:  # between the assistant's text and the next message
             out.update(find.findall(shown.split(PROBE)[2])[:1])
     return out
+
+
+def token_count(tokenizer: object = None) -> Callable[[str], int]:
+    """A function that counts the tokens of a text; without a tokenizer, four bytes are one token."""
+    if tokenizer is None:
+        return lambda text: len(text.encode()) // 4
+    return lambda text: len(encode(tokenizer, text))

@@ -157,9 +157,9 @@ def test_tasks(demo):
 
 def test_a_typo_in_a_recipe_is_told_before_torch_is_imported(tmp_path):
     """Importing torch and transformers takes seconds; a check of names needs neither."""
-    from trailmark.methods import METHODS
+    from trailmark.methods import method_names
 
-    for method in METHODS:
+    for method in method_names():
         (tmp_path / f"{method}.yaml").write_text(f"method: {method}\nout: run\ndata: x.jsonl\nstpes: 3\n")
     code = (
         "import sys; from typer.testing import CliRunner; from trailmark.commands.app import app\n"
@@ -169,11 +169,11 @@ def test_a_typo_in_a_recipe_is_told_before_torch_is_imported(tmp_path):
         "done.stderr\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *METHODS], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *method_names()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_method_that_is_checked_early_is_the_one_that_runs():
-    from trailmark.methods import METHODS, get_config, get_method
+    from trailmark.methods import get_config, get_method, method_names
 
-    assert all(get_method(name).Config is get_config(name) for name in METHODS)
+    assert all(get_method(name).Config is get_config(name) for name in method_names())

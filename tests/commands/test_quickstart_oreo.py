@@ -21,7 +21,7 @@ SHORT = {
 
 def test_the_quickstart_of_oreo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quickstart, "_further", SHORT.__getitem__)
+    monkeypatch.setattr(quickstart, "further", SHORT.__getitem__)
     monkeypatch.setattr(quickstart, "SUMS", 20)
     Path("rows.jsonl").write_text('{"prompt": "1+1?\\n", "response": "2", "reward": 1}\n')
     done = CliRunner().invoke(app, ["quickstart", "--method", "oreo", "--out", "q"])

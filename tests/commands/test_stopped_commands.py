@@ -138,7 +138,7 @@ def test_a_quickstart(here):
         "rejection": ["data=rows.jsonl", "format=trajectories", "steps=1", "batch=1", "eval.n=4"],
         "oreo": ["steps=1", "batch=2", "eval.n=4"],
     }
-    here.setattr(quickstart, "_further", short.__getitem__)
+    here.setattr(quickstart, "further", short.__getitem__)
     here.setattr(quickstart, "SUMS", 20)
     Path("rows.jsonl").write_text('{"prompt": "1+1?\\n", "response": "2", "reward": 1}\n')
     words = ["quickstart", "--method", "oreo", "--out", "q"]

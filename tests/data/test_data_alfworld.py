@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.data.alfworld import AlfworldGuide, situation
-from trailmark.data.decisions import read_decisions
-from trailmark.data.plays import Last
+from trailmark.methods.reflect.alfworld_guide import AlfworldGuide, situation
+from trailmark.methods.reflect.decisions import read_decisions
+from trailmark.methods.reflect.plays import Last
 from trailmark.tasks import get_task
 
 

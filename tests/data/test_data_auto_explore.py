@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
-from trailmark.data.auto_explore.explorer import Explorer
-from trailmark.data.auto_explore.make import STAGES
-from trailmark.data.auto_explore.records import Record, read_records
-from trailmark.data.auto_explore.split import place
-from trailmark.data.decisions import FIVE, read_decisions
 from trailmark.formats.messages import read_messages
-from trailmark.formats.reflect import ACTION, ANALYZE, split
+from trailmark.methods.reflect.decisions import FIVE, read_decisions
+from trailmark.methods.reflect.explore.explorer import Explorer
+from trailmark.methods.reflect.explore.make import STAGES
+from trailmark.methods.reflect.explore.records import Record, read_records
+from trailmark.methods.reflect.explore.split import place
+from trailmark.methods.reflect.formats import ACTION, ANALYZE, split
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.tasks.labels import CHOICES
 

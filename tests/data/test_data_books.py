@@ -15,11 +15,11 @@ from data_fixtures import teaching, tree
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.data.stories.books import read_books
-from trailmark.data.stories.leaks import runs, words_of
-from trailmark.data.stories.sentences import common_run, main_names, names, salient, sentences
-from trailmark.data.stories.writer import PIECE, QUESTIONS, Rules
 from trailmark.errors import DataError
+from trailmark.methods.vrcli.stories.books import read_books
+from trailmark.methods.vrcli.stories.leaks import runs, words_of
+from trailmark.methods.vrcli.stories.sentences import common_run, main_names, names, salient, sentences
+from trailmark.methods.vrcli.stories.writer import PIECE, QUESTIONS, Rules
 from trailmark.tasks.stories.rows import FIELDS, read_rows
 
 ANN = [

@@ -10,11 +10,11 @@ from data_fixtures import rows, teaching, tree
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.data.decisions import Decision, read_decisions, write_decisions
-from trailmark.data.lessons import Bfs, Lesson, get_teacher
-from trailmark.data.plays import Last
-from trailmark.data.taxi import spoiler
 from trailmark.errors import DataError, RecipeError
+from trailmark.methods.reflect.decisions import Decision, read_decisions, write_decisions
+from trailmark.methods.reflect.lessons import Bfs, Lesson, get_teacher
+from trailmark.methods.reflect.plays import Last
+from trailmark.methods.reflect.taxi_guide import spoiler
 from trailmark.tasks import taxi
 from trailmark.tasks.taxi import Taxi
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trailmark.data.queries import Excerpt, plain_text, queries
+from trailmark.methods.reflect.queries import Excerpt, plain_text, queries
 
 DOC = '''
 class Cart:

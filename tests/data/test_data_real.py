@@ -9,9 +9,9 @@ from data_fixtures import rows
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.data.auto_explore.explorer import Explorer
-from trailmark.data.auto_explore.records import read_records
-from trailmark.data.decisions import FIVE, read_decisions
+from trailmark.methods.reflect.decisions import FIVE, read_decisions
+from trailmark.methods.reflect.explore.explorer import Explorer
+from trailmark.methods.reflect.explore.records import read_records
 
 pytestmark = pytest.mark.data
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from data_fixtures import packages, rows
 
-from trailmark.data.auto_explore.records import Record, Walk, read_records, write_records
-from trailmark.data.auto_explore.tasks import Repository, filter_records
 from trailmark.errors import DataError
+from trailmark.methods.reflect.explore.records import Record, Walk, read_records, write_records
+from trailmark.methods.reflect.explore.tasks import Repository, filter_records
 from trailmark.tasks.auto_explore.records import load_records
 
 STEPS = [{"reflection": "", "cmd": "ls"}, {"reflection": "Into src.", "cmd": "cd src"}, {"cmd": 'cat "my file.py"'}]

@@ -5,8 +5,8 @@ import os
 import pytest
 from data_fixtures import tree, write_tree
 
-from trailmark.data.auto_explore.repos import filter_repository
 from trailmark.errors import DataError
+from trailmark.methods.reflect.explore.repos import filter_repository
 from trailmark.tasks.auto_explore.repo import snapshot
 
 LONG = "words that are long enough\n"

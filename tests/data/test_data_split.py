@@ -1,8 +1,8 @@
 import pytest
 
-from trailmark.data.auto_explore.records import Record
-from trailmark.data.auto_explore.split import check_by, place, split_records
 from trailmark.errors import DataError
+from trailmark.methods.reflect.explore.records import Record
+from trailmark.methods.reflect.explore.split import check_by, place, split_records
 
 MANY = [Record("r", f"question {i}", f"f{i}.py") for i in range(1000)]
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from trailmark.chat import render
 from trailmark.commands.app import app
 from trailmark.config import resolve
-from trailmark.data.stories.leaks import leaked, without_header
-from trailmark.data.stories.setup import Filters, first_words, spread
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.sft import conversation_samples
+from trailmark.methods.vrcli.stories.leaks import leaked, without_header
+from trailmark.methods.vrcli.stories.setup import Filters, first_words, spread
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_annotations, read_episodes

@@ -5,8 +5,9 @@ import random
 import pytest
 from data_fixtures import packages
 
-from trailmark.data.auto_explore.tasks import MOST_TOKENS, Repository, asked_about, excerpt, generate, token_count
-from trailmark.data.teacher import Offline, read_tasks
+from trailmark.methods.reflect.explore.tasks import MOST_TOKENS, Repository, asked_about, excerpt, generate
+from trailmark.methods.reflect.teacher import Offline, read_tasks
+from trailmark.texts import token_count
 
 
 @pytest.mark.parametrize("path, wanted", [

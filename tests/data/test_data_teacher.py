@@ -6,9 +6,10 @@ import json
 import pytest
 from data_fixtures import teaching
 
-from trailmark.data.answers import Answers, request_key
-from trailmark.data.teacher import Exchange, Moment, Server, TeacherFailed, TeacherGone, read_choice, run_limited
+from trailmark.ask.answers import Answers, request_key
+from trailmark.ask.server import TeacherFailed, TeacherGone, run_limited
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.methods.reflect.teacher import Exchange, Moment, Server, read_choice
 from trailmark.tasks.base import Observation
 
 SEEN = Observation(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from trailmark.chat import render
 from trailmark.commands.app import app
-from trailmark.data.stories.hints import ANIMALS, FILES
+from trailmark.methods.vrcli.stories.hints import ANIMALS, FILES
 from trailmark.models.load import load_tokenizer
 
 FEW = ["--train", "30", "--val", "10", "--test", "10", "--lessons", "900"]

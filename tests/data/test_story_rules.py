@@ -11,12 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from trailmark.data.stories.books import Book, read_books, read_characters
-from trailmark.data.stories.leaks import leaked, words_of
-from trailmark.data.stories.sentences import common_run, main_names, salient, sentences
-from trailmark.data.stories.setup import NO_FILTERS, Filters, Setup, counter, report, spaced_words, split_rows, spread
-from trailmark.data.stories.writer import CUES, PIECE, PIECES, QUESTIONS, Rules
 from trailmark.errors import DataError
+from trailmark.methods.vrcli.stories.books import Book, read_books, read_characters
+from trailmark.methods.vrcli.stories.leaks import leaked, words_of
+from trailmark.methods.vrcli.stories.sentences import common_run, main_names, salient, sentences
+from trailmark.methods.vrcli.stories.setup import (
+    NO_FILTERS,
+    Filters,
+    Setup,
+    counter,
+    report,
+    spaced_words,
+    split_rows,
+    spread,
+)
+from trailmark.methods.vrcli.stories.writer import CUES, PIECE, PIECES, QUESTIONS, Rules
 from trailmark.tasks.stories import prompts as p
 from trailmark.tasks.stories.lengths import fit, target_length
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of

@@ -13,8 +13,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.evaluate.pair_judge import DIMENSIONS
 from trailmark.evaluate.study import find_study, load_study
+from trailmark.methods.vrcli.pair_judge import DIMENSIONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from from_pages import ROOT, commands, first_cell, keys_of, own_questions, serve
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_method
-from trailmark.methods.lpr import Road
+from trailmark.methods.lpr.method import Road
 
 PAGE = (ROOT / "docs/from/lpr.md").read_text()
 SOLVER = ROOT / "tests/methods/lpr_careless.py"

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import load_recipe, resolve
-from trailmark.methods.reflect import ReflectRecipe
+from trailmark.methods.reflect.method import ReflectRecipe
 from trailmark.tasks.alfworld import Alfworld
-from trailmark.tasks.auto_explore import AutoExplore
+from trailmark.tasks.auto_explore.source import AutoExplore
 from trailmark.tasks.taxi import Taxi
 
 PAGE, LESSONS = ((ROOT / name).read_text() for name in ("docs/from/reflect-rl.md", "docs/reflect.md"))

@@ -30,8 +30,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, load_recipe
-from trailmark.evaluate.pairwise import read_comparisons, score
 from trailmark.methods import resolve_recipe
+from trailmark.methods.vrcli.pairwise import read_comparisons, score
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_metrics
 

@@ -13,7 +13,7 @@ import yaml
 from from_pages import answering, prefers_more_words
 
 from trailmark.config import ModelConfig
-from trailmark.evaluate.plans import NEEDED, context
+from trailmark.methods.vrcli.plans import NEEDED, context
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, read_metrics, read_segment
 from trailmark.score.likelihood import TextScorer

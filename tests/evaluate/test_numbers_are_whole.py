@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from trailmark.commands import improvement, judge, write
 from trailmark.evaluate import output
 from trailmark.evaluate.output import print_table
+from trailmark.methods.vrcli.commands import improvement, judge, write
 
 
 @pytest.fixture

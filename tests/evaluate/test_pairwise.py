@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.evaluate import pairwise as p
+from trailmark.methods.vrcli import pairwise as p
 
 HEAD = "plot,overall,options,texts,scifi\n"
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError
-from trailmark.evaluate.plans import (
+from trailmark.evaluate.stats import mean_of
+from trailmark.methods.vrcli.plans import (
     context,
     control,
     copied_share,
@@ -21,7 +22,6 @@ from trailmark.evaluate.plans import (
     score_reader,
     summary,
 )
-from trailmark.evaluate.stats import mean_of
 from trailmark.models.load import load_model
 from trailmark.score.likelihood import TextScorer
 

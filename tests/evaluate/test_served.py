@@ -16,7 +16,7 @@ from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.evaluate.prompted import Prompted, read_choice
 from trailmark.evaluate.run import evaluate
-from trailmark.methods.reflect_play import Talk, two_players
+from trailmark.methods.reflect.play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat

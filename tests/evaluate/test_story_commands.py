@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.commands.chapters import named_files, read_texts
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.evaluate.chapters import clean, common_subsequence, measures, rouge_l, trigrams, words_of
-from trailmark.evaluate.plans import CONTROLS, context, control, copied_share, plans_of, read_scored_rows, summary
+from trailmark.methods.vrcli.chapters import clean, common_subsequence, measures, rouge_l, trigrams, words_of
+from trailmark.methods.vrcli.commands.chapters import named_files, read_texts
+from trailmark.methods.vrcli.plans import CONTROLS, context, control, copied_share, plans_of, read_scored_rows, summary
 from trailmark.models import families
 
 

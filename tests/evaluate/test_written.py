@@ -11,8 +11,8 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, ModelShape
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate import written
-from trailmark.evaluate.plans import read_scored_rows, writing
+from trailmark.methods.vrcli import written
+from trailmark.methods.vrcli.plans import read_scored_rows, writing
 from trailmark.models.load import load_model
 from trailmark.tasks.stories import prompts
 from trailmark.tasks.stories.plans import plan_of

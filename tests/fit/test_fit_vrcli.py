@@ -15,6 +15,8 @@ from trailmark.engines.scripted import ScriptedEngine
 from trailmark.learn.learner import Learner
 from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.policy_gradient import PolicyGradientMethod
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Clipped
@@ -23,10 +25,8 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics
 from trailmark.samples import build_samples
 from trailmark.score.base import Play
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.function import FunctionJudge
 from trailmark.score.likelihood import Likelihood, TextScorer, after_markers, gain_reward, gold_row, improvement
-from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.seats.names import fix_names
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Sample, Scored, Task, Turn

@@ -8,7 +8,7 @@ import pytest
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.formats import lpr
+from trailmark.methods.lpr import formats as lpr
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.steps import mark_steps, without_end
 from trailmark.types import Invalid, Parent, Scored

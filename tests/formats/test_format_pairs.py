@@ -8,7 +8,7 @@ from format_files import put, take
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.formats import FORMATS
+from trailmark.formats import known
 
 RECORD = "Context:\nIt rains.\n\nQuestion:\nWhat?\n\nOption List:\nA. x\nB. y\nC. z\nD. w\n\nThought 1:"
 SAID = " I see.\nAction 1: Finish[The answer is A.]"
@@ -49,15 +49,15 @@ def convert(source, out, start, end):
 
 def file_of(folder, name):
     if name != "episodes":
-        return put(folder, [ROWS[name]], FORMATS[name].layout == "lines", name)
+        return put(folder, [ROWS[name]], known()[name].layout == "lines", name)
     assert convert(file_of(folder, "sharegpt"), folder / "own.jsonl", "sharegpt", "episodes").exit_code == 0
     return folder / "own.jsonl"
 
 
-@pytest.mark.parametrize("start", FORMATS)
+@pytest.mark.parametrize("start", known())
 def test_every_format_becomes_every_other_or_says_what_it_lacks(tmp_path, start):
     source = file_of(tmp_path, start)
-    for end, kind in FORMATS.items():
+    for end, kind in known().items():
         out = tmp_path / f"out-{end}.{'json' if kind.layout == 'list' else 'jsonl'}"
         done = convert(source, out, start, end)
         if done.exit_code:

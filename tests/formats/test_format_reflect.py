@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trailmark import formats
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError
-from trailmark.formats.reflect import ACTION, ANALYZE, SftStep, split, write_sft_files
+from trailmark.methods.reflect.formats import ACTION, ANALYZE, SftStep, split, write_sft_files
 from trailmark.rollout.play import Seat, play, solo
 from trailmark.tasks.taxi import Taxi
 

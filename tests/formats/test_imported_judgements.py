@@ -9,10 +9,10 @@ from trailmark import formats
 from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.errors import DataError
-from trailmark.formats import lpr
-from trailmark.formats.judged import judged, other_label, turned_pairs, world_reads
-from trailmark.methods.lpr import Road, part
-from trailmark.methods.staged_configs import LprRecipe
+from trailmark.methods.lpr import formats as lpr
+from trailmark.methods.lpr.config import LprRecipe
+from trailmark.methods.lpr.judged import judged, other_label, turned_pairs, world_reads
+from trailmark.methods.lpr.method import Road, part
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trailmark import formats
 from trailmark.commands.app import app
 from trailmark.errors import DataError
-from trailmark.evaluate.step_labels import labelled_steps, step_curve, step_row
+from trailmark.methods.lpr.labels import labelled_steps, step_curve, step_row
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.types import Annotation
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from trailmark.answers import read_answer
 from trailmark.commands.app import app
 from trailmark.config import load_recipe
 from trailmark.errors import RecipeError
 from trailmark.evaluate.choices import best_of, steps_of
-from trailmark.evaluate.exact import calibration, exact_value
 from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
+from trailmark.methods.lpr.exact import calibration, exact_value
 from trailmark.methods.offline import won
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.lm import LM
@@ -25,8 +26,7 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import read_segment
 from trailmark.score.classes import step_scores
 from trailmark.steps import mark_steps, without_end
-from trailmark.tasks.logic.answer import read_answer
-from trailmark.tasks.puzzle import soundness
+from trailmark.tasks.puzzle.source import soundness
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["teacher.starts=300", "sft.steps=150", "sample.starts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
@@ -43,7 +43,7 @@ def road(tmp_path_factory):
     """The folder of a quickstart, with fewer questions and steps."""
     folder = tmp_path_factory.mktemp("choosing")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trailmark.commands.quickstart._lpr_recipe", small)
+        patch.setattr("trailmark.methods.lpr.quickstart._lpr_recipe", small)
         done = CliRunner().invoke(app, ["quickstart", "--method", "lpr", "--out", str(folder / "q")])
     assert done.exit_code == 0, done.output
     assert "pDPO, one answer" in done.output and "Read next: docs/lpr.md" in done.output
@@ -123,7 +123,7 @@ def test_groups_of_a_calibration():
 def test_values_of_a_scripted_player_against_the_exact_ones(tmp_path):
     """The command of the page. Over 100 states the mean difference is within four standard errors."""
     words = [f"out={tmp_path}/run", "seats.policy.kind=scripted",
-             "seats.policy.function=trailmark.tasks.puzzle:careless",
+             "seats.policy.function=trailmark.tasks.puzzle.policies:careless",
              "teacher.gold=false", "sft=null", "sample.starts=40", "states.shards=2"]  # fmt: skip
     recipe, shell = str(RECIPES / "lpr-puzzle.yaml"), CliRunner()
     for stage in ("solutions", "cleaned", "states", "completions", "values"):

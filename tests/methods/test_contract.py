@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import resolve
-from trailmark.data.lessons import File
 from trailmark.errors import RecipeError
-from trailmark.methods import get_method, reflect
-from trailmark.methods.reflect_imitation import Players
+from trailmark.methods import get_method
+from trailmark.methods.reflect import method as reflect
+from trailmark.methods.reflect.imitation import Players
+from trailmark.methods.reflect.lessons import File
 from trailmark.runs.launch import launch
 from trailmark.tasks import get_task
 

@@ -12,9 +12,9 @@ from trailmark.commands.app import app
 from trailmark.config import resolve
 from trailmark.errors import RecipeError
 from trailmark.learn.learner import Learner
-from trailmark.methods import METHODS, get_config, get_method
-from trailmark.methods.lpr import Road
-from trailmark.methods.reflect_imitation import ImitationMethod
+from trailmark.methods import get_config, get_method, method_names
+from trailmark.methods.lpr.method import Road
+from trailmark.methods.reflect.imitation import ImitationMethod
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_episodes, read_metrics, read_segment, segments
@@ -116,7 +116,7 @@ def flat(steps):
 
 
 def test_every_method_is_here():
-    assert set(RECIPES) == set(METHODS)
+    assert set(RECIPES) == set(method_names())
 
 
 @pytest.mark.parametrize("name", [n for n in RECIPES if n not in ROUNDS])

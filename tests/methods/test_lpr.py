@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from trailmark import formats
 from trailmark.commands.app import app
-from trailmark.commands.lpr import records_of
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, resolve
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, ModelError, RecipeError, RunError
-from trailmark.methods.lpr import LprMethod, Road, part
-from trailmark.methods.staged_configs import LprRecipe
+from trailmark.methods.lpr.commands import records_of
+from trailmark.methods.lpr.config import LprRecipe
+from trailmark.methods.lpr.method import LprMethod, Road, part
 from trailmark.models.load import load_model
 from trailmark.run_async import wait
 from trailmark.runs.diff import diff_runs
@@ -372,7 +372,7 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
 
 
 def test_pairs_with_prefixes_and_partial_sides_enter(tmp_path):
-    from trailmark.formats.lpr import read_pairs
+    from trailmark.methods.lpr.formats import read_pairs
     from trailmark.models.tiny import tiny_tokenizer
 
     words = tiny_tokenizer()

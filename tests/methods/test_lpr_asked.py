@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
 from trailmark.errors import DataError, RecipeError
-from trailmark.methods.lpr import LprMethod, Road
-from trailmark.methods.lpr_states import opening
-from trailmark.methods.staged_configs import LprRecipe
+from trailmark.methods.lpr.commands import records_of
+from trailmark.methods.lpr.config import LprRecipe
+from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.states import opening
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment
 

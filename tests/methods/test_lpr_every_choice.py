@@ -13,8 +13,8 @@ from trailmark.commands.app import app
 from trailmark.config import Config, load_recipe, resolve
 from trailmark.errors import RecipeError, TrailmarkError
 from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
-from trailmark.methods.lpr import LprMethod, Road
-from trailmark.methods.staged_configs import LprRecipe
+from trailmark.methods.lpr.config import LprRecipe
+from trailmark.methods.lpr.method import LprMethod, Road
 from trailmark.recipe import merged
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics

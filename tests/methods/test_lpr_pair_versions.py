@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 
-from trailmark.methods.lpr_pairs import (
+from trailmark.methods.lpr.config import LprAccept, LprPairs
+from trailmark.methods.lpr.pairs import (
     Answer,
     Chosen,
     best,
@@ -21,7 +22,6 @@ from trailmark.methods.lpr_pairs import (
     some_of,
     step_pairs,
 )
-from trailmark.methods.staged_configs import LprAccept, LprPairs
 
 REWARDS = {"a": 0.9, "x": 0.5, "b": 0.3, "y": 0.95, "c": 0.6, "z": 0.2}
 TABLE = [Answer(name, name in "abc", reward, 3) for name, reward in REWARDS.items()]

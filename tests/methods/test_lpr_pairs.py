@@ -12,8 +12,8 @@ import random
 
 import pytest
 
-from trailmark.methods.lpr_pairs import Answer, accepted, counts, distinct, question_pairs, state_pairs, step_pairs
-from trailmark.methods.staged_configs import LprAccept, LprPairs
+from trailmark.methods.lpr.config import LprAccept, LprPairs
+from trailmark.methods.lpr.pairs import Answer, accepted, counts, distinct, question_pairs, state_pairs, step_pairs
 
 TABLE = [
     Answer("a", True, 0.2, 3),

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from trailmark import formats
-from trailmark.commands.lpr import records_of
 from trailmark.config import resolve
 from trailmark.data.gold import worked
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods.lpr import LAYOUT, LprMethod, Road, shard_name
-from trailmark.methods.staged_configs import LprRecipe
+from trailmark.methods.lpr.commands import records_of
+from trailmark.methods.lpr.config import LprRecipe
+from trailmark.methods.lpr.method import LAYOUT, LprMethod, Road, shard_name
 from trailmark.rollout.branch import Point, must_be_shown, told_starts
 from trailmark.runs.store import Run, read_segment, to_json
 from trailmark.score import classes

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import load_recipe, resolve
 from trailmark.errors import DataError, RecipeError, RunError
-from trailmark.methods.lpr import LprMethod, Road
-from trailmark.methods.lpr_states import state_values
-from trailmark.methods.staged_configs import LprComplete, LprRecipe
+from trailmark.methods.lpr.config import LprComplete, LprRecipe
+from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.states import state_values
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.recipe import merged
 from trailmark.runs.launch import launch

@@ -11,8 +11,9 @@ import pytest
 
 from trailmark import formats
 from trailmark.errors import DataError
-from trailmark.methods import lpr_pairs, lpr_states
-from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
+from trailmark.methods.lpr import pairs as lpr_pairs
+from trailmark.methods.lpr import states as lpr_states
+from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprRead, LprStates
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.score import classes
 from trailmark.types import Annotation, Episode, Failed, Invalid, Parent, Scored, Turn

@@ -10,9 +10,10 @@ import pytest
 
 from trailmark.errors import DataError, ModelError
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods import lpr_pairs, lpr_states
-from trailmark.methods.lpr_states import Example
-from trailmark.methods.staged_configs import LprClean, LprComplete, LprLabels, LprRead, LprStates
+from trailmark.methods.lpr import pairs as lpr_pairs
+from trailmark.methods.lpr import states as lpr_states
+from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprRead, LprStates
+from trailmark.methods.lpr.states import Example
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.score import classes
 from trailmark.steps import mark_steps, without_end

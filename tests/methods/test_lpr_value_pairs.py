@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
 from trailmark.errors import DataError, RecipeError
-from trailmark.formats.lpr import merge_records, split_records
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods.lpr import LprMethod, Road
-from trailmark.methods.lpr_pairs import Answer, all_pairs, pairs_by_value, shared_values, value_pairs
-from trailmark.methods.staged_configs import LprPairs, LprRead, LprRecipe, LprValuePairs
+from trailmark.methods.lpr.config import LprPairs, LprRead, LprRecipe, LprValuePairs
+from trailmark.methods.lpr.formats import merge_records, split_records
+from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.pairs import Answer, all_pairs, pairs_by_value, shared_values, value_pairs
+from trailmark.methods.lpr.vectors import same_groups, text_vectors
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment
-from trailmark.score.vectors import same_groups, text_vectors
 from trailmark.steps import mark_steps, without_end
 from trailmark.types import Annotation, Episode, Scored, Task
 

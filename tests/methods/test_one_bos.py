@@ -8,11 +8,11 @@ from transformers import PreTrainedTokenizerFast
 
 from trailmark import chat, formats
 from trailmark.config import ModelConfig, resolve
-from trailmark.data.lessons import Lesson
 from trailmark.engines.local import LocalEngine
-from trailmark.methods import reflect
-from trailmark.methods.reflect_imitation import Players
-from trailmark.methods.reflect_play import two_players
+from trailmark.methods.reflect import method as reflect
+from trailmark.methods.reflect.imitation import Players
+from trailmark.methods.reflect.lessons import Lesson
+from trailmark.methods.reflect.play import two_players
 from trailmark.methods.sft import conversation_samples
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer

@@ -12,8 +12,9 @@ from trailmark import methods
 from trailmark.config import ModelConfig, dump, resolve
 from trailmark.errors import ModelError, RecipeError, RunError
 from trailmark.learn.loop import train
-from trailmark.methods import oreo, oreo_rounds
-from trailmark.methods.oreo_data import trajectory_samples
+from trailmark.methods.oreo import method as oreo
+from trailmark.methods.oreo import rounds as oreo_rounds
+from trailmark.methods.oreo.data import trajectory_samples
 from trailmark.models.load import load_model
 from trailmark.models.openrlhf_critic import foreign_head
 from trailmark.models.readout import Readout

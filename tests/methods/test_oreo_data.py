@@ -9,7 +9,7 @@ from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError
 from trailmark.formats import read
 from trailmark.methods.offline import read_scored, successes, won
-from trailmark.methods.oreo_data import (
+from trailmark.methods.oreo.data import (
     balanced,
     collect,
     collect_balanced,

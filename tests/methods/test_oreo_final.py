@@ -9,7 +9,7 @@ import yaml
 from trailmark.config import load_recipe, resolve
 from trailmark.errors import RecipeError
 from trailmark.evaluate.run import value_of
-from trailmark.methods import oreo
+from trailmark.methods.oreo import method as oreo
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_segment
 

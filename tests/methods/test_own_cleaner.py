@@ -3,8 +3,8 @@
 import pytest
 
 from trailmark.errors import DataError
-from trailmark.methods.lpr_states import clean_all
-from trailmark.methods.staged_configs import LprClean
+from trailmark.methods.lpr.config import LprClean
+from trailmark.methods.lpr.states import clean_all
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.types import Episode, Scored, Task, Turn
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.learn.watch import Watch
+from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, plans_of_others, t_975, words_at_random
 from trailmark.report.concerns import concerns
 from trailmark.report.page import build
 from trailmark.runs.store import read_metrics, read_segment
-from trailmark.score.plan_controls import not_about_the_row, own_gain, plans_of_others, t_975, words_at_random
 from trailmark.types import Annotation
 
 RECIPES = Path(__file__).parents[2] / "recipes"

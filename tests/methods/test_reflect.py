@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig, resolve
-from trailmark.data.lessons import get_teacher
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RunError
 from trailmark.methods import get_method
-from trailmark.methods import reflect as method
 from trailmark.methods.base import Method
-from trailmark.methods.reflect_imitation import ImitationMethod
-from trailmark.methods.reflect_play import Talk, two_players
+from trailmark.methods.reflect import method
+from trailmark.methods.reflect.imitation import ImitationMethod
+from trailmark.methods.reflect.lessons import get_teacher
+from trailmark.methods.reflect.play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
@@ -187,7 +187,7 @@ def test_older_runs_are_told_how_to_go_on(tmp_path):
 
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
-    monkeypatch.setattr("trailmark.commands.quickstart._recipe", lambda file, out, seed, reflecting: {
+    monkeypatch.setattr("trailmark.methods.reflect.quickstart._recipe", lambda file, out, seed, reflecting: {
         **SMALL, "out": str(out), "seed": seed, "reflect": reflecting})  # fmt: skip
     shell = CliRunner()
     done = shell.invoke(app, ["quickstart", "--out", str(tmp_path / "q")])

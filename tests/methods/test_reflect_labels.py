@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from trailmark.config import resolve
-from trailmark.data.lessons import Lesson
 from trailmark.errors import RecipeError
-from trailmark.methods import get_method, reflect, reflect_imitation
-from trailmark.methods.reflect_imitation import Players
+from trailmark.methods import get_method
+from trailmark.methods.reflect import imitation as reflect_imitation
+from trailmark.methods.reflect import method as reflect
+from trailmark.methods.reflect.imitation import Players
+from trailmark.methods.reflect.lessons import Lesson
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.checkpoints import listed

@@ -3,10 +3,11 @@
 import pytest
 
 from trailmark.config import resolve
-from trailmark.data.lessons import Lesson
 from trailmark.errors import RecipeError
-from trailmark.methods import reflect, reflect_imitation
-from trailmark.methods.reflect_play import two_players
+from trailmark.methods.reflect import imitation as reflect_imitation
+from trailmark.methods.reflect import method as reflect
+from trailmark.methods.reflect.lessons import Lesson
+from trailmark.methods.reflect.play import two_players
 from trailmark.rollout.play import play
 from trailmark.runs.store import Run
 

@@ -6,7 +6,7 @@ from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import RecipeError, TaskError
-from trailmark.methods import reflect_play as how
+from trailmark.methods.reflect import play as how
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.encode import encode

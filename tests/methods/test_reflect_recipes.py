@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from trailmark.config import load_recipe, resolve
-from trailmark.data.lessons import Lesson
-from trailmark.methods import get_method, reflect, reflect_imitation
-from trailmark.methods.reflect_imitation import Players
+from trailmark.methods import get_method
+from trailmark.methods.reflect import imitation as reflect_imitation
+from trailmark.methods.reflect import method as reflect
+from trailmark.methods.reflect.imitation import Players
+from trailmark.methods.reflect.lessons import Lesson
 from trailmark.models.load import describe
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_episodes, read_metrics

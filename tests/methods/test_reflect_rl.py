@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, resolve
 from trailmark.errors import ModelError, RecipeError, TaskError
 from trailmark.learn.learner import Learner, Update
-from trailmark.methods import curriculum, get_method
-from trailmark.methods import reflect as method
-from trailmark.methods.reflect_play import two_players
-from trailmark.methods.staged_configs import CurriculumConfig
+from trailmark.methods import get_method
+from trailmark.methods.reflect import curriculum, method
+from trailmark.methods.reflect.config import CurriculumConfig
+from trailmark.methods.reflect.play import two_players
 from trailmark.models.load import load_model
 from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Value

@@ -13,8 +13,9 @@ from trailmark.errors import DataError
 from trailmark.formats import on_demand
 from trailmark.formats.messages import read_rows
 from trailmark.formats.rows import RowFile
-from trailmark.methods import offline, oreo, preference, sft
+from trailmark.methods import offline, preference, sft
 from trailmark.methods.batches import Batches, batch_rows
+from trailmark.methods.oreo import method as oreo
 from trailmark.methods.preference import places_of_pairs, places_of_stored, preference_pairs, stored_pairs
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.diff import diff_runs

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
-from trailmark.evaluate.plans import plans_of, read_scored_rows, score_plans, score_reader
+from trailmark.methods.vrcli.plans import plans_of, read_scored_rows, score_plans, score_reader
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
 from trailmark.score.likelihood import TextScorer
@@ -123,13 +123,13 @@ def test_mistakes_are_one_sentence(home, monkeypatch):
 
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """With a few rows and steps: its table, its files and its page; and again, where nothing is left to do."""
-    from trailmark.data.stories import hints
+    from trailmark.methods.vrcli.stories import hints
 
     few = hints.Hints
     monkeypatch.setattr(hints, "Hints", lambda seed: few(6, 4, 1, 30, seed=seed))
     shorter = {"reader": ["steps=2", "batch=4"], "sft": ["steps=1", "batch=2", "eval.every=0"],
                "vrcli": ["steps=1", "starts=2", "n=4", "eval.every=0", "engine.slots=8"]}  # fmt: skip
-    monkeypatch.setattr("trailmark.commands.quickstart._further", shorter.get)
+    monkeypatch.setattr("trailmark.commands.quickstart.further", shorter.get)
     words = ["quickstart", "--method", "vrcli", "--out", tmp_path / "q", "--seed", 3]
     said = call(*words)
     result = json.loads((tmp_path / "q/quickstart.json").read_text())

@@ -11,7 +11,7 @@ import torch
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner, Update
-from trailmark.methods.oreo_data import advantages, trajectory_samples
+from trailmark.methods.oreo.data import advantages, trajectory_samples
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout, View
 from trailmark.models.tabular import TabularLM

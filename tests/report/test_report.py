@@ -474,7 +474,7 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
     """The quickstart's own recipe, cut to a few steps: both players, evaluations, a start played by two stages."""
     import trailmark
     from trailmark.config import load_recipe, resolve
-    from trailmark.methods import reflect
+    from trailmark.methods.reflect import method as reflect
     from trailmark.runs.launch import launch
     from trailmark.runs.store import Run
 

@@ -12,10 +12,10 @@ import yaml
 from trailmark import methods
 from trailmark.config import Config, dump, resolve
 from trailmark.errors import TrailmarkError
-from trailmark.methods import oreo_rounds
-from trailmark.methods.lpr import LAYOUT, Road
-from trailmark.methods.reflect import ReflectMethod
-from trailmark.methods.staged_configs import RECIPES
+from trailmark.methods import get_config
+from trailmark.methods.lpr.method import LAYOUT, Road
+from trailmark.methods.oreo import rounds as oreo_rounds
+from trailmark.methods.reflect.method import ReflectMethod
 from trailmark.runs import stages as pipeline
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
@@ -65,7 +65,7 @@ def made(request, tmp_path_factory):
     """A finished run of a recipe in stages, its recipe, and what each stage read of it: class and field."""
     given = {"lpr": LPR, "oreo_rounds": ROUNDS, "reflect": REFLECT}[request.param]
     root = tmp_path_factory.mktemp(request.param) / "run"
-    config = resolve({**given, "out": str(root)}, RECIPES[request.param])
+    config = resolve({**given, "out": str(root)}, get_config(request.param))
     reads, now, make = {}, [], pipeline._make
 
     def spy(self, name):
@@ -206,7 +206,7 @@ def lpr(made, tmp_path):
             for part in path:
                 at = at[part]
             at[last] = value
-        return resolve({**raw, "out": str(tmp_path / "run")}, RECIPES["lpr"])
+        return resolve({**raw, "out": str(tmp_path / "run")}, get_config("lpr"))
 
     return go
 

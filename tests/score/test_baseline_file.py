@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError
+from trailmark.methods.vrcli.baselines import BaselineFile, BaselineRow
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
-from trailmark.score.baseline_file import BaselineFile, BaselineRow
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import TextScorer
-from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.tasks import with_judge
 from trailmark.tasks.prompts import Prompts
 

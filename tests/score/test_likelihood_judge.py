@@ -9,10 +9,10 @@ import torch
 
 from trailmark.credit import group_relative
 from trailmark.errors import JudgeError
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge, Scores
 from trailmark.score.base import Play
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import Likelihood, after_markers, improvement
-from trailmark.score.likelihood_judge import LikelihoodJudge, Scores
 from trailmark.types import Episode, Invalid, Scored, Task
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError, JudgeError, RecipeError
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge, Scores
 from trailmark.models.load import load_model
 from trailmark.score.base import Play
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import Likelihood, TextScorer, gain_reward, smallest_reward
-from trailmark.score.likelihood_judge import LikelihoodJudge, Scores
 from trailmark.score.open_judge import open_judge
 from trailmark.tasks import with_judge
 from trailmark.tasks.prompts import Prompts

@@ -4,7 +4,7 @@ import pytest
 
 from trailmark.config import resolve
 from trailmark.errors import RecipeError
-from trailmark.score.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ from itertools import product
 import pytest
 from judging import judge_at, serving_judge
 
-from trailmark.run_async import wait
-from trailmark.score.judge import Unreadable
-from trailmark.score.pairs import (
+from trailmark.methods.vrcli.pairs import (
     CRITERIA,
     Compared,
     Tally,
@@ -19,6 +17,8 @@ from trailmark.score.pairs import (
     read_comparison,
     tally,
 )
+from trailmark.run_async import wait
+from trailmark.score.judge import Unreadable
 
 WORDS = ("A", "B", "tie")
 POINTS = {"A": 1.0, "B": 0.0, "tie": 0.5}

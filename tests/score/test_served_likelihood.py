@@ -17,13 +17,13 @@ from trailmark.config import ModelConfig, ServerConfig
 from trailmark.engines.http import About
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, JudgeError
+from trailmark.methods.vrcli.baselines import BaselineFile, BaselineRow
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, segments
 from trailmark.score.base import Play
-from trailmark.score.baseline_file import BaselineFile, BaselineRow
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import TextScorer
-from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.types import Episode, Invalid, Task
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 256}

@@ -99,8 +99,8 @@ def test_a_class_of_its_own_is_played_with_its_hooks():
 def test_every_task_of_the_library_declares_itself():
     import importlib
 
-    from trailmark.tasks import _TASKS
+    from trailmark import registry
 
     for name in task_names():
-        module, _, attribute = _TASKS[name].partition(":")
+        module, _, attribute = registry.ours("tasks")[name].partition(":")
         assert issubclass(getattr(importlib.import_module(module), attribute), TaskSource), name

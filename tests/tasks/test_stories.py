@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from trailmark.errors import DataError
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.score.base import Play
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import after_markers
-from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.tasks.prompts import Prompts
 from trailmark.tasks.stories import prompts as p
 from trailmark.tasks.stories.lengths import fit, target_length

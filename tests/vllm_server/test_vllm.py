@@ -22,12 +22,12 @@ from trailmark.engines.base import Request, run
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, JudgeError
+from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
+from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
 from trailmark.rollout.play import stop_ids
 from trailmark.score.base import Play
-from trailmark.score.config import LikelihoodJudgeConfig
 from trailmark.score.likelihood import TextScorer
-from trailmark.score.likelihood_judge import LikelihoodJudge
 from trailmark.types import Episode, Invalid, SamplingLaw, Task
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

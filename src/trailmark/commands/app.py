@@ -14,14 +14,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trailmark import __version__, stopping
-from trailmark.commands.chapters import chapters
+from trailmark import __version__, registry, stopping
 from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
-from trailmark.commands.improvement import improvement
-from trailmark.commands.judge import judge
-from trailmark.commands.lpr import lpr
 from trailmark.commands.models import models
 from trailmark.commands.plan import plan
 from trailmark.commands.play import play
@@ -29,9 +25,6 @@ from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
 from trailmark.commands.serve import serve
 from trailmark.commands.verify import verify
-from trailmark.commands.votes import votes
-from trailmark.commands.worlds import app as worlds
-from trailmark.commands.write import write
 from trailmark.errors import RunError, TaskError, TrailmarkError
 from trailmark.trust import command
 
@@ -201,7 +194,6 @@ def tasks(
 
 app.command()(convert)
 app.add_typer(data)
-app.add_typer(lpr)
 app.command()(plan)
 app.command()(play)
 app.command()(quickstart)
@@ -215,12 +207,9 @@ app.command()(curves)
 app.command()(prune)
 app.command()(verify)
 app.command()(models)
-app.command()(votes)
-app.command()(write)
-app.command()(chapters)
-app.command()(improvement)
-app.command()(judge)
-app.add_typer(worlds, name="worlds")
+for _name in registry.names("commands"):
+    _found = registry.load("commands", _name)
+    app.add_typer(_found, name=_name) if isinstance(_found, typer.Typer) else app.command(_name)(_found)
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.formats import FORMATS, find
+from trailmark.formats import find, known
 
-_LIST = "\n\n".join(["The formats:", *(f"{name}: {kind.about}" for name, kind in FORMATS.items())])
+_LIST = "\n\n".join(["The formats:", *(f"{name}: {kind.about}" for name, kind in known().items())])
 
 
 def convert(
@@ -120,8 +120,8 @@ def _rows(
     if found.skipped:
         typer.echo(f"left out {len(found.skipped)} rows; the first: {found.skipped[0]}", err=True)
     if to != "episodes":
-        lost = sorted({a.name for a in found.annotations} - {*FORMATS[to].holds})
-        lost += ["reward"] * (not FORMATS[to].rewards and any(isinstance(e.outcome, Scored) for e in found.episodes))
+        lost = sorted({a.name for a in found.annotations} - {*find(to).holds})
+        lost += ["reward"] * (not find(to).rewards and any(isinstance(e.outcome, Scored) for e in found.episodes))
         if from_ != to:
             lost += [f"{key} ({n} episodes)" for key, n in sorted(_extras(found.episodes).items())]
         if lost:

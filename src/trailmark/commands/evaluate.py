@@ -322,18 +322,14 @@ def _write_leaderboard(path: Path, name: str, played: Sequence[Any], about: Mapp
 
 
 def _left_out(about: Mapping[str, Any]) -> list[str]:
-    """What a task of questions did not play, and why."""
-    if about["task"] != "logic":
-        return []
-    from trailmark.tasks import get_task
+    """What a task did not play, and why."""
+    from trailmark.tasks import get_task, task_class, task_names
+    from trailmark.tasks.base import TaskSource
 
-    source: Any = get_task("logic", **about["options"])
-    source.questions(about["split"])
-    left = {why: n for why, n in source.left_out[about["split"]].items() if why != "hidden labels"}
-    named = source.named[about["split"]]
-    kept = source.repeats == "keep"
-    return [f"{n} questions {'kept' if kept else 'left out'} ({why}: {', '.join(named[why][:5])}{', …' * (n > 5)})."
-            for why, n in left.items()]  # fmt: skip
+    kind = task_class(about["task"]) if about["task"] in task_names() else TaskSource
+    if getattr(kind, "left_out_of", TaskSource.left_out_of) is TaskSource.left_out_of:
+        return []
+    return list(get_task(about["task"], **about["options"]).left_out_of(about["split"]))
 
 
 def _chosen_rows(path: Path, name: str, over: str) -> list[dict[str, Any]]:

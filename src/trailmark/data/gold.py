@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trailmark.data.decisions import json_lines
 from trailmark.data.output_paths import new_file
 from trailmark.errors import DataError, TrailmarkError
+from trailmark.formats.rows import json_lines
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.runs.store import atomic_write
 from trailmark.tasks import get_task

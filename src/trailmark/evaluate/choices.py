@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.answers import most_common, original_index
+from trailmark.answers import read_answer as read_letter
 from trailmark.errors import DataError, RunError
 from trailmark.evaluate.run import read_answer
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.runs.store import atomic_write
 from trailmark.score.classes import Over, over_steps
-from trailmark.tasks.logic.answer import most_common
-from trailmark.tasks.logic.answer import read_answer as read_letter
-from trailmark.tasks.logic.source import original_index
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
 
 StepScorer = Callable[[Sequence[Episode]], Sequence[Sequence[float]]]  # the scores of the steps of each episode

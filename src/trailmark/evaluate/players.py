@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trailmark.ask.answers import request_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
-from trailmark.data.answers import request_key
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
 from trailmark.seats.names import fix_options

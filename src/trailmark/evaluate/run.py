@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trailmark import registry
 from trailmark.errors import DataError, nearest
 from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
@@ -127,8 +128,9 @@ def summarise(
                            "high": None if low is None else 0.0 - low}  # fmt: skip
         for length in ("turns", "tokens"):
             metrics[length] = mean_of([value_of(e, length, side, seat) or 0.0 for e in good], starts).plain()
-        if true := [(e.task.id, v) for e in good if (v := value_of(e, "sound", side)) is not None]:
-            metrics["sound"] = mean_of([v for _, v in true], [start for start, _ in true]).plain()
+        for more in registry.ours("metrics"):
+            if told := [(e.task.id, v) for e in good if (v := value_of(e, more, side)) is not None]:
+                metrics[more] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
         if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
             metrics["copied"] = share
@@ -228,39 +230,26 @@ def value_of(
         return float(len(mine))
     if metric == "tokens":
         return float(sum(len(t.tokens) for t in mine))
-    if metric == "sound":  # of a puzzle: the mean true value of the steps
-        from trailmark.tasks.puzzle import soundness
-
-        return soundness(e)
+    if metric in registry.ours("metrics"):
+        return registry.load("metrics", metric)(e)
     if metric == "drawn":  # includes what a search sampled but did not keep
         searched = e.info.get("search") or {}
         return float(searched.get("tokens", sum(len(t.tokens) for t in mine)))
     raise DataError(f"episodes have no metric '{metric}'.{nearest(metric, METRICS)}")
 
 
-METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and "sound", on request
+METRICS = ("success", "reward", "cost", "turns", "tokens")  # and "drawn" and those of worlds, on request
 
 
 def read_answer(episode: Episode) -> str | None:
-    """The answer of an episode: `info["answer"]` if a protocol stored it, the letter of a question with options, else
-    the number of a last line `#### N`, else the answer that a maths response marks."""
+    """The answer of an episode: `info["answer"]` if a protocol stored it, else what a world finds in the last turn
+    (`PROVIDES["answers"]`): the letter of a question with options, the number of a last line `#### N`, what a maths
+    response marks. The first that is no None counts."""
     if "answer" in episode.info:
         found = episode.info["answer"]
         return None if found is None or not str(found).strip() else str(found)
-    options = episode.task.data.get("options")
-    if isinstance(options, list | tuple) and len(options) > 1 and "label" in episode.task.data:
-        from trailmark.tasks.logic.answer import read_answer as read_letter
-
-        return read_letter(episode.turns[-1].text if episode.turns else "", len(options)).letter or None
-    from trailmark.tasks.arith import parse_answer
-
-    text = episode.turns[-1].text if episode.turns else ""
-    number = parse_answer(text)
-    if number is None and any(mark in text for mark in ("####", "\\boxed", "he answer is")):
-        from trailmark.tasks.math.check import vote
-
-        return vote(text, "hash" if "####" in text else "boxed")
-    return None if number is None else str(number)
+    said = (registry.load("answers", name)(episode) for name in registry.ours("answers"))
+    return next((answer for answer in said if answer is not None), None) or None
 
 
 def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed_as: FailedAs) -> dict[str, Any]:
@@ -291,7 +280,7 @@ def _tries(episodes: Sequence[Episode], side: str | None, answer: Answer, failed
             values = [majority_at_k([said for said, _ in v], right, k) for v, right in zip(tries, rights)]
             found[f"maj@{k}"] = mean_of(values).plain()
         if all("options" in e.task.data for e in episodes):  # the one vote of all n, as the paper counts it
-            from trailmark.tasks.logic.answer import most_common
+            from trailmark.answers import most_common
 
             firsts = [right.get(most_common(said or "" for said, _ in v), False) for v, right in zip(tries, rights)]
             found[f"sc@{n}"] = proportion([float(x) for x in firsts]).plain()

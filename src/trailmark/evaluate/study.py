@@ -26,10 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, create_model, field_validator, model_validator
 
-from trailmark import __version__, methods
+from trailmark import __version__, methods, registry
 from trailmark.config import Config, RunConfig, Seed, load_recipe, resolve
+from trailmark.data.for_studies import StudyData
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
@@ -60,40 +61,29 @@ class Arm(Config):
         return self
 
 
-class Gold(Config):
-    """Worked answers of a task, as `trailmark data gold` writes them."""
-
-    task: str = Field(description="a task whose starts carry a gold answer")
-    options: dict[str, Any] = Field({}, description="options of the task")
-    n: PositiveInt = Field(1000, description="number of rows")
-    split: str = Field("train", description="which split")
-
-
-class HintRows(Config):
-    """Conversations with a planted hint, as `trailmark data hints` writes them."""
-
-    train: PositiveInt = Field(512, description="rows to train on")
-    val: PositiveInt = Field(64, description="rows of val")
-    lessons: PositiveInt = Field(9000, description="lessons that make the reader")
-
-
-class Stage(Config):
-    """What all arms of a seed start from: a run, worked answers, or rows with a hint. In values that are set later,
-    `{NAME}` stands for its folder (or file)."""
+class _Stage(Config):
+    """What all arms of a seed start from: a run, or data, such as worked answers (`PROVIDES["study_data"]`). In values
+    that are set later, `{NAME}` stands for its folder (or file)."""
 
     recipe: str | None = Field(None, description="recipe file, relative to the study or to the working directory")
     set: dict[str, Any] = Field({}, description="keys of the recipe, dotted or nested")
-    gold: Gold | None = Field(None, description="in place of a run: answers to imitate, drawn with the seed")
-    hints: HintRows | None = Field(None, description="in place of a run: rows with a hint, drawn with the seed")
+
+    @property
+    def data(self) -> StudyData | None:
+        """The data that it makes in place of a run."""
+        return next((d for name in DATA if (d := getattr(self, name)) is not None), None)
 
     @model_validator(mode="after")
-    def _one(self) -> Stage:
-        if sum(x is not None for x in (self.recipe, self.gold, self.hints)) != 1:
-            raise ValueError("a stage has either a recipe or gold or hints")
+    def _one(self) -> _Stage:
+        if (self.recipe is not None) + sum(getattr(self, name) is not None for name in DATA) != 1:
+            raise ValueError(f"a stage has either a recipe or {' or '.join(DATA)}")
         return self
 
 
-Data = Gold | HintRows
+DATA = {name: registry.load("study_data", name) for name in registry.names("study_data")}
+_DATA_KEY = "in place of a run: data, drawn with the seed"
+_KEYS: Any = {name: (kind | None, Field(None, description=_DATA_KEY)) for name, kind in DATA.items()}
+Stage = create_model("Stage", __base__=_Stage, **_KEYS)
 
 
 class ClaimConfig(Config):
@@ -229,14 +219,14 @@ def expand(study: StudyConfig, file: Path) -> list[Spec]:
     return list(specs.values())
 
 
-def stages(study: StudyConfig, file: Path) -> list[tuple[str, Data | Spec]]:
+def stages(study: StudyConfig, file: Path) -> list[tuple[str, StudyData | Spec]]:
     """The stages before the arms, in order. Each may use what earlier ones made."""
-    out: list[tuple[str, Data | Spec]] = []
+    out: list[tuple[str, StudyData | Spec]] = []
     for name, stage in study.before.items():
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise RecipeError(f"{file}: key 'before.{name}': a name may only have letters, digits, '-' and '_'.")
         known = tuple(n for n, _ in out)
-        if (made := stage.gold or stage.hints) is not None:
+        if (made := stage.data) is not None:
             out.append((name, made))
             continue
         beside = file.parent / str(stage.recipe)
@@ -244,31 +234,6 @@ def stages(study: StudyConfig, file: Path) -> list[tuple[str, Data | Spec]]:
         words = _words(_flat(stage.set))
         out.append((name, Spec(name, recipe, words, name, tuple(study.seed_keys), 0, Arm(), known, "before")))
     return out
-
-
-def gold_stage(name: str, gold: Gold, seed: int) -> pipeline.Stage:
-    """A stage of worked answers: one file, drawn with the seed."""
-    from trailmark.data import gold as answers
-
-    def make(path: Path) -> dict[str, int]:
-        path.unlink(missing_ok=True)
-        return {"rows": answers.make(gold.task, path, gold.options, gold.n, gold.split, seed)}
-
-    settings = {**gold.model_dump(mode="json"), "seed": seed}
-    # A file of an older version is complete, because it was written in one step.
-    return pipeline.Stage(name, make, settings, single=True, earlier=lambda path: {} if path.is_file() else None)
-
-
-def hints_stage(name: str, rows: HintRows, seed: int) -> pipeline.Stage:
-    """A stage of rows with a hint: a folder, drawn with the seed."""
-    from trailmark.data.stories import hints
-
-    def make(folder: Path) -> dict[str, int]:
-        folder.mkdir(parents=True, exist_ok=True)
-        made = hints.write(folder, hints.Hints(rows.train, rows.val, rows.val, rows.lessons, seed=seed))
-        return dict(made.kept)
-
-    return pipeline.Stage(name, make, {**rows.model_dump(mode="json"), "seed": seed}, outputs=hints.FILES)
 
 
 def load_study(path: Path, overrides: Sequence[str] = ()) -> tuple[StudyConfig, list[Spec], list[Claim]]:
@@ -336,14 +301,13 @@ def train_one(spec: Spec, out: Path, seed: int) -> bool:
     return bring(train_stage(spec, out, seed), out / spec.home, seed, title)
 
 
-def prepare(shared: Sequence[tuple[str, Data | Spec]], out: Path, seed: int, poll: float) -> None:
+def prepare(shared: Sequence[tuple[str, StudyData | Spec]], out: Path, seed: int, poll: float) -> None:
     """Make what the arms of a seed share, or wait for the process that makes it."""
     for name, stage in shared:
         if isinstance(stage, Spec):
             work = partial(train_one, stage, out, seed)
         else:
-            data = gold_stage(name, stage, seed) if isinstance(stage, Gold) else hints_stage(name, stage, seed)
-            work = partial(bring, data, out / "before", seed, f"stage '{name}'")
+            work = partial(bring, stage.stage(name, seed), out / "before", seed, f"stage '{name}'")
         while not work():
             time.sleep(poll)
 

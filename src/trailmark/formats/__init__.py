@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trailmark import registry
 from trailmark.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -36,31 +37,20 @@ class Format:
     seat: str = "policy"
 
 
-FORMATS = {
-    "episodes": Format("own_episodes", "Trailmark's own: everything; annotations in NAME.annotations.jsonl beside it"),
-    "messages": Format("messages", "lines of {messages: [{role, content}]}", rewards=False),
-    "sharegpt": Format("sharegpt", "list of {conversations: [{from, value, score}], score}", "list", holds=("score",)),
-    "trajectories": Format("scored", "lines of {prompt, response, reward}"),
-    "agent": Format("scored", "list of {conversations: [{role, content}], reward}", "list"),
-    "pairs": Format("scored", "lines of {prompt, chosen, rejected}", rewards=False, holds=("preferred",)),
-    "react": Format("react", "list of {text, label, response, pred, id}, with reasoning steps", "list"),
-    "step-labels": Format(
-        "step_labels", "lines of {question, steps, labels}, or of PRMBench", rewards=False, holds=("label",)
-    ),
-    "reflect-policy": Format("reflect", "lines of {text}: sft.jsonl, sft_policy.jsonl", rewards=False),
-    "reflect-reflector": Format("reflect", "lines of {text}: sft_reflection.jsonl", rewards=False, seat="reflector"),
-}
+@functools.cache
+def known() -> Mapping[str, Format]:
+    return {name: Format(**settings) for name, settings in registry.ours("formats").items()}
 
 
 def find(name: str) -> Format:
-    if name not in FORMATS:
-        raise DataError(f"there is no format '{name}'.{nearest(name, FORMATS)}")
-    return FORMATS[name]
+    if name not in known():
+        raise DataError(f"there is no format '{name}'.{nearest(name, known())}")
+    return known()[name]
 
 
 @functools.cache
 def _function(name: str, direction: str) -> Any:
-    module = importlib.import_module(f"trailmark.formats.{FORMATS[name].module}")
+    module = importlib.import_module(find(name).module)
     return getattr(module, f"{name.replace('-', '_')}_{direction}")
 
 

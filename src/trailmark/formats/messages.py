@@ -44,7 +44,7 @@ def unread(row: Row) -> DataError | None:
 def read_messages(path: str | Path) -> list[list[dict[str, Any]]]:
     """Every row as a conversation. A row is {"messages": [...]}, {"prompt": ..., "response": ...} or a Reflect-RL
     text."""
-    from trailmark.formats.reflect import read_texts
+    from trailmark.formats.marked_text import read_texts
 
     if (texts := read_texts(path)) is not None:
         return [_asked(prompt, response) for _, prompt, response, _ in texts]
@@ -58,7 +58,7 @@ def read_rows(path: str | Path) -> list[tuple[int, list[dict[str, Any]]]]:
 
 def count_rows(path: str | Path) -> int:
     """How many rows a file has. All are checked, and none is kept."""
-    from trailmark.formats.reflect import holds_texts, text_of
+    from trailmark.formats.marked_text import holds_texts, text_of
 
     rows = RowFile(path)
     texts = len(rows) > 0 and holds_texts(rows[0])

@@ -229,3 +229,7 @@ def put_number(row: dict[str, Any], key: str, value: float | None, text: bool = 
             del row[key]
     elif as_number(row.get(key)) != value:
         row[key] = str(value) if text else int(value) if value.is_integer() else value
+
+
+def json_lines(rows: Iterable[Any]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows).encode()

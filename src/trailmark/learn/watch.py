@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from trailmark.score.plan_controls import not_about_the_row
+from trailmark import registry
 from trailmark.types import Episode, Sample, Scored
 
 PATIENCE = 5  # steps in a row before a warning
@@ -102,10 +102,11 @@ class Watch:
                 f"tokens were drawn with log-probs that differ from the learner's by {gap:.2g} on average: the "
                 "ratio does not start at 1. Is the engine's dtype too coarse, or another model behind it?",
             )
-        if "eval/own_plan_gain" not in metrics:  # said again only if an evaluation in between was well
-            found |= {"plans": (0, "")} if "plans" in self._since else {}
-        elif said := not_about_the_row({k.removeprefix("eval/"): v for k, v in metrics.items()}):
-            found["plans"] = 1, f"{said}."
+        for name in registry.ours("warnings"):
+            if f"eval/{name}" not in metrics:  # said again only if an evaluation in between was well
+                found |= {name: (0, "")} if name in self._since else {}
+            elif said := registry.load("warnings", name)({k.removeprefix("eval/"): v for k, v in metrics.items()}):
+                found[name] = 1, f"{said}."
         for name, value in metrics.items():
             if name.split("/")[-1] == "grad_norm" and value == 0:
                 found[name] = PATIENCE, f"{name} has been 0 for {PATIENCE} steps: the weights do not change."

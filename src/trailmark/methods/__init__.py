@@ -9,29 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.config import RunConfig, resolve
+from trailmark import registry
 from trailmark.errors import RecipeError, nearest
 from trailmark.fetching import NotHere, nothing_fetched
-from trailmark.recipe import Loaded
-from trailmark.runs import older
 from trailmark.trust import code_file, import_module, may_run
 
 if TYPE_CHECKING:
+    from trailmark.config import RunConfig
     from trailmark.methods.base import Method
+    from trailmark.recipe import Loaded
 
-METHODS = {
-    "lpr": "trailmark.methods.lpr:LprMethod",
-    "sft": "trailmark.methods.sft:SftMethod",
-    "policy_gradient": "trailmark.methods.policy_gradient:PolicyGradientMethod",
-    "vrcli": "trailmark.methods.vrcli:VrcliMethod",
-    "reflect": "trailmark.methods.reflect:ReflectMethod",
-    "reflect_imitation": "trailmark.methods.reflect_imitation:ImitationMethod",
-    "preference": "trailmark.methods.preference:PreferenceMethod",
-    "reward_model": "trailmark.methods.reward_model:RewardModelMethod",
-    "step_rl": "trailmark.methods.step_rl:StepRlMethod",
-    "oreo": "trailmark.methods.oreo:OreoMethod",
-    "oreo_rounds": "trailmark.methods.oreo_rounds:OreoRoundsMethod",
-}
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 CALLED = {  # names from the literature -> the recipe that does it here
     "grpo": "method: policy_gradient with credit: group and objective: {kind: clipped} (recipes/arith-grpo.yaml)",
@@ -63,22 +50,30 @@ OTHERS = {  # other names of methods that Trailmark has
 
 def get_config(name: str) -> type[RunConfig]:
     """The config class of a method. Importing it does not import torch."""
-    from trailmark.methods import configs, staged_configs
+    known = registry.ours("recipes")
+    return registry.resolve(known[name]) if name in known else get_method(name).Config
 
-    known = {**configs.RECIPES, **staged_configs.RECIPES}
-    return known[name] if name in known else get_method(name).Config
+
+def method_names() -> list[str]:
+    return registry.names("methods")
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
     """Check a recipe that a person wrote. A recipe with older names is refused, and the error says the new ones."""
+    from trailmark.config import resolve
+    from trailmark.runs import older
+
     older.refuse(loaded)
     return resolve(loaded, get_config(loaded.method))
 
 
 def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe of a run in today's names, with every default filled in, so that two recipes can be compared."""
+    from trailmark.config import resolve
+    from trailmark.runs import older
+
     today = older.translate(recipe)
-    if today.get("method") not in METHODS:
+    if today.get("method") not in registry.ours("methods"):
         return today
     try:
         return resolve(today, get_config(today["method"])).model_dump(mode="json")
@@ -87,19 +82,21 @@ def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_method(name: str) -> type[Method]:
-    """The class of a method: a name in METHODS, "package.module:Class", or "package.module" if that module defines
-    exactly one method."""
+    """The class of a method: a name in the registry, "package.module:Class", or "package.module" if that module
+    defines exactly one method."""
+    from trailmark.config import RunConfig
     from trailmark.methods.base import Method
 
     own = "To use your own method, write package.module or package.module:Class."
-    if name not in METHODS:
+    known = registry.place("methods", name)
+    if known is None:
         key = re.sub(r"[-_ ]+", "_", name.lower())
         if here := CALLED.get(OTHERS.get(key, key)):
             raise RecipeError(f"unknown method '{name}': in Trailmark it is {here}.")
         if not NAME.fullmatch(name) or (name.isidentifier() and code_file(name) is None):
-            raise RecipeError(f"unknown method '{name}'.{nearest(name, METHODS)} {own}")
+            raise RecipeError(f"unknown method '{name}'.{nearest(name, method_names())} {own}")
         may_run(name, "method")
-    module, _, attribute = METHODS.get(name, name).partition(":")
+    module, _, attribute = (known or name).partition(":")
     try:
         imported = import_module(module)
         found: Any = getattr(imported, attribute) if attribute else None

@@ -1,12 +1,13 @@
-"""The recipes of methods that train once (those of several trainings: `staged_configs.py`). They import without torch,
-so a mistake in a recipe is reported at once."""
+"""The recipes of general methods (those of papers are in the papers' folders). They import without torch, so a mistake
+in a recipe is reported at once."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from trailmark import formats
 from trailmark.config import (
     CheckpointConfig,
     Config,
@@ -19,11 +20,8 @@ from trailmark.config import (
     SamplingConfig,
 )
 from trailmark.credit.steps import Running
-from trailmark.errors import RecipeError, TrailmarkError
-from trailmark.formats import FORMATS
+from trailmark.errors import RecipeError
 from trailmark.objectives import OBJECTIVES, get_objective
-from trailmark.objectives.soft_bellman import Level
-from trailmark.rollout.search import parse_plan
 from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.classes import Over
@@ -117,27 +115,6 @@ class PolicyGradientRecipe(RunConfig):
             raise ValueError(str(e)) from e
 
 
-FileName = Annotated[str, StringConstraints(pattern=r"^\w[\w .-]*$")]
-
-
-class VrcliFinal(Config):
-    """Which plans are compared at the end, by how much each lowers the perplexity of the gold texts. Each writes a file
-    evaluation/NAME.jsonl in the run; its rewards are improvements, 0.25 for 25 percent."""
-
-    split: str = Field("val", description="split of the task")
-    n: PositiveInt | None = Field(None, description="number of rows; none: all")
-    plans: dict[FileName, str] = Field(
-        {}, description='further plans by name: templates with keys of the row, such as {best: "{synopsis}"}'
-    )
-    readers: dict[FileName, str] = Field(
-        {}, description="runs or models by name that read the gold texts without a plan, such as a fine-tuned one"
-    )
-
-
-class VrcliRecipe(PolicyGradientRecipe):
-    final: VrcliFinal = Field(VrcliFinal(), description="the comparison at the end")
-
-
 def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
     """A recipe in which `variant` has become its credit, mean and objective. A key that says something else is refused:
     the name would promise what is not done. The settings of the objective may be changed."""
@@ -184,13 +161,18 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     if reward is not None:
         if isinstance(reward, dict) and "kind" not in reward and isinstance(reward.get("path"), str):
             reward = {"kind": "function", **reward}
-        judge_config(reward)
+        judge = judge_config(reward)
         section: dict[str, Any] = {"kind": "function", "path": reward} if isinstance(reward, str) else dict(reward)
-        if section["kind"] in ("function", "likelihood") and not section.get("model"):
+        if judge.reads and not section.get("model"):
             start = raw.get("model") or {}
             section["model"] = {k: v for k, v in start.items() if k not in ("lora", "gradient_checkpointing")}
         options["reward"] = section
     return {**raw, "task": {**task, "options": options}}
+
+
+Failures = Annotated[
+    float, Field(ge=0, le=1, description="share of episodes that may fail; a stage with more of them is not done")
+]
 
 
 # --- sft --------------------------------------------------------------------------------------------------------
@@ -254,8 +236,8 @@ class OfflineRecipe(RunConfig):
     @field_validator("format")
     @classmethod
     def _known(cls, v: str) -> str:
-        if v not in FORMATS:
-            raise ValueError(f"format '{v}' is not known. Known: {', '.join(FORMATS)}.")
+        if v not in formats.known():
+            raise ValueError(f"format '{v}' is not known. Known: {', '.join(formats.known())}.")
         return v
 
     @property
@@ -351,8 +333,8 @@ class RewardModelRecipe(RunConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> RewardModelRecipe:
-        if self.format not in FORMATS:
-            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(FORMATS)}.")
+        if self.format not in formats.known():
+            raise ValueError(f"format '{self.format}' is not known. Known: {', '.join(formats.known())}.")
         if self.kind != "pairwise" and (self.format == "pairs" or self.pair_file):
             raise ValueError("pairs are for kind pairwise")
         outputs = {"classes": self.outputs, "outcome": 2}.get(self.kind, 1)
@@ -365,25 +347,10 @@ class RewardModelRecipe(RunConfig):
         return [self.data] if isinstance(self.data, str) else self.data
 
 
-# --- oreo -------------------------------------------------------------------------------------------------------
+# --- step_rl ------------------------------------------------------------------------------------------------------
 
 
-class KlConfig(Config):
-    """A penalty on the policy's loss: alpha * KL to the reference. It raises the effective temperature to about beta +
-    alpha / (2 beta)."""
-
-    kind: Literal["reverse", "forward", "k3"] = Field(
-        "reverse", description="exact KL(policy || ref), exact KL(ref || policy), or k3 of the stored tokens"
-    )
-    alpha: float = Field(
-        0.01, ge=0, description="weight of the penalty; the paper uses 0.01 (token), 0.1 (step), 0.3 (response)"
-    )
-    target: float | None = Field(None, ge=0, description="learn the weight so that the KL reaches this value")
-    lr: float = Field(1e-3, gt=0, description="learning rate of the log of the learnt weight")
-    start: float = Field(0.0, description="log of the learnt weight at the start")
-
-
-class OreoCritic(Config):
+class CriticConfig(Config):
     """The value model. Its head starts at zero unless it is loaded."""
 
     name: Annotated[str | None, NamesModel("critic")] = Field(
@@ -391,73 +358,6 @@ class OreoCritic(Config):
     )
     lora: LoraConfig | None = Field(None, description="train adapters and the head only; none: all weights")
     optim: OptimConfig | None = Field(None, description="optimiser of the value; none: as the policy's")
-
-
-class RewardConfig(Config):
-    mul: float = Field(1.0, description="R = mul * reward + add")
-    add: float = Field(0.0, description="R = mul * reward + add")
-
-
-class OreoFinal(OfflineFinal):
-    search: list[str] = Field(
-        [], description="also evaluate searches with the learnt value: beam:3, best_of:4, actions:5"
-    )
-    temperature: float = Field(1.0, gt=0, description="sampling temperature of the searches")
-
-    @field_validator("search")
-    @classmethod
-    def _plans(cls, v: list[str]) -> list[str]:
-        for text in v:
-            try:
-                parse_plan(text)
-            except TrailmarkError as e:
-                raise ValueError(str(e)) from e
-        return v
-
-
-class OreoRecipe(OfflineRecipe):
-    beta: float | None = Field(None, gt=0, description="temperature; none: 0.03")
-    level: Level = Field("token", description="which policy loss")
-    states: Literal["token", "step"] | None = Field(
-        None, description="which states have a value; none: step at level step, else token"
-    )
-    split: Split = Field("newline", description="how turns without steps are split: turn, newline, sentence or auto")
-    kl: KlConfig = Field(KlConfig(), description="KL penalty to the reference")
-    reward: RewardConfig = Field(RewardConfig(), description="rescaling of the stored rewards")
-    importance: Literal["none", "sequence", "batch"] = Field(
-        "none",
-        description="weight the loss by exp(min(sum l, 1)); mean over each sequence, or over all states of the batch",
-    )
-    clip_log: float | None = Field(None, gt=0, description="limit on the sum of log-ratios in the value's target")
-    hinge: float = Field(
-        0.0,
-        ge=0,
-        description="weight of a term that keeps successes at least as likely as at the start (level response)",
-    )
-    target: Literal["policy", "ema"] = Field(
-        "policy", description="the policy whose log-ratios form the value's target"
-    )
-    freeze: float = Field(0.0, ge=0, lt=1, description="share of the steps that train the value only, at the start")
-    critic_only: bool = Field(False, description="train the value only")
-    critic: OreoCritic = Field(OreoCritic(), description="the value's model")
-    final: OreoFinal = Field(OreoFinal(), description="evaluations at the end")
-
-    @model_validator(mode="after")
-    def _fits(self) -> OreoRecipe:
-        if self.format == "pairs":
-            raise ValueError("a file of pairs has no rewards: it is for method preference (dpo, ipo or hinge)")
-        if self.level == "step" and self.states == "token":
-            raise ValueError("level step needs states: step")
-        if self.hinge and self.level != "response":
-            raise ValueError("hinge is for level response")
-        if self.target == "ema" and self.learner.ema is None:
-            raise ValueError("target ema needs learner.ema, such as 0.995")
-        if (self.final.search or self.final.start or self.final.choose) and self.task is None:
-            raise ValueError("final needs a task to play")
-        return self
-
-
-# --- step_rl ------------------------------------------------------------------------------------------------------
 
 
 class StepRewards(Config):
@@ -507,8 +407,8 @@ class StepRlRecipe(RunConfig):
     lam: float = Field(0.95, ge=0, le=1, description="of generalised advantages (ppo)")
     clip: float = Field(0.2, gt=0, lt=1, description="how far a ratio may leave 1 (ppo, grpo)")
     value_clip: float | None = Field(0.2, gt=0, description="how far a value may move at once (ppo); none: no limit")
-    critic: OreoCritic = Field(
-        OreoCritic(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
+    critic: CriticConfig = Field(
+        CriticConfig(), description="the value's model (ppo); no name: the reward model, or else the policy's start"
     )
     passes: PositiveInt = Field(1, description="passes over the episodes of a step")
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
@@ -523,14 +423,3 @@ class StepRlRecipe(RunConfig):
     def overlap(self) -> bool:
         """Whether the next batch is played while the learner works: not here."""
         return False
-
-
-RECIPES: dict[str, type[RunConfig]] = {
-    "sft": SftRecipe,
-    "policy_gradient": PolicyGradientRecipe,
-    "vrcli": VrcliRecipe,
-    "preference": PreferenceRecipe,
-    "reward_model": RewardModelRecipe,
-    "step_rl": StepRlRecipe,
-    "oreo": OreoRecipe,
-}

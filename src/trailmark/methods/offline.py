@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from trailmark.answers import most_common, read_answer
 from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.episode_file import StoredFile
@@ -43,7 +44,6 @@ from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate, locate_value, stored_model
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
-from trailmark.tasks.logic.answer import most_common, read_answer
 from trailmark.types import Annotation, Episode, Failed, Scored
 
 CHOICES = ("single", "vote", "best", "any")  # of several answers of each start, at the end (final.choose)

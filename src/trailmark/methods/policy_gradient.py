@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.config import ModelConfig
 from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
@@ -29,7 +28,7 @@ from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.score.likelihood_judge import LikelihoodJudge
+from trailmark.score.config import judge_config
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
@@ -83,9 +82,8 @@ class PolicyGradientMethod(Method):
             rows = self.shown_rows(config, self.source)
             self.source.must_render(policy.tokenizer, rows)
             self.source.must_fit(policy.tokenizer, self.table.engines[self.seat].max_len, rows)
-            if isinstance(self.source.judge, LikelihoodJudge):
-                self.source.judge.must_render(rows)
-                self.source.judge.must_fit(self.table.seats[0].max_tokens)
+            if self.source.judge is not None:
+                self.source.judge.must_read(rows, self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
         self.next = NextBatch(policy.device)
         return policy
@@ -240,8 +238,8 @@ class PolicyGradientMethod(Method):
         tasks = draw_tasks(self.source, self.config.eval.split, self.config.eval.n, self.config.seed)
         play = lambda: self.play(tasks, 1, self.config.seed + 1, "eval:", step)
         own, judge = self.eval_function, self.source.judge
-        compare = judge.compare if isinstance(judge, LikelihoodJudge) else lambda found: []
-        measure = lambda found: [*compare(found), *(() if own is None else own.notes(self.source, found))]
+        compared = lambda found: [] if judge is None else judge.compare(found)
+        measure = lambda found: [*compared(found), *(() if own is None else own.notes(self.source, found))]
         episodes = self.keep_plays(step, play, measure)
         good, dropped = scored(episodes)
         means = {} if own is None else own.metrics(self.noted)
@@ -249,11 +247,10 @@ class PolicyGradientMethod(Method):
 
 
 def reader_held(config: Any) -> list[Held]:
-    """The frozen model of a likelihood reward, if it is in this process."""
+    """The frozen model that gives the reward, if it is in this process."""
     reward = config.task.options.get("reward")
-    if not isinstance(reward, dict) or reward.get("kind") != "likelihood" or reward.get("server"):
-        return []
-    return [Held("reward", ModelConfig.model_validate(reward.get("model") or {}), stays=True)]
+    model = None if reward is None else judge_config(reward).held()
+    return [] if model is None else [Held("reward", model, stays=True)]
 
 
 def truncated(

@@ -10,9 +10,9 @@ import numpy as np
 from trailmark import chat
 from trailmark.errors import DataError
 from trailmark.formats import turns
+from trailmark.formats.marked_text import holds_texts, one_kind, text_of
 from trailmark.formats.messages import conversation_of, unread
 from trailmark.formats.on_demand import OnDemand
-from trailmark.formats.reflect import holds_texts, one_kind, text_of
 from trailmark.formats.rows import Row, RowFile
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows

@@ -6,19 +6,19 @@ from pathlib import Path
 
 from trailmark.config import ModelConfig, OptimConfig
 from trailmark.methods.base import Held
-from trailmark.methods.configs import OreoCritic
+from trailmark.methods.configs import CriticConfig
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.openrlhf_critic import foreign_head, import_critic
 
 
-def critic_held(model: ModelConfig, critic: OreoCritic, optim: OptimConfig) -> Held:
+def critic_held(model: ModelConfig, critic: CriticConfig, optim: OptimConfig) -> Held:
     """The value model as `load_critic` loads it. `optim` is that of the policy."""
     own = model.model_copy(update={"name": critic.name or model.name, "lora": critic.lora})
     return Held("critic", own, critic.optim or optim, output=False)
 
 
-def load_critic(model: ModelConfig, critic: OreoCritic, scratch: Path) -> LM:
+def load_critic(model: ModelConfig, critic: CriticConfig, scratch: Path) -> LM:
     """Load a value model: a copy of the initial policy with a head of zeros, or a model from a folder (with its head,
     if it has one)."""
     name = critic.name or model.name

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from trailmark.score.plan_controls import not_about_the_row
+from trailmark import registry
 from trailmark.types import Episode, Scored
 
 Points = list[list[float]]
@@ -26,7 +26,7 @@ def concerns(
     train: dict[str, Points] = {c["name"]: c["train"] for c in curves}
     evals: dict[str, Points] = {c["name"]: c["eval"] for c in curves}
     found = [*_end(state, last, recipe.get("steps")), *_dropped(train), *_dropped(evals, "evaluation ")]
-    found += [*_plans(evals), *_held_out(train, evals), *_flat(train), *_spikes(train), *_entropy(train)]
+    found += [*_of_methods(evals), *_held_out(train, evals), *_flat(train), *_spikes(train), *_entropy(train)]
     found += _plays(episodes, recipe)
     for file, n in broken.items():
         found.append(_info(f"{file}: {n} unfinished or unreadable {_s(n, 'line')} left out."))
@@ -71,14 +71,15 @@ def _dropped(points: Mapping[str, Points], where: str = "") -> list[dict[str, st
     return out
 
 
-def _plans(evals: Mapping[str, Points]) -> list[dict[str, str]]:
-    """Whether the last evaluation's plans are about their rows (VR-CLI)."""
-    last = {name: points[-1] for name, points in evals.items() if points}
-    if "own_plan_gain_low" not in last:
-        return []
-    step = last["own_plan_gain_low"][0]
-    said = not_about_the_row({name: value for name, (at, value) in last.items() if at == step})
-    return [_warn(f"Step {step:g}: {said}.")] if said else []
+def _of_methods(evals: Mapping[str, Points]) -> list[dict[str, str]]:
+    """What methods warn of in the numbers of the last evaluation."""
+    last, found = {name: points[-1] for name, points in evals.items() if points}, []
+    for name in registry.ours("warnings"):
+        if name in last:
+            step = last[name][0]
+            said = registry.load("warnings", name)({n: value for n, (at, value) in last.items() if at == step})
+            found += [_warn(f"Step {step:g}: {said}.")] if said else []
+    return found
 
 
 def _held_out(train: Mapping[str, Points], evals: Mapping[str, Points]) -> list[dict[str, str]]:

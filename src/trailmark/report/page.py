@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trailmark import __version__
+from trailmark import __version__, registry
 from trailmark.evaluate.run import FailedAs
 from trailmark.plain_files import read_json
 from trailmark.report import read
@@ -24,7 +24,6 @@ from trailmark.report.pieces import run_pieces
 from trailmark.report.tables import curves, evaluation_row
 from trailmark.runs.annotations import misfits
 from trailmark.runs.store import Run
-from trailmark.score.plan_controls import not_about_the_row
 from trailmark.types import Annotation, Episode
 
 ITERATIONS, EPISODES, SIZE = 8, 200, 6_000_000  # limits of a page; SIZE in characters
@@ -64,8 +63,9 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     if wrong:
         more = f" In total, {len(wrong)} annotations do not fit." if len(wrong) > 1 else ""
         data["concerns"] += [{"level": "warn", "text": f"An annotation does not fit: {wrong[0]}{more}"}]
-    if said := not_about_the_row(read.compared_plans(run)):
-        data["concerns"].append({"level": "warn", "text": f"At the end: {said}."})
+    for name in registry.ours("end_warnings"):
+        if said := registry.load("end_warnings", name)(run.path):
+            data["concerns"].append({"level": "warn", "text": f"At the end: {said}."})
     data["concerns"] += [
         {"level": "warn", "text": f"Evaluation {r['name']}: {r['warning']}."}
         for r in data["evaluation"]

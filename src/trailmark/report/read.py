@@ -75,19 +75,6 @@ def state(run: Run, last: int, steps: int | None) -> str:
     return "stopped"
 
 
-def compared_plans(run: Run) -> dict[str, float]:
-    """What the comparison at the end of method vrcli found (results.json), in the names of its metrics; else {}."""
-    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_"}
-    try:
-        rows = read_json(run.path / "results.json")
-        named = {(r["arm"], r["metric"]): float(r["value"]) for r in rows if r.get("arm") in arms}
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        return {}
-    out = {f"{arms[arm]}improvement": v for (arm, metric), v in named.items() if metric == "improvement"}
-    own = {m: v for (arm, m), v in named.items() if arm == "trained" and m.startswith("own_plan_gain")}
-    return {**out, **own} if len(out) == len(arms) and len(own) == 3 else {}
-
-
 def _held(path: Path) -> bool:
     """Whether a living process trains here. The process id is checked first, so a run that starts is not disturbed."""
     import fcntl

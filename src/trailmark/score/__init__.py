@@ -5,7 +5,6 @@
     classes      a head of several classes at the ends of reasoning steps, and its reduction over steps
     likelihood   how much an answer raises the probability of a gold text: the equation, and who reads (`TextScorer`)
     model_server a model behind a server that reads gold texts
-    baseline_file, likelihood_judge   VR-CLI's baselines in a file by row id, and its reward
     function     a user's Python function
     judge        a language model that gives marks
     open_judge   the judge that a recipe names

@@ -15,7 +15,7 @@ from typing import Any
 
 from trailmark.errors import JudgeError
 from trailmark.plain_files import read_json
-from trailmark.types import Annotation, Episode, Outcome, Scored
+from trailmark.types import Annotation, Episode, Outcome, Scored, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,14 @@ class Judge(ABC):
     def bind(self, source: Any) -> None:
         """Learn whose plays will be judged, before the first one."""
         return None
+
+    def must_read(self, rows: Sequence[Task], longest: int) -> None:
+        """Refuse rows that this judge could not judge with an answer of `longest` tokens, before a run begins."""
+        return None
+
+    def compare(self, episodes: Sequence[Episode]) -> Sequence[Annotation]:
+        """For plays of an evaluation: what else would explain their rewards, as further notes."""
+        return []
 
     def afresh(self) -> Judge:
         """The same judge, that reads no number which was stored before."""

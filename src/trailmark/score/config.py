@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, create_model, model_validator
 
-from trailmark.config import ModelConfig, Seed, ServerConfig
+from trailmark import registry
+from trailmark.config import ModelConfig, ServerConfig
 from trailmark.recipe import Config, resolve
 
-# Recipes hold lists, not tuples. After the validator of `Reward`, pydantic no longer knows that a list came from JSON.
-Pair = Annotated[tuple[float, float], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)]
 
+class JudgeConfig(Config):
+    """What every kind of reward has. `opens` is who makes the judge of these settings: "module:function or class"."""
 
-class _JudgeConfig(Config):
+    opens: ClassVar[str] = ""
+    reads: ClassVar[bool] = False  # whether `model`, where it is not given, is the model that training starts from
     success: float | None = Field(
         None, description="smallest reward that counts as a success; none: no success is reported"
     )
 
+    def held(self) -> ModelConfig | None:
+        """The model that the judge holds in this process, for a plan of the memory."""
+        return None
 
-class FunctionJudgeConfig(_JudgeConfig):
+
+class FunctionJudgeConfig(JudgeConfig):
     """A user's Python function."""
+
+    opens: ClassVar[str] = "trailmark.score.function:open_function"
+    reads: ClassVar[bool] = True
 
     kind: Literal["function"] = Field("function", description="a Python function")
     path: str = Field(min_length=1, description="my_file.py:score, or package.module:score")
@@ -34,8 +45,10 @@ class FunctionJudgeConfig(_JudgeConfig):
     at_once: PositiveInt = Field(32, description="calls at the same time, if the function is async")
 
 
-class ModelJudgeConfig(_JudgeConfig):
+class ModelJudgeConfig(JudgeConfig):
     """A language model that gives marks."""
+
+    opens: ClassVar[str] = "trailmark.score.judge:ModelJudge"
 
     kind: Literal["model"] = Field("model", description="a language model")
     server: ServerConfig | None = Field(None, description="a server that speaks OpenAI's protocol")
@@ -61,81 +74,16 @@ class ModelJudgeConfig(_JudgeConfig):
         return self
 
 
-class LikelihoodJudgeConfig(_JudgeConfig):
-    """How much an answer lowers the perplexity of a gold text (VR-CLI)."""
-
-    kind: Literal["likelihood"] = Field("likelihood", description="the likelihood of a gold text")
-    model: ModelConfig | None = Field(
-        None, description="the model that scores it; none: the model that training starts from"
-    )
-    server: ServerConfig | None = Field(
-        None, description="a server that scores it (`trailmark serve`, vLLM); then `model` gives its tokenizer"
-    )
-    gold: str = Field("gold", description="the row's key that holds the gold text")
-    context: str = Field(
-        "{prompt}", description="template of the context without the answer; {KEY} of the row may be used"
-    )
-    plan: str = Field("{prompt}{answer}", description="template of the context with the answer")
-    empty: str | None = Field(None, description="template used in place of `plan` if nothing is left of the answer")
-    markers: list[str] = Field([], description="markers; only the part of the answer after the last of each is used")
-    no_marker: Literal["whole", "invalid"] = Field(
-        "whole",
-        description="an answer without any marker: all of it is used, or it is invalid and earns the smallest reward",
-    )
-    tokens: Literal["text", "turn", "template"] = Field(
-        "turn",
-        description="text: score the gold text; turn: also its end token; template: all that the template writes",
-    )
-    chat: bool = Field(
-        False,
-        description="format the context as a user's message and the gold text as the assistant's answer; "
-        "rows of messages always are",
-    )
-    reward: Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"] = Field(
-        "stepped", description="how an improvement in percent becomes a reward"
-    )
-    steps: list[Pair] = Field(
-        [(0.05, 0.5), (1.0, 0.9), (2.0, 1.0)], description="stepped: pairs of a smallest improvement and its reward"
-    )
-    weight: float = Field(
-        0.5, ge=0, description="contrastive: the part of the improvement of another story that is subtracted"
-    )
-    seed: Seed = Field(0, description="contrastive: which other story that is")
-    cache: str | None = Field(
-        None, description="a file of likelihoods to share between runs; none: in the run's folder"
-    )
-    baselines: str | None = Field(
-        None,
-        description="a file of baselines by row id, of one model and one set of rows; another model, template or row "
-        "is refused",
-    )
-
-    @model_validator(mode="after")
-    def _fits(self) -> LikelihoodJudgeConfig:
-        if not all(m.strip() for m in self.markers):
-            raise ValueError("a marker is a text that an answer may hold: markers has an empty one")
-        if self.reward == "stepped" and not self.steps:
-            raise ValueError("steps is empty, so every answer would earn 0: name pairs such as [[0.05, 0.5], [1, 0.9]]")
-        if self.no_marker == "invalid" and not self.markers:
-            raise ValueError("no_marker: invalid needs markers: which ones must an answer have?")
-        if any(a[0] >= b[0] for a, b in zip(self.steps, self.steps[1:])):
-            bounds = ", ".join(f"{least:g}" for least, _ in self.steps)
-            raise ValueError(f"the bounds of steps must rise, and they are {bounds}")
-        return self
+@functools.cache
+def _holder() -> Any:
+    """A section with a key `reward` of any kind that somebody brings. A plain text is the path of a function."""
+    kinds = [registry.load("rewards", name) for name in registry.names("rewards")]
+    path = BeforeValidator(lambda v: {"kind": "function", "path": v} if isinstance(v, str) else v)
+    reward: Any = functools.reduce(operator.or_, kinds)
+    reward = Annotated[reward, Field(discriminator="kind"), path]
+    return create_model("_Holder", __base__=Config, reward=(reward, ...))
 
 
-JudgeConfig = FunctionJudgeConfig | ModelJudgeConfig | LikelihoodJudgeConfig
-Reward = Annotated[  # a plain text is the path of a function
-    JudgeConfig,
-    Field(discriminator="kind"),
-    BeforeValidator(lambda v: {"kind": "function", "path": v} if isinstance(v, str) else v),
-]
-
-
-class _Holder(Config):
-    reward: Reward
-
-
-def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> JudgeConfig:
+def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
     """The settings of a judge from the `reward` of a recipe."""
-    return reward if isinstance(reward, JudgeConfig) else resolve({"reward": reward}, _Holder).reward
+    return reward if isinstance(reward, JudgeConfig) else resolve({"reward": reward}, _holder()).reward

@@ -166,6 +166,11 @@ def load_tokenizer(name: str, key: str = "--tokenizer") -> Any:
     return tokenizer_by_name(locate(name, key=key).folder)
 
 
+def read_tokenizer(name: str) -> Any:
+    """A tokenizer by its name; None for no name."""
+    return load_tokenizer(name) if name else None
+
+
 def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 

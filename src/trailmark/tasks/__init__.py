@@ -5,46 +5,39 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trailmark import registry
 from trailmark.errors import RecipeError, TaskError, nearest
-from trailmark.score.base import Judge
-from trailmark.score.open_judge import open_judge
-from trailmark.tasks.base import TaskSource, declared
 from trailmark.trust import import_module, may_run
 
-_TASKS = {
-    "alfworld": "trailmark.tasks.alfworld:Alfworld",
-    "arith": "trailmark.tasks.arith:Arith",
-    "auto-explore": "trailmark.tasks.auto_explore:AutoExplore",
-    "gym": "trailmark.tasks.gym:Gym",
-    "logic": "trailmark.tasks.logic:Logic",
-    "math": "trailmark.tasks.math.source:Math",
-    "prompts": "trailmark.tasks.prompts:Prompts",
-    "puzzle": "trailmark.tasks.puzzle:Puzzles",
-    "solved": "trailmark.tasks.solved:Solved",
-    "taxi": "trailmark.tasks.taxi:Taxi",
-}
+if TYPE_CHECKING:
+    from trailmark.score.base import Judge
+    from trailmark.tasks.base import TaskSource
 
 
 def task_names() -> tuple[str, ...]:
-    """The tasks that come with the library."""
-    return tuple(sorted(_TASKS))
+    """The tasks of the library and of installed packages."""
+    return tuple(sorted(registry.names("tasks")))
 
 
 def task_class(name: str) -> Any:
-    """The class of a task that comes with the library."""
-    return load_object(_TASKS[name], f"task '{name}'")
+    """The class of a task with a name."""
+    return registry.load("tasks", name)
 
 
 def get_task(name: str, /, **options: Any) -> TaskSource:
     """A task by its name, or a user's own task by `module:callable`, made with `options`. Imports only what it needs.
     If a task cannot judge itself, its option `reward` names the judge (`score/config.py`), which becomes the source's
     `judge`."""
-    if ":" not in name and name not in _TASKS:
-        hint = " Write your own task as 'my_package.my_task:Make'." if "." in name else nearest(name, _TASKS)
+    from trailmark.score.open_judge import open_judge
+    from trailmark.tasks.base import declared
+
+    known = registry.place("tasks", name)
+    if ":" not in name and known is None:
+        hint = " Write your own task as 'my_package.my_task:Make'." if "." in name else nearest(name, task_names())
         raise TaskError(f"There is no task '{name}'.{hint}")
-    factory = load_object(_TASKS.get(name, name), f"task '{name}'")
+    factory = load_object(name, f"task '{name}'") if known is None else registry.load("tasks", name)
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # not callable, or a C function without a signature
@@ -70,6 +63,8 @@ def get_task(name: str, /, **options: Any) -> TaskSource:
 
 def with_judge(source: Any, judge: Judge) -> Any:
     """The source with this judge as its own."""
+    from trailmark.tasks.base import declared
+
     source = declared(source)
     if not source.judged:
         raise TaskError(f"task '{source.name}' judges its plays itself: leave out 'reward'.")
@@ -80,14 +75,16 @@ def with_judge(source: Any, judge: Judge) -> Any:
 
 def keep_judge(source: Any, run: str | Path) -> None:
     """Bind the source's judge to this run, where it stores its answers. A run keeps the judge that it began with."""
+    from trailmark.tasks.base import declared
+
     if (judge := declared(source).judge) is not None:
         judge.keep(Path(run) / "judge")
 
 
 def load_object(path: str, what: str) -> Callable[..., Any]:
     """The callable at `module:attribute`. If there is none, the TaskError says that `what` needed it. It is
-    a task of ours, or code that a person named (`trust.py`)."""
-    if path not in _TASKS.values():
+    a task of the registry, or code that a person named (`trust.py`)."""
+    if path not in registry.ours("tasks").values():
         may_run(path, what)
     module_name, _, attribute = path.partition(":")
     try:

@@ -22,7 +22,7 @@ from typing import Any
 
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import Observation, Step, TaskSource, World
-from trailmark.types import Invalid, Scored, Task
+from trailmark.types import Episode, Invalid, Scored, Task
 
 Expr = int | tuple[str, "Expr", "Expr"]
 DIGITS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
@@ -40,6 +40,12 @@ def parse_answer(text: str) -> int | None:
     lines = [line for line in text.split("\n") if line.startswith("####")]
     match = ANSWER.fullmatch(lines[-1]) if lines else None
     return int(match[1].replace(",", "")) if match else None
+
+
+def answer_of(e: Episode) -> str | None:
+    """The answer of an episode that ends with such a line, for votes."""
+    number = parse_answer(e.turns[-1].text) if e.turns else None
+    return None if number is None else str(number)
 
 
 def step_spans(text: str) -> list[tuple[int, int]]:

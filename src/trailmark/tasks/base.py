@@ -103,6 +103,10 @@ class TaskSource:
         """Take the policy's tokenizer, for labels of one token or to count tokens. It is called before play."""
         return None
 
+    def left_out_of(self, split: str) -> Sequence[str]:
+        """Sentences on what a split's file holds and the task does not play."""
+        return ()
+
     def menus(self) -> Iterable[tuple[str, str]] | None:
         """(place, menu) of every list of actions that its worlds may show. None: not known in advance."""
         return None

@@ -13,8 +13,8 @@ from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
 from trailmark.evaluate.searched import load_values
-from trailmark.methods import oreo_data
 from trailmark.methods.offline import read_scored
+from trailmark.methods.oreo import data as oreo_data
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_segment
 from trailmark.tasks.alfworld import Games

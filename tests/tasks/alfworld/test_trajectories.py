@@ -6,18 +6,12 @@ from pathlib import Path
 import pytest
 from small_home import ERRANDS, names, write_download
 
-from trailmark.data.expert_episodes import as_episodes
-from trailmark.engines.scripted import ScriptedEngine
-from trailmark.errors import DataError, TaskError
+from trailmark.errors import DataError
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.rollout.branch import Point, branch
-from trailmark.rollout.play import Seat, play, solo
-from trailmark.tasks import get_task
 from trailmark.tasks.alfworld import Games
 from trailmark.tasks.alfworld.dialect import command_in, observation_in
 from trailmark.tasks.alfworld.source import WELCOME
 from trailmark.tasks.alfworld.trajectories import check, read_trajectories
-from trailmark.types import Invalid, Scored
 
 TOKENIZER = tiny_tokenizer([str(n) for n in range(10, 30)])
 
@@ -169,82 +163,16 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path, rows):
 # --- as episodes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dialect", ["put", "move"])
-@pytest.mark.parametrize("opening", ["apart", "joined"])
-def test_an_episode_is_what_a_policy_that_said_the_same_would_have_played(tmp_path, folder, rows, dialect, opening):
-    source = get_task("alfworld", games=str(folder), mode="text", dialect=dialect, opening=opening)
-    told = read_trajectories(write(tmp_path / "t.jsonl", rows)).trajectories
-    made = as_episodes(told, source, TOKENIZER)
-    assert made.skipped == () and [e.outcome for e in made.episodes] == [Scored(1.0, True)] * 6
-    for t, e in zip(told, made.episodes):
-        left = iter(t.moves)
-        policy = ScriptedEngine(lambda p, d, left=left: "Action: " + command_in(dialect, next(left).command), TOKENIZER)
-        (played,) = play(source, [e.task], [Seat("policy", policy, max_tokens=100)])
-        assert (e.id, e.group, e.task) == (played.id, played.group, played.task)
-        assert [(x.prompt, x.tokens, x.continues, x.text, x.action, x.reward, x.stop) for x in e.turns] == [
-            (x.prompt, x.tokens, x.continues, x.text, x.action, x.reward, x.stop) for x in played.turns
-        ]
-        assert all(x.logp == x.logq == () for x in e.turns) and e.terminated and not e.truncated
-        assert e.info["from"] == t.where
 
 
-def test_thoughts_stay_with_their_actions(tmp_path, folder, rows):
-    source = get_task("alfworld", games=str(folder), mode="text")
-    told = read_trajectories(write(tmp_path / "t.json", [eto(rows[0])])).trajectories
-    (episode,) = as_episodes(told, source, TOKENIZER).episodes
-    assert episode.turns[0].text == "Thought: now I go to countertop 1.\nAction: go to countertop 1"
-    assert episode.turns[-1].text == "Thought: now I put mug 1 in/on cabinet 1.\nAction: move mug 1 to cabinet 1"
-    assert episode.outcome == Scored(1.0, True)
 
 
-def test_a_stored_expert_play_can_be_re_entered(tmp_path, folder, rows):
-    source = get_task("alfworld", games=str(folder), mode="text", dialect="put")
-    told = read_trajectories(write(tmp_path / "t.jsonl", rows[:1])).trajectories
-    (episode,) = as_episodes(told, source, TOKENIZER).episodes
-    left = iter([m.command for m in told[0].moves[2:]])
-    policy = ScriptedEngine(lambda p, d: f"Action: {next(left)}", TOKENIZER)
-    ((again,),) = branch(source, [Point(episode, 2)], [Seat("policy", policy, max_tokens=100)])
-    assert again.outcome == Scored(1.0, True) and len(again.turns) == 5
 
 
-def test_with_labels_an_episode_holds_one_token_a_turn_and_turns_pages(tmp_path, folder, rows):
-    told = read_trajectories(write(tmp_path / "t.jsonl", rows)).trajectories
-    source = get_task("alfworld", games=str(folder))
-    source.bind(TOKENIZER)
-    made = as_episodes(told, source, TOKENIZER, suffix=" # Action:\n").episodes
-    assert [len(e.turns) for e in made] == [len(t.moves) for t in told]
-    assert all(e.outcome == Scored(1.0, True) for e in made)
-    assert TOKENIZER.decode(made[0].turns[0].prompt).endswith("Action 9: look\n # Action:\n")
-    few = get_task("alfworld", games=str(folder), labels=list("abcdef"), horizon=40)
-    paged = as_episodes(told, few, TOKENIZER).episodes
-    assert all(e.outcome == Scored(1.0, True) for e in paged) and len(paged[0].turns) > len(made[0].turns)
-    left = iter([t.text for t in paged[0].turns])
-    policy = ScriptedEngine(lambda p, d: next(left), TOKENIZER)
-    (played,) = play(few, [paged[0].task], [Seat("policy", policy)], solo())
-    assert [t.prompt for t in played.turns] == [t.prompt for t in paged[0].turns]
 
 
-def test_plays_that_are_cut_off_or_stop_early_are_truncated_and_not_won(tmp_path, folder, rows):
-    rows = copied(rows[:2])
-    rows[1]["conversations"] = rows[1]["conversations"][:5]
-    told = read_trajectories(write(tmp_path / "t.jsonl", rows)).trajectories
-    source = get_task("alfworld", games=str(folder), mode="text", horizon=3, step_cost=0.5)
-    one, two = as_episodes(told, source, TOKENIZER).episodes
-    assert one.truncated and one.outcome == Scored(-1.5, False) and len(one.turns) == 3
-    assert two.truncated and two.outcome == Scored(-1.0, False) and len(two.turns) == 2
-    assert not isinstance(two.outcome, Invalid)
 
 
-def test_a_play_without_a_game_is_skipped_by_name_and_an_impossible_one_is_an_error(tmp_path, folder, rows):
-    rows = copied(rows)
-    rows[0]["trial"] = "trial_T9"
-    told = read_trajectories(write(tmp_path / "t.jsonl", rows)).trajectories
-    made = as_episodes(told, get_task("alfworld", games=str(folder), mode="text"), TOKENIZER)
-    assert len(made.episodes) == 5 and "t.jsonl:1: there is no game 'pick_and_place_simple" in made.skipped[0]
-    rows[1]["conversations"][1]["value"] = "go to the moon"
-    told = read_trajectories(write(tmp_path / "u.jsonl", rows)).trajectories
-    with pytest.raises(TaskError, match=r"u.jsonl:2: TaskError: 'go to the moon' cannot be done at step 1"):
-        as_episodes(told, get_task("alfworld", games=str(folder)), TOKENIZER)
 
 
 @pytest.mark.data

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trailmark.answers import Answer, leaf_value, most_common, read_answer
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.steps import mark_steps, react_steps, react_token_steps
-from trailmark.tasks.logic import STRICT, Cleaning, clean, clean_all, leaf_value, most_common, read_answer
-from trailmark.tasks.logic.answer import Answer
+from trailmark.tasks.logic.clean import STRICT, Cleaning, clean, clean_all
 from trailmark.types import Episode, Scored, Task, Turn
 
 TOKENIZER = tiny_tokenizer()

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from trailmark.answers import HIDDEN, LETTERS, leaf_value, most_common, original_index, read_answer
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import Row
-from trailmark.tasks.logic import Cleaning, clean, clean_all
-from trailmark.tasks.logic.answer import HIDDEN, LETTERS, leaf_value, most_common, read_answer
-from trailmark.tasks.logic.clean import DROPPED
+from trailmark.tasks.logic.clean import DROPPED, Cleaning, clean, clean_all
 from trailmark.tasks.logic.prompts import after, ending_of, join, options_text
 from trailmark.tasks.logic.rows import READ, Question, find_files, read_files, simple, two_ways
-from trailmark.tasks.logic.source import order_of, ordered, original_index
+from trailmark.tasks.logic.source import order_of, ordered
 from trailmark.types import Task
 
 CHOICE = {"question": "q", "options": ["red", "Blue", "green"]}

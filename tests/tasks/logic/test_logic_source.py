@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trailmark.answers import read_answer
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, TaskError
 from trailmark.evaluate.run import evaluate
@@ -17,7 +18,6 @@ from trailmark.rollout.play import Seat
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
 from trailmark.tasks.logic import prompts
-from trailmark.tasks.logic.answer import read_answer
 from trailmark.types import Invalid, Scored
 
 RECLOR = [

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from trailmark.answers import read_answer
 from trailmark.data import gold
 from trailmark.errors import TaskError
 from trailmark.steps import react_steps
 from trailmark.tasks import get_task
-from trailmark.tasks.logic import STRICT, clean, read_answer
+from trailmark.tasks.logic.clean import STRICT, clean
 from trailmark.tasks.logic.prover import (
     ANY,
     Inference,

@@ -19,21 +19,18 @@ from trailmark.run_async import wait
 from trailmark.steps import mark_steps, react_steps, split_steps
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
-from trailmark.tasks.logic import STRICT, clean
-from trailmark.tasks.puzzle import (
+from trailmark.tasks.logic.clean import STRICT, clean
+from trailmark.tasks.puzzle.orders import (
+    LEVELS,
     Puzzle,
-    Walker,
-    careless,
-    exact_soundness,
-    exact_value,
     make_puzzle,
-    player,
-    puzzle_of,
     read_lines,
     read_puzzle,
     true_step_values,
+    written,
 )
-from trailmark.tasks.puzzle.orders import LEVELS, written
+from trailmark.tasks.puzzle.policies import Walker, careless, exact_soundness, exact_value, player
+from trailmark.tasks.puzzle.source import puzzle_of
 
 TEXT = "ab. bfa cD. dC. ebc fBd\ne?\n"
 HAND = read_puzzle(TEXT)[0]

@@ -7,9 +7,18 @@ import pytest
 
 from trailmark.errors import TaskError
 from trailmark.tasks import get_task
-from trailmark.tasks.puzzle import Puzzle, Walker, exact_soundness, exact_value, make_puzzle, read_puzzle
-from trailmark.tasks.puzzle.orders import LEVELS, SPLITS, read_lines, split_of, true_step_values, written
-from trailmark.tasks.puzzle.policies import item_of
+from trailmark.tasks.puzzle.orders import (
+    LEVELS,
+    SPLITS,
+    Puzzle,
+    make_puzzle,
+    read_lines,
+    read_puzzle,
+    split_of,
+    true_step_values,
+    written,
+)
+from trailmark.tasks.puzzle.policies import Walker, exact_soundness, exact_value, item_of
 from trailmark.tasks.puzzle.source import soundness
 from trailmark.types import Episode, Scored, Task, Turn
 

@@ -9,7 +9,3 @@ records.py   task files: ours (JSONL) and the reference's (JSON)
 packages.py  repositories from source distributions, by name, version and checksum
 source.py    the task
 """
-
-from trailmark.tasks.auto_explore.source import AutoExplore
-
-__all__ = ["AutoExplore"]

@@ -10,8 +10,8 @@ In the reference's format a task's targets are the annotated file and every file
 A record in which no teacher identified a file is dropped. Targets that the world never offers are dropped too: hidden
 files, and files that are not code, text, data or shell. Dropped records and targets are counted.
 
-A record here holds what a world needs. `trailmark.data.auto_explore.records` makes data sets: it reads the same files
-more strictly, with the teachers' walks, and writes them.
+A record here holds what a world needs. The makers of data sets read the same files more strictly, with the teachers'
+walks, and write them.
 """
 
 from __future__ import annotations

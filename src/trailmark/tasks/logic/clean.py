@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from trailmark.answers import NEW_PROBLEM
 from trailmark.steps import REACT, SHORT
-from trailmark.tasks.logic.answer import NEW_PROBLEM
 
 MARK = "Finish[The answer is"
 EMPTY, NO_FINISH, FINISHES, NOT_LAST, FEW, TWICE = DROPPED = (

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from trailmark.answers import LETTERS
 from trailmark.errors import TaskError, nearest
-from trailmark.tasks.logic.answer import LETTERS
 
 Style = Literal["react", "plain"]
 Ending = Literal["thought", "space", "none"]

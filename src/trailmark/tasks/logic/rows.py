@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trailmark.answers import HIDDEN, LETTERS
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.formats.rows import Row
-from trailmark.tasks.logic.answer import HIDDEN, LETTERS
 from trailmark.tasks.row_files import ENDINGS, file_rows, file_text, hub_rows
 
 HUB = {

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from trailmark.answers import HIDDEN, LETTERS, leaf_value, read_answer
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.tasks.logic import prompts
-from trailmark.tasks.logic.answer import HIDDEN, LETTERS, leaf_value, read_answer
 from trailmark.tasks.logic.prompts import Ending, Style
 from trailmark.tasks.logic.rows import DATASETS, Question, find_files, read_files, read_hub, two_ways
 from trailmark.tasks.logic.teach import TAUGHT, Problem, letter_of, read_problem, solution
@@ -145,6 +145,14 @@ class Logic(TaskSource):
             self._read[split] = self._checked(split, numbered)
         return self._read[split]
 
+    def left_out_of(self, split: str) -> list[str]:
+        self.questions(split)
+        left = {why: n for why, n in self.left_out[split].items() if why != "hidden labels"}
+        what = "kept" if self.repeats == "keep" else "left out"
+        named = self.named[split]
+        first = {why: ", ".join(named[why][:5]) + ", …" * (n > 5) for why, n in left.items()}
+        return [f"{n} questions {what} ({why}: {first[why]})." for why, n in left.items()]
+
     def size(self, split: str) -> int:
         """The number of questions in the files of a split, with those that were left out."""
         self.questions(split)
@@ -244,11 +252,6 @@ def ordered(q: Question, order: str | None) -> tuple[tuple[str, ...], int]:
 def order_of(order: str, count: int) -> str:
     """The order of a question with fewer options: the letters that it has."""
     return "".join(letter for letter in order if letter in LETTERS[:count])
-
-
-def original_index(task: Task, shown: int) -> int:
-    """The place of an option in the file, from its place in the prompt."""
-    return LETTERS.index(task.data["order"][shown]) if "order" in task.data else shown
 
 
 def _with_ids(rows: Sequence[Question]) -> list[Question]:

@@ -20,8 +20,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trailmark.answers import LETTERS
 from trailmark.errors import TaskError
-from trailmark.tasks.logic.answer import LETTERS
 from trailmark.tasks.logic.prover import (
     ANY,
     Inference,

@@ -23,6 +23,7 @@ from trailmark.tasks.math.normalise import clean
 from trailmark.tasks.math.numbers import canonical, read_number
 from trailmark.tasks.math.pool import Pool
 from trailmark.tasks.math.strict import TooMany, same
+from trailmark.types import Episode
 
 Rules = Literal["strict", "lenient"]
 REMEMBERED = 20_000  # cached verdicts: a policy often gives the same answer
@@ -98,6 +99,14 @@ class Checker:
         except (TooMany, RecursionError):
             return False, lost[0] if lost else UNKNOWN["many"]
         return right, "equal" if right else lost[0] if lost else "different"
+
+
+def answer_of(e: Episode) -> str | None:
+    """The answer that an episode marks as one of maths, for votes."""
+    text = e.turns[-1].text if e.turns else ""
+    if not any(mark in text for mark in ("####", "\\boxed", "he answer is")):
+        return None
+    return vote(text, "hash" if "####" in text else "boxed")
 
 
 def vote(text: str, marker: Marker = "boxed") -> str | None:

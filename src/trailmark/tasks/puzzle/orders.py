@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from trailmark.answers import LETTERS, read_answer
 from trailmark.errors import TaskError
 from trailmark.steps import react_steps, split_steps
-from trailmark.tasks.logic.answer import LETTERS, read_answer
 
 Form = Literal["short", "react"]
 ITEMS = "abcdefghijklmn"  # a puzzle leaves out two of its letters

@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trailmark.answers import LETTERS
 from trailmark.errors import TaskError
-from trailmark.tasks.logic.answer import LETTERS
 from trailmark.tasks.puzzle.orders import OPENING, RELATION, Form, Puzzle, read_lines, read_puzzle, written
 
 MOST = 64  # lines of a solution

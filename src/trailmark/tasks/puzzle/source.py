@@ -6,9 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from trailmark.answers import leaf_value, read_answer
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import Observation, Step, TaskSource, World
-from trailmark.tasks.logic.answer import leaf_value, read_answer
 from trailmark.tasks.puzzle.orders import (
     LEVELS,
     OPENING,

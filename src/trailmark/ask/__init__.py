@@ -1,0 +1,1 @@
+"""Ask language models: judges, teachers and writers."""

@@ -1,0 +1,370 @@
+"""`trailmark lpr …`: the stages of an `lpr` recipe one by one, and its records as files of the original.
+
+    trailmark lpr stages RECIPE                   what there is to do, and what is done
+    trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
+    trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
+    trailmark lpr accuracy PRM ROWS               whether a reward model tells right steps from wrong ones
+    trailmark lpr curve RECIPE                    what the reward model says at the first step, the second, …
+    trailmark lpr merge OUT FILE FILE …           records of several files as one
+    trailmark lpr split FILE PART REST            some of the questions of a file, and the others
+    trailmark lpr calibration RECIPE              Monte-Carlo values against the exact ones, as a table and a picture
+
+`trailmark train RECIPE` makes them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trailmark import MOST_SEED
+from trailmark.plain_files import read_json
+
+lpr = typer.Typer(name="lpr", help="The stages of an lpr recipe, one by one.", no_args_is_help=True)
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of method lpr.")]
+Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set.")]
+Round = Annotated[int, typer.Option("--round", min=1, help="Of which round.")]
+
+
+def _config(recipe: Path, words: list[str] | None) -> Any:
+    from trailmark import methods
+    from trailmark.config import load_recipe
+    from trailmark.errors import RecipeError
+
+    config = methods.resolve_recipe(load_recipe(recipe, words or ()))
+    if config.method != "lpr":
+        raise RecipeError(f"{recipe}: it is of method '{config.method}', and these are the stages of method lpr.")
+    return config
+
+
+def _name(config: Any, stage: str, number: int) -> str:
+    """The stage that somebody means: its whole name, or its kind in a round."""
+    from trailmark.errors import RecipeError, nearest
+    from trailmark.methods.lpr.method import Road
+    from trailmark.runs.store import Run
+
+    names = [s.name for s in Road(config, Run(config.out)).stages()]
+    found = next((n for n in (stage, f"{stage}-{number}") if n in names), None)
+    if found is None:
+        mine = [n for n in names if number > config.steps or n.partition("-")[2] in ("", str(number))]
+        raise RecipeError(f"there is no stage '{stage}' of round {number} in this recipe.{nearest(stage, mine)}")
+    return found
+
+
+@lpr.command()
+def stages(recipe: Recipe, words: Words = None) -> None:
+    """List the stages of a recipe, which of them are done, and which will be made again and why."""
+    from trailmark.methods.lpr.method import LAYOUT, Road
+    from trailmark.runs.stages import stage_state
+    from trailmark.runs.store import Run
+    from trailmark.seats.names import fix_names
+
+    config = _config(recipe, words)
+    run = Run(config.out)
+    config = fix_names(config, run, write=False) if run.recipe_file.is_file() else config
+    open_ = dict[Path, str]()  # folders that will be written, by stage
+    for stage in Road(config, run).stages():
+        state = stage_state(run.path, stage, LAYOUT)
+        above = next((open_[p] for p in map(Path, stage.inputs.values()) if p in open_), None)
+        if state == "done" and above is not None:
+            state = f"done, and looked at again after {above}"
+        if state != "done":
+            open_[run.path / stage.name] = stage.name
+        typer.echo(f"{stage.name:<16}{state}")
+
+
+@lpr.command()
+def run(
+    stage: Annotated[str, typer.Argument(metavar="STAGE", help="solutions, cleaned, states, completions, values, …")],
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+) -> None:
+    """Make one stage. It is skipped if it is done, and goes on if it was stopped."""
+
+    from trailmark.methods.lpr.method import LAYOUT, part
+    from trailmark.runs.launch import launch
+
+    config = _config(recipe, words)
+    name = _name(config, stage, number)
+    launch(part([name]), config, resume=True)
+    made = read_json(Path(config.out) / LAYOUT.record.format(name=name))["summary"]
+    told = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
+    typer.echo(f"{name}: {told}")
+
+
+@lpr.command()
+def export(
+    stage: Annotated[
+        str, typer.Argument(metavar="STAGE", help="solutions, cleaned, states, completions, scores or pairs.")
+    ],
+    recipe: Recipe,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: a list (.json), or lines (.jsonl).")],
+    words: Words = None,
+    number: Round = 1,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Write what a stage made as records of the reference implementation."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.formats.rows import dump
+    from trailmark.methods.lpr.method import Road
+    from trailmark.runs.store import Run
+
+    config = _config(recipe, words)
+    name = _name(config, stage, number)
+    rows = records_of(Road(config, Run.open(config.out)), name)
+    new_file(out, overwrite=overwrite)
+    dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
+    typer.echo(f"{out}: {len(rows)} records")
+
+
+@lpr.command()
+def merge(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: a list (.json), or lines (.jsonl).")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE …", help="Records {text, label, response, pred, id}.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
+) -> None:
+    """Put the responses of several files together, question by question."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.formats.rows import dump
+    from trailmark.methods.lpr.formats import merge_records
+
+    rows = merge_records(files)
+    new_file(out, overwrite=overwrite)
+    dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
+    typer.echo(f"{out}: {len(rows)} questions, {sum(len(r['response']) for r in rows)} responses")
+
+
+@lpr.command()
+def split(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Records of any stage: rows with an id.")],
+    part: Annotated[Path, typer.Argument(metavar="PART", help="The file for the share.")],
+    rest: Annotated[Path, typer.Argument(metavar="REST", help="The file for the others.")],
+    share: Annotated[float, typer.Option("--share", min=0, max=1, help="Of the questions.")] = 0.9,
+    rows: Annotated[bool, typer.Option("--rows", help="Of the rows, whatever their questions.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")] = 0,
+) -> None:
+    """Cut a file in two by question: train and dev, or a subset of 40 %."""
+    from trailmark.data.output_paths import new_file
+    from trailmark.errors import DataError
+    from trailmark.formats.rows import dump
+    from trailmark.methods.lpr.formats import split_records
+
+    parts = split_records(file, share, "row" if rows else "question", seed)
+    for path, made in zip((part, rest), parts):
+        new_file(path)
+        if not made:
+            raise DataError(f"would be empty: --share {share:g} of {sum(map(len, parts))} rows leaves nothing.", path)
+    for path, made in zip((part, rest), parts):
+        dump(path, made, "lines" if path.suffix == ".jsonl" else "list")
+        typer.echo(f"{path}: {len(made)} rows")
+
+
+@lpr.command()
+def accuracy(
+    model: Annotated[str, typer.Argument(metavar="PRM", help="A reward model: a run, a checkpoint or a folder.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Solutions with labels of their steps.")],
+    format: Annotated[str, typer.Option("--format", help="step-labels (PRMBench, too), or episodes.")] = "step-labels",
+    label: Annotated[str, typer.Option("--label", help="The annotation with the labels.")] = "label",
+    good: Annotated[float, typer.Option("--good", min=0, help="Labels from here on are of right steps.")] = 1.0,
+    least: Annotated[float, typer.Option("--least", min=0, max=1, help="Scores from here on call a step right.")] = 0.5,
+    n: Annotated[int | None, typer.Option("--n", min=1, help="Only the first so many solutions.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
+    plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
+) -> None:
+    """Whether a reward model tells right steps from wrong ones: on labels of people, or on held-out states."""
+    import json
+
+    from trailmark import formats
+    from trailmark.evaluate.searched import load_values
+    from trailmark.evaluate.stats import Interval
+    from trailmark.methods.lpr.labels import labelled_steps, step_row
+    from trailmark.score.classes import step_scores
+
+    values = load_values(model, device=device)
+    found = formats.read(format, rows, values.lm.tokenizer)
+    fits = [e for e in found.episodes if max(len(e.sequence(i)) for i in range(len(e.turns))) <= values.lm.context]
+    asked = fits[:n]
+    seat = asked[0].turns[-1].seat if asked else "policy"
+    scores = step_scores(values.lm, asked, values.head, values.classes, seat)
+    row = step_row(labelled_steps(asked, found.annotations, scores, label), good, least)
+    row |= {"too long": len(found.episodes) - len(fits)}
+    if plain:
+        return typer.echo(json.dumps({"command": "lpr accuracy", "model": model, "rows": str(rows), **row}))
+    for name, value in row.items():
+        if name != "metrics":
+            typer.echo(f"{name:<14}{value}")
+    for name, value in row["metrics"].items():
+        typer.echo(f"{name:<14}{Interval(**value)}")
+
+
+@lpr.command()
+def curve(
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+    most: Annotated[int | None, typer.Option("--most", min=1, help="Only so many steps.")] = None,
+    plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
+) -> None:
+    """What the reward model of a road says along right and wrong solutions, step by step."""
+    import json
+
+    from trailmark.errors import RunError
+    from trailmark.methods.lpr.labels import step_curve
+    from trailmark.methods.lpr.method import LAYOUT, Road
+    from trailmark.methods.lpr.pairs import step_numbers
+    from trailmark.methods.offline import won
+    from trailmark.runs.store import Run
+
+    config = _config(recipe, words)
+    road = Road(config, Run.open(config.out))
+    if not (road.root / LAYOUT.record.format(name=f"scores-{number}")).exists():
+        raise RunError(f"{road.root}: stage 'scores-{number}' is not done yet: make it with `trailmark lpr run`.")
+    solved = road.solved(number)
+    _, outputs = road.rewards(number, solved)
+    found = [(won(e), step_numbers(outputs[e.id, 0], road.read())) for e in solved if (e.id, 0) in outputs]
+    rows = step_curve(found, most)
+    if plain:
+        return typer.echo(json.dumps({"command": "lpr curve", "rows": rows}))
+    head = list(rows[0]) if rows else []
+    typer.echo("  ".join(f"{name:>15}" for name in head))
+    for row in rows:
+        told = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
+        typer.echo("  ".join(f"{v:>15}" for v in told))
+
+
+def records_of(road: Any, name: str) -> list[dict[str, Any]]:
+    """What a stage made, as records of the reference implementation (`methods/lpr/formats.py`)."""
+    from trailmark.errors import RunError
+    from trailmark.formats.rows import read_lines
+    from trailmark.methods.lpr import formats as records
+    from trailmark.methods.lpr.method import LAYOUT
+    from trailmark.runs.store import read_segment
+
+    what, _, number = name.partition("-")
+    k, folder, words = int(number or 1), road.root / name, road.tokenizer
+    if not (road.root / LAYOUT.record.format(name=name)).exists():
+        raise RunError(f"{road.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
+    if what in ("solutions", "lessons", "cleaned"):
+        files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl")
+        return records.solution_records([e for p in files for e in read_segment(p)], words)
+    if what == "states":
+        return records.state_records(road.solved(k), road.shard(k, None), words)
+    if what == "completions":
+        return records.completion_records(road.completed(k), road.shard(k, None), words)
+    if what == "scores":
+        rewards, outputs = road.rewards(k, road.solved(k))
+        return records.score_records(road.solved(k), outputs, rewards, words)
+    if what == "pairs" and (folder / "pairs.jsonl").exists():
+        every = [*road.solved(k), *(road.completed(k) if road.config.pairs.steps is not None else [])]
+        every += read_segment(road.at("worsened", k) / "all.jsonl") if road.config.worsen is not None else []
+        return records.pair_records(read_lines(folder / "pairs.jsonl"), every, words)
+    raise RunError(
+        f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
+    )
+
+
+@lpr.command()
+def calibration(
+    recipe: Recipe,
+    words: Words = None,
+    number: Round = 1,
+    states: Annotated[int, typer.Option(min=2, help="So many states, drawn at random.")] = 100,
+    floor: Annotated[float, typer.Option(min=0, max=0.5, help="Texts less likely than this are not followed.")] = 0.003,
+    out: Annotated[Path | None, typer.Option(help="The picture, without an ending.")] = None,
+) -> None:
+    """Compare Monte-Carlo values of states with the exact ones, summed over all that the policy may write."""
+    import json
+
+    from trailmark.errors import RunError
+    from trailmark.methods.lpr.exact import calibration as grouped
+    from trailmark.methods.lpr.exact import draw_calibration
+    from trailmark.methods.lpr.method import Road
+    from trailmark.runs.store import Run, atomic_write
+
+    config = _config(recipe, words)
+    run = Run.open(config.out)
+    road = Road(config, run)
+    place = out or run.path / f"calibration-{number}"
+    rows = exact_values(road, number, states, floor)
+    if len(rows) < 2:
+        raise RunError(f"{run.path}: round {number} has {len(rows)} states with values: make stage 'values' first.")
+    exact, counted = [r["exact"] for r in rows], [r["counted"] for r in rows]
+    groups = grouped(exact, counted)
+    unseen = max(r["unseen"] for r in rows)
+    error = sum(abs(a - b) for a, b in zip(exact, counted)) / len(rows)
+    bias = sum(b - a for a, b in zip(exact, counted)) / len(rows)
+    draw_calibration(exact, counted, groups, place, f"{len(rows)} states, {config.complete.k} completions each")
+    found = {"states": rows, "groups": groups, "bias": bias, "error": error, "unseen": unseen}
+    atomic_write(place.with_name(f"{place.name}.json"), (json.dumps(found, indent=1) + "\n").encode())
+    typer.echo("exact value    states  mean exact  mean Monte-Carlo [95 % interval]")
+    for g in groups:
+        ends = f" [{g['low']:.3f}, {g['high']:.3f}]" if g["low"] is not None else ""
+        typer.echo(f"{g['from']:.1f} to {g['to']:.1f}{g['states']:>12}{g['exact']:>12.3f}{g['counted']:>18.3f}{ends}")
+    typer.echo(f"mean difference {bias:+.3f}, mean distance {error:.3f}, at most {unseen:.3f} not followed")
+    typer.echo(f"{place}.png")
+
+
+def exact_values(road: Any, k: int, most: int, floor: float) -> list[dict[str, Any]]:
+    """Some states of a round with their exact and their Monte-Carlo values."""
+    import random
+
+    from trailmark.methods.offline import won
+    from trailmark.runs.store import read_segment
+    from trailmark.types import Annotation
+
+    c = road.config
+    exact = _exact(road, k, floor)
+    episodes = {e.id: e for e in road.solved(k)}
+    notes = read_segment(road.at("values", k) / "values.jsonl", Annotation)
+    found = [(a, n) for a in notes for n, v in enumerate(a.values) if v >= 0]
+    drawn, out = random.Random(f"calibration {c.seed}").sample(found, min(most, len(found))), []
+    for a, n in sorted(drawn, key=lambda x: (x[0].episode, x[1])):
+        e = episodes[a.episode]
+        value = exact(e, e.turns[a.turn or 0].steps[n][1])
+        told = {"exact": value.value, "low": value.low, "unseen": value.unseen, "counted": a.values[n] / c.complete.k}
+        out.append({"episode": e.id, "step": n, "right": won(e), **told})
+    return out
+
+
+def _exact(road: Any, k: int, floor: float) -> Any:
+    """A function of an episode and a token: the exact value of the state there. For a scripted player of puzzles its
+    probabilities are summed; for a model here, all that it may write is followed."""
+    from trailmark.errors import RecipeError
+    from trailmark.functions import load_function
+    from trailmark.methods.lpr.exact import Exact, exact_value
+    from trailmark.models.load import load_model
+    from trailmark.rollout.play import stop_ids
+    from trailmark.seats.names import fix_names
+    from trailmark.tasks.puzzle.source import Puzzles
+
+    c, source = road.config, road.source()
+    if (seat := c.seats.get("policy")) is not None:
+        policy = getattr(load_function(getattr(seat, "function", ""), "seats.policy.function")[0], "policy", None)
+        if policy is None or not isinstance(source, Puzzles):
+            raise RecipeError(
+                "exact values need a model here, or a puzzle player (trailmark.tasks.puzzle.policies:careless)"
+            )
+        said = lambda e, end: road.tokenizer.decode(e.turns[0].tokens[:end])
+        return lambda e, end: Exact(source.true_value(e.task, said(e, end), policy), 0.0)
+    law = c.complete.sampling or c.sampling
+    if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
+        raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")
+    lm = load_model(fix_names(road.policy(k)))
+    stops = stop_ids(lm.tokenizer, chat=True)
+
+    def followed(e: Any, end: int) -> Exact:
+        turn = e.turns[0]
+
+        def right(more: Any) -> float:
+            world = source.make()
+            world.reset(e.task)
+            return float(world.step(lm.tokenizer.decode(turn.tokens[:end] + tuple(more))).outcome.success or 0)
+
+        begun = turn.prompt + turn.tokens[:end]
+        return exact_value(lm, begun, stops, law.max_tokens - end, right, floor, law.temperature)
+
+    return followed

@@ -1,0 +1,51 @@
+"""`trailmark quickstart --method lpr`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from trailmark.commands.quickstart import finish, packaged
+
+
+def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+    """LPR on order puzzles: imitation, Monte-Carlo values, a process reward model, ranked pairs, pDPO."""
+    from trailmark.config import resolve
+    from trailmark.methods import get_method
+    from trailmark.methods.lpr.method import LprMethod
+    from trailmark.runs.launch import launch
+    from trailmark.runs.store import segments
+
+    if not quiet:
+        print("LPR: imitation, values of states, a reward model of steps, pDPO", file=sys.stderr, flush=True)
+    config = resolve(_lpr_recipe(packaged("lpr-puzzle"), out / "lpr", seed),
+                     LprMethod.Config)  # fmt: skip
+    launch(get_method("lpr"), config, resume)
+    trained = out / "lpr" / "policy-1"
+    files = {
+        "SFT, one answer": trained / "evaluation/single.jsonl",
+        "SFT, most votes of 8": trained / "evaluation/vote.jsonl",
+        "SFT, best of 8 by the reward model": trained / "evaluation/best.jsonl",
+        "SFT, a right one of 8 (the ceiling)": trained / "evaluation/any.jsonl",
+        "pDPO, one answer": segments(trained / "evaluation")[-1],
+    }
+    finish(
+        out,
+        files,
+        trained,
+        quiet,
+        title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
+        main="pDPO, one answer",
+        metrics=("success", "sound"),
+        read_next="docs/lpr.md, and docs/studies/lpr-puzzle-notes.md",
+    )
+
+
+def _lpr_recipe(file: Path, out: Path, seed: int) -> dict[str, Any]:
+    from trailmark.recipe import load_recipe
+
+    raw = dict(load_recipe(file).raw)
+    final = {"choose": 8, "value": str(out / "prm-1")}
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "model": {**raw["model"], "seed": seed},
+            "preference": {**raw["preference"], "final": final}}  # fmt: skip

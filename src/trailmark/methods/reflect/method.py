@@ -1,0 +1,396 @@
+"""Reflect-RL: a frozen reflector thinks in words, and a trained policy answers with one token.
+
+The reflector learns from a teacher's reflections and is frozen after that. The policy learns from the teacher's
+actions, and then from its own play. Each imitation stage is a run of its own. Play is the run itself, and `steps`
+counts it:
+
+    RUN/stages/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
+    RUN/stages/policy       sft.policy steps on actions
+    RUN                     reinforcement learning: episodes, checkpoints with both players, evaluation
+
+    reflect_play.py         prompts, labels, truncation, order of the players
+    reflect_imitation.py    the players, their lessons, the stages of imitation
+    this file               play: a replay memory of successes, a critic, the losses
+
+There is no discount: G_t = sum_{k>=t} r_k is the return to go (the reference's cost to go with the opposite sign).
+
+    pg    L = -(1/N) sum_n A_n log pi(a_n | prompt_n)
+    ppo   L = -(1/N) sum_n min(rho_n A_n, clip(rho_n, 1 - c, 1 + c) A_n),   rho = pi / pi_old, several epochs
+
+The sums are over the N decisions of the batch, with A = G - V (critic), G - mean G (baseline: batch), or G. pi and
+pi_old are under the sampling law that drew the label, so rho is exactly 1 in the first epoch. For replayed plays,
+pi_old is the probability at the time of play.
+
+What differs from the reference: the reflector learns to stop. Dropout is off in rollouts. Labels are the oracle's, not
+those of the mostly random behaviour (`teacher.label`). Choices are restricted to the listed labels (`head`). States
+that are too long lose their middle. The entropy of the label is a term of the loss with its own gradient and never part
+of a return, so it changes no reported success. The critic reads the whole prompt (the reference's reads 20 tokens),
+starts at V = 0 and regresses G, not G / 100. A curriculum always advances, also if there are fewer steps than records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trailmark.config import ModelConfig
+from trailmark.credit import turn_returns
+from trailmark.errors import RunError, TaskError
+from trailmark.learn.learner import Learner, Update
+from trailmark.learn.loop import Evaluation
+from trailmark.learn.watch import spread, summary
+from trailmark.memory import need_rows
+from trailmark.methods.base import Held, Method
+from trailmark.methods.batches import Walk, how_long
+from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
+from trailmark.methods.reflect.curriculum import level_starts
+from trailmark.methods.reflect.imitation import (
+    ImitationMethod,
+    Players,
+    always_reflecting,
+    final_tasks,
+    load_seat,
+    seat_model,
+    talk_of,
+)
+from trailmark.methods.reflect.play import two_players
+from trailmark.models.critic import make_critic
+from trailmark.models.readout import Readout
+from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
+from trailmark.rollout.play import play, play_all, start_all
+from trailmark.rollout.reference_players import oracle_player, random_player
+from trailmark.run_async import wait
+from trailmark.runs.checkpoints import listed
+from trailmark.runs.episode_json import from_json, to_json
+from trailmark.runs.launch import training_stage
+from trailmark.runs.stages import Stage
+from trailmark.runs.store import Run, read_segment, write_segment
+from trailmark.samples import annotate_turns, build_samples, scored
+from trailmark.seats.locate import locate, newest_checkpoint
+from trailmark.seats.names import fix_names
+from trailmark.seats.table import Table, stored_seats
+from trailmark.tasks import get_task
+from trailmark.tasks.base import TaskSource, has_oracle
+from trailmark.types import Annotation, Episode, Sample, Scored
+
+
+class ReflectMethod(Players):
+    Config = ReflectRecipe
+    staged = ("sft", "teacher")
+    config: ReflectRecipe
+
+    def __init__(self, config: ReflectRecipe, run: Run):
+        need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+        super().__init__(taught(config, run.path), run)
+        self.rows = self.walk(config, self.source)
+        if self.rows is not None:
+            config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
+        self.config = config
+        rl, critic = config.rl, config.rl.critic
+        passes = rl.epochs if rl.algorithm == "ppo" else 1
+        updates = config.steps * (2 if rl.replay else 1)
+        trains, ends = {"policy": config.learner.optim}, {"policy": updates * passes}
+        if critic.kind != "none":
+            own = (
+                load_seat(taught(config, run.path), self.source, "policy", self.words)
+                if critic.kind == "separate"
+                else None
+            )
+            self.models["critic"] = make_critic(self.models["policy"], own, critic.head, config.model.seed)
+            trains["critic"], ends["critic"] = critic.optim, updates // critic.every * critic.passes
+        self.learner = Learner(self.models, config.learner, trains, ends)
+        if config.reflect:
+            self.learner.keeps = ("reflector",)
+            self.frozen = self.models["reflector"].fingerprint()
+        self.replay, self.level, self.updated = Replay(rl.replay), 0, 0
+        self._metrics: dict[str, float] = {}
+
+    @classmethod
+    def walk(cls, config: ReflectRecipe, source: TaskSource) -> Walk | None:
+        """A curriculum chooses the starts itself; epochs then count its steps."""
+        if config.epochs is None and not (source.finite and config.curriculum.kind == "none"):
+            return None
+        return Walk(source, config.rl.starts, config.seed, epochs=config.epochs)
+
+    @classmethod
+    def check(cls, config: ReflectRecipe) -> list[str]:
+        taught = [f"{how_long(n, config.sft.epochs)} of the {seat}" for seat, n in imitated_steps(config).items()]
+        played = f"{how_long(config.steps, config.epochs)} of play (`steps` counts play alone)"
+        return [f"stages: {', '.join([*taught, played])}"]
+
+    @classmethod
+    def holds(cls, config: Any) -> list[Held]:
+        critic = config.rl.critic
+        separate = Held("critic", seat_model(config, "policy"), critic.optim, output=False)
+        own = [separate] if critic.kind == "separate" else []
+        return [*super().holds(config), *own]
+
+    @classmethod
+    def trainings(cls, config: ReflectRecipe) -> list[tuple[str, type[Method], Any]]:
+        """The stages, and play. Each begins with the models of the recipe: what the stages before will make of them
+        has the same shape."""
+        none = config.sft.model_copy(update={"reflector": 0, "policy": 0})
+        found: list[tuple[str, type[Method], Any]] = []
+        for seat, steps in imitated_steps(config).items():
+            alone = config.model_copy(update={"sft": none.model_copy(update={seat: steps})})
+            inner = imitation(alone, Path(config.out), seat, steps)
+            found.append((seat, ImitationMethod, inner))
+        return [*found, *([("play", cls, config.model_copy(update={"sft": none}))] if config.steps else [])]
+
+    # -- imitation ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
+        """The policy after imitation. (Runs of an older version have no stages.)"""
+        return seat_model(taught(config, run.path) if (run.path / "stages").is_dir() else config, "policy")
+
+    @classmethod
+    def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
+        made = []
+        for seat, steps in imitated_steps(config).items():
+            inner = imitation(config, run.path, seat, steps)
+            reads = {"policy": inner.load.policy, "reflector": inner.load.reflector, "lessons": config.teacher.path,
+                     "model": config.model.name}  # fmt: skip
+            ahead = {s.name: run.path / "stages" / s.name for s in made}
+            found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
+            inputs, unread = {**found, **ahead}, ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
+            made.append(training_stage(seat, ImitationMethod, inner, run.path, inputs, unread=unread))
+        return made
+
+    @classmethod
+    def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+        if not resume:  # in recipes of an older version `steps` counted imitation too
+            print("\n".join(cls.check(config)), file=sys.stderr)
+        if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
+            need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+            # Find mistakes in the settings of play before the first lesson is trained.
+            Players(fix_names(config, run, write=False), run, imitates)
+        return super().train(config, run, resume)
+
+    @classmethod
+    def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
+        """In runs of an older version imitation was part of the run, without stages. They cannot be resumed."""
+        if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
+            raise RunError(
+                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
+                f"go on. Begin a new run "
+                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
+                f"sft.policy=0 out=DIR."
+            )
+
+    # -- reinforcement --------------------------------------------------------------------------------------------
+
+    def level_of(self, step: int) -> tuple[int, int]:
+        """The level of a step (from 1), and the step after which the level began."""
+        if self.config.curriculum.index is not None:
+            return self.config.curriculum.index, 0
+        begins = level_starts([level.size for level in self.levels], self.config.steps)
+        k = max(i for i, first in enumerate(begins) if first < step)
+        return k, begins[k]
+
+    def updates(self, step: int) -> Iterator[Update]:
+        c, (level, first) = self.config, self.level_of(step)
+        if level != self.level:
+            self.level, self.replay.held = level, []
+        self.publish(step - 1)
+        if self.rows is not None and c.curriculum.kind == "none":
+            tasks = self.rows.take(step)
+        else:
+            tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
+        with self.noting() as notes:
+            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+        self.run.annotate(step, notes)
+        write_segment(self.run.episodes_dir, step, episodes)
+        good, dropped = scored(episodes)
+        if not good:
+            raise TaskError(
+                f"step {step}: none of {len(episodes)} episodes was scored; the first: {episodes[0].outcome}"
+            )
+        at = {"stage": float(level)} if len(self.levels) > 1 else {}
+        self._metrics = {**summary(good), **spread(good), **dropped, **at}
+        samples = decisions(good, self.learner, c.rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, c.rl))
+        passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
+        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
+        yield from self.judge(samples)
+        self.replay.add(good)
+        if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
+            old = decisions(again, self.learner, c.rl, fresh=False)
+            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay")
+            yield from self.judge(samples)
+
+    def judge(self, samples: Sequence[Sample]) -> Iterator[Update]:
+        """After a policy update: if the critic is due, fit it to the newest returns."""
+        critic = self.config.rl.critic
+        self.updated += 1
+        if critic.kind != "none" and self.updated % critic.every == 0:
+            yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")
+
+    def metrics(self) -> Mapping[str, float]:
+        return self._metrics
+
+    def state(self) -> Mapping[str, Any]:
+        return {"replay": [to_json(e) for e in self.replay.held], "stage": self.level, "updated": self.updated}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.replay.held = [from_json(line) for line in state["replay"]]
+        self.level, self.updated = state["stage"], state["updated"]
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def evaluations(self, step: int, last: bool) -> list[Evaluation]:
+        """The evaluations of the method's table: after imitation, and at the end (with untrained reference players if
+        `final.references`)."""
+        kind = "reflect-" if self.config.reflect else "plain-"
+        if not last:
+            due = step == 0 and imitated_steps(self.config)
+            return [Evaluation(f"{kind}sft", partial(self.final, f"{kind}sft", 0))] if due else []
+        out = [Evaluation(f"{kind}rl", partial(self.final, f"{kind}rl", step))] if step else []
+        if self.config.final.references:
+            tasks = final_tasks(self.config, self.source, self.levels)
+            tokenizer, seed = self.models["policy"].tokenizer, self.config.seed + 1
+            play = lambda player: lambda: player(self.source, seed, tokenizer, tasks)
+            out.append(Evaluation("random", play(random_player), moves=False))
+            if has_oracle(self.source):
+                out.append(Evaluation("oracle", play(oracle_player), moves=False))
+        return out
+
+    def final(self, name: str, step: int) -> list[Episode]:
+        """Play the starts of the final evaluation."""
+        if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
+            raise RunError("the reflector's weights have changed since imitation ended, but it must stay frozen")
+        self.publish(step)
+        tasks = final_tasks(self.config, self.source, self.levels)
+        starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
+        return wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
+
+
+# --- the stages ----------------------------------------------------------------------------------------------------
+
+
+def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
+    """The number of steps of each imitation stage, in order."""
+    wanted = {"reflector": config.sft.reflector if config.reflect else 0, "policy": config.sft.policy}
+    return {seat: n for seat, n in wanted.items() if n}
+
+
+def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
+    """The recipe with the players that the imitation stages made."""
+    made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
+    return config.model_copy(update={"load": config.load.model_copy(update=made)})
+
+
+def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> ImitationRecipe:
+    """The recipe of an imitation stage."""
+    given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
+    taught = seat == "policy" and "reflector" in imitated_steps(config)
+    before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
+    given |= {
+        "method": "reflect_imitation",
+        "name": f"{config.name} {seat}",
+        "out": str(run / "stages" / seat),
+        "seat": seat,
+        "steps": steps,
+        "batch": config.sft.batch,
+        "epochs": config.sft.epochs,
+        "learner": config.learner.model_copy(update={"optim": config.sft.optim}),
+        "load": config.load.model_copy(update=before),
+        "eval": config.eval.model_copy(update={"patience": None, **({"every": 0} if seat == "reflector" else {})}),
+        "checkpoint": config.checkpoint.model_copy(update={"keep_best": 0}),
+    }
+    return ImitationRecipe(**given)
+
+
+# --- from episodes to samples --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Replay:
+    """The last `size` successful plays. It is emptied when a new level begins."""
+
+    size: int
+    held: list[Episode] = field(default_factory=list)
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        won = [e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success]
+        self.held = [*self.held, *won][-self.size :] if self.size else []
+
+    def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
+        """Draw `n` plays with replacement."""
+        picks = np.random.default_rng(list(seed)).integers(0, len(self.held), n) if self.held else []
+        return [self.held[i] for i in picks]
+
+
+def returns_to_go(episodes: Sequence[Episode]) -> dict[str, list[float]]:
+    """The return to go at every decision of the policy."""
+    return {e.id: list(turn_returns(e, "policy")) for e in episodes}
+
+
+def decisions(episodes: Sequence[Episode], learner: Any, config: RlConfig, fresh: bool) -> list[Sample]:
+    """One sample for each decision, with its advantage. `fresh` plays come from the current policy. Their old log-probs
+    are computed in the packing that training uses, so that the first ratio is exactly 1."""
+    samples = build_samples(episodes, "policy", {"returns": returns_to_go(episodes)})
+    fills = {"old": Readout("")} if fresh and config.algorithm == "ppo" else {}
+    if config.critic.kind != "none":
+        fills["value"] = Readout("", "head", model="critic", head="value")
+    samples = learner.fill(samples, **fills) if fills and samples else samples
+    base = 0.0
+    if config.baseline == "batch" and config.critic.kind == "none" and fresh:
+        base = float(np.mean(np.concatenate([s.streams["returns"][s.streams["weight"] != 0] for s in samples])))
+    return [_advantaged(s, base) for s in samples]
+
+
+def _advantaged(s: Sample, base: float) -> Sample:
+    streams = dict(s.streams)
+    value = streams.get("value", base)
+    streams["advantage"] = (streams["returns"] - value) * (streams["weight"] != 0)
+    streams["value_weight"] = streams["weight"]
+    return dataclasses.replace(s, streams=streams, mass={**s.mass, "value_weight": s.mass["weight"]})
+
+
+def credit_notes(samples: Sequence[Sample], episodes: Sequence[Episode], config: RlConfig) -> list[Annotation]:
+    """Annotations with the advantages that fresh plays are trained with, and with the critic's values if there is
+    one."""
+    if config.critic.kind == "none":
+        less = "" if config.baseline == "none" else ", less the mean of the batch"
+        return annotate_turns(samples, episodes, "policy", "advantage", f"return to go{less}")
+    notes = annotate_turns(samples, episodes, "policy", "advantage", "return to go, less the critic's value")
+    return [*notes, *annotate_turns(samples, episodes, "policy", "value", f"{config.critic.kind} critic")]
+
+
+def objective(config: RlConfig, fresh: bool) -> Objective:
+    """The loss. Replayed plays have no entropy term, because the current policy did not write them."""
+    entropy = config.entropy if fresh else 0.0
+    if config.algorithm == "pg":
+        return WeightedLogp(entropy=entropy, gap=fresh)
+    return Clipped(low=config.clip, high=config.clip, entropy=entropy)
+
+
+# --- the effect of reflections --------------------------------------------------------------------------------------
+
+
+def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
+    """Measure what the reflections are worth: play the trained pair of a run (its last checkpoint) without reflections,
+    and with reflections of other states. The reflector is the saved one; no teacher is involved."""
+    source = get_task(config.task.name, **config.task.options)
+    table = Table(stored_seats(ReflectMethod.seats_of(config), newest_checkpoint(run.path), config.model))
+    table.bind(source)
+    seats = table.seats
+    talk = dataclasses.replace(talk_of(config, source, seats[0].engine.tokenizer), share=1.0)
+    final = read_segment(run.path / "evaluation" / "reflect-rl.jsonl")
+    said = sorted({t.text for e in final for t in e.turns if t.seat == "reflector"})
+
+    def other(state: str, thought: str) -> str:
+        return said[int.from_bytes(hashlib.blake2b(state.encode(), digest_size=4).digest(), "little") % len(said)]
+
+    for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
+        starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
+        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))

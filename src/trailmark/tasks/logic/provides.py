@@ -1,0 +1,3 @@
+"""What `tasks/logic` brings (`registry.py`)."""
+
+PROVIDES = {"tasks": {"logic": "trailmark.tasks.logic.source:Logic"}}
