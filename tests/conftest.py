@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import tempfile
@@ -16,6 +17,12 @@ torch.set_num_threads(1)
 settings.register_profile("test", derandomize=True, deadline=None, database=None)
 settings.register_profile("fuzz", derandomize=False, deadline=None, database=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
+
+
+def pytest_collection_finish(session):
+    """What is loaded by now stays, so Python need not look through it for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from trailmark.commands.app import app
 
 TASK = """
 from trailmark.tasks.base import Observation, Step
@@ -54,16 +57,22 @@ model: {{name: tiny, shape: {{layers: 1, width: 32, heads: 2, context: 64}}}}
 
 
 @pytest.fixture
-def shell(tmp_path):
+def shell(tmp_path, monkeypatch):
+    """Commands in a folder. They run in this process; with a limit on the size of files in one of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "worlds", raising=False)
     (tmp_path / "worlds.py").write_text(TASK)
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n' * 3)
     (tmp_path / "pg.yaml").write_text(POLICY_GRADIENT.format(out=tmp_path / "run"))
     (tmp_path / "sft.yaml").write_text(SFT.format(out=tmp_path / "run", data=tmp_path / "data.jsonl"))
 
     def run(*words, limit=None):
-        code = "import sys; from trailmark.commands.app import main; main()"
-        if limit:
-            code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); {code}"
+        if not limit:
+            done = CliRunner().invoke(app, list(map(str, words)))
+            return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+        code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+        code = f"{code}; from trailmark.commands.app import main; main()"
         return subprocess.run(
             [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=tmp_path
         )

@@ -328,6 +328,25 @@ def run_study(
     jobs = [(s, seed) for seed in study.seeds for s in specs if s.reads.of is None]
     for spec, seed in [*((s, seed) for _, s in shared if isinstance(s, Spec) for seed in study.seeds), *jobs]:
         resolved(spec, out, seed)  # find a mistake in the last arm before the first one runs
+    gc.freeze()  # what is loaded by now stays, so looking for garbage between two arms is fast
+    try:
+        _train_all(jobs, shared, out, poll)
+    finally:
+        gc.unfreeze()
+    result = {
+        "name": study.name, "about": study.about, "file": path.name, "overrides": list(overrides),
+        "trailmark": __version__, "seeds": study.seeds, "budget": study.budget.model_dump(exclude_none=True),
+        **collect(study.measures, study.budget, specs, claims, study.seeds, out, study.correct),
+    }  # fmt: skip
+    atomic_write(out / "study.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    atomic_write(out / "table.md", study_markdown(result).encode())
+    draw(result, out)
+    return result, out
+
+
+def _train_all(
+    jobs: Sequence[tuple[Spec, int]], shared: Sequence[tuple[str, StudyData | Spec]], out: Path, poll: float
+) -> None:
     prepared: set[int] = set()
     busy = []
     for spec, seed in jobs:
@@ -342,12 +361,3 @@ def run_study(
         )
         while not train_one(spec, out, seed):
             time.sleep(poll)
-    result = {
-        "name": study.name, "about": study.about, "file": path.name, "overrides": list(overrides),
-        "trailmark": __version__, "seeds": study.seeds, "budget": study.budget.model_dump(exclude_none=True),
-        **collect(study.measures, study.budget, specs, claims, study.seeds, out, study.correct),
-    }  # fmt: skip
-    atomic_write(out / "study.json", (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
-    atomic_write(out / "table.md", study_markdown(result).encode())
-    draw(result, out)
-    return result, out
