@@ -8,7 +8,6 @@ from rich.table import Table
 
 from trailmark.commands import improvement, judge, write
 from trailmark.evaluate import output
-from trailmark.evaluate.output import print_table
 
 
 @pytest.fixture
@@ -18,6 +17,8 @@ def narrow(monkeypatch):
 
 
 def test_a_wide_table_keeps_its_numbers():
+    from trailmark.evaluate.output import print_table
+
     table = Table("", *(f"arm {k}" for k in range(12)))
     table.add_row("mean", *(f"{14.353 + k:.3f}" for k in range(12)))
     out = io.StringIO()
