@@ -287,7 +287,10 @@ def hold(path: Path, what: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as e:
-        raise cannot_write(path, e) from None
+        said = cannot_write(path, e)
+        if e.errno in (errno.EROFS, errno.EACCES):
+            raise RunError(f"{said} Copy {path.parent} to where you may write, and go on there.") from None
+        raise said from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
