@@ -169,8 +169,8 @@ class _Checker:
             other = self.guard(what, lambda: self.source.tasks(split, n=n, seed=self.seed + 1))
             if [(t.id, t.data) for t in other] == [(t.id, t.data) for t in tasks]:
                 self.report.notes.append(
-                    f"tasks({split!r}, n={n}) gives the same tasks for every seed, so each step of training plays these "
-                    "alone. If they are the first of a list, set finite = True: training then walks the whole list."
+                    f"tasks({split!r}, n={n}) gives the same tasks for every seed, so each step of training plays "
+                    "these alone. If they are the first of a list, set finite = True: training then walks all of it."
                 )
         for t in tasks:
             for part, value in (("data", t.data), ("meta", t.meta)):
