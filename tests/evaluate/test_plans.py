@@ -12,6 +12,7 @@ from trailmark.commands.app import app
 from trailmark.config import ModelConfig
 from trailmark.errors import DataError
 from trailmark.evaluate.plans import (
+    beside,
     context,
     control,
     copied_share,
@@ -205,6 +206,16 @@ def test_every_arm_stands_beside_other_rows_plans_random_words_and_no_plan(rows,
         assert line in said.output, said.output
     one = json.loads(call("--n", "1", "--json").output)["arms"]["rl"]
     assert "own_plan_gain" not in one  # one row has no other
+
+
+def test_a_plan_that_is_too_long_for_another_row_is_left_out_there(rows, scorer):
+    found = read_scored_rows(rows)
+    long = next(iter(found))
+    found[long] |= {"information": "x" * 60}
+    plans = [(i, "y" if i == long else "z" * 50) for i in found]
+    told, made = beside(scorer, found, score_plans(scorer, found, plans))
+    assert len(made["other_plan"]) == 3 and long not in {s["id"] for s in made["other_plan"]}
+    assert {"other_plan_improvement", "own_plan_gain_low"} <= set(told)
 
 
 def test_the_command_warns_where_another_rows_plan_does_as_well(rows, tmp_path, monkeypatch):

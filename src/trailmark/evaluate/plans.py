@@ -123,7 +123,9 @@ def beside(
         "random_words": [words_at_random(rows[i]["information"], size(p), 0, i) for i, p in zip(names, plans)],
         "empty": [""] * len(plans),
     }
-    made = {k: score_plans(scorer, rows, list(zip(names, t)), rule, baselines) for k, t in texts.items()}
+    fits = lambda i, text: scorer.fits(context(rows[i], text), rows[i]["gold"], rule)  # another row's plan may be long
+    given = {k: [(i, text) for i, text in zip(names, some) if fits(i, text)] for k, some in texts.items()}
+    made = {k: score_plans(scorer, rows, some, rule, baselines) for k, some in given.items()}
     gains = {k: _good(found) for k, found in {"": scores, **made}.items()}
     means = {f"{k}_improvement".strip("_"): float(np.mean(g)) for k, g in gains.items() if len(g)}
     own, other = _by_row(scores), _by_row(made["other_plan"])

@@ -306,6 +306,10 @@ class TextScorer:
     def _called(self, name: str) -> str:
         return f"{self.files[name]}: row '{name}'" if name in self.files else f"row '{name}'"
 
+    def fits(self, context: Context, gold: str, rule: Rule = "turn") -> bool:
+        """Whether the model can read a gold text in its context."""
+        return self._fits(gold_row(self.tokenizer, context, gold, rule))
+
     def _fits(self, row: Gold) -> bool:
         return self.context is None or row.end <= self.context
 
