@@ -164,7 +164,8 @@ class Baselines:
     def _stored(self, key: str) -> Likelihood:
         if key not in self.cache:
             return Likelihood(math.nan, 1)
-        logp, n = (self.cache[key].get(k) for k in ("logp", "tokens"))
+        row: dict[str, Any] = self.cache[key]
+        logp, n = row.get("logp", ""), row.get("tokens", "")
         may = type(logp) in (float, int) and type(n) is int and n > 0 and logp <= NEAR * n
         if key in self.cache.lines and not may:  # somebody else wrote it, or changed it
             raise DataError(
