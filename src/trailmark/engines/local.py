@@ -29,7 +29,7 @@ from trailmark.memory import need
 from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
 from trailmark.models.forward import fill, pack
-from trailmark.models.law import gumbel, law_logits, working
+from trailmark.models.law import chosen, gumbel, law_logits, most_likely, working
 from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
@@ -512,7 +512,7 @@ class LocalEngine:
                 self._draw_by_law(ahead.logits[at], [lives[row] for row in complex_])
                 ahead.correct(complex_, [lives[row].tokens[-1] for row in complex_])  # type: ignore[union-attr]
             if self._listeners:
-                self._note_top(working(ahead.logits).log_softmax(-1), lives)
+                self._note_top(working(ahead.logits), lives)
         self._advance(lives)
 
     def _advance(self, lives: Sequence[_Live | None]) -> None:
@@ -563,7 +563,7 @@ class LocalEngine:
             at = torch.as_tensor(hard, device=logits.device)
             self._draw_by_law(logits[at], [lives[k] for k in hard])
         if self._listeners and easy:
-            self._note_top(working(logits).log_softmax(-1), lives)
+            self._note_top(working(logits), lives)
 
     def _drawer(self, *args: torch.Tensor) -> torch.Tensor:
         """`draw`, compiled if the model is, so that it samples as the recorded step does."""
@@ -588,16 +588,15 @@ class LocalEngine:
         else:  # noise for labels only
             ids = torch.as_tensor(sorted({t for allowed in listed for t in allowed or ()}), device=own.device)
             token = ids[(under[:, ids] + gumbel(*_keys(lives, own.device), ids, own.dtype)).argmax(-1)]
-        whole = own.log_softmax(-1)
-        drawn = picked(token, whole, whole if under is own else under.log_softmax(-1))
-        for live, t, p, q in zip(lives, *drawn):
+        logp = chosen(own, token)
+        for live, t, p, q in zip(lives, *as_lists(token, logp, logp if under is own else chosen(under, token))):
             if live is not None:
                 live.tokens.append(t)
                 live.logp.append(p)
                 live.logq.append(q)
                 self.decoded += 1
         if self._listeners:
-            self._note_top(whole, lives)
+            self._note_top(own, lives)
 
     def _noise(self, lives: Sequence[_Live | None], dtype: torch.dtype) -> torch.Tensor:
         """[N, V] noise for the next token of every sample. Little of it costs a CPU as much as that of several tokens,
@@ -616,12 +615,12 @@ class LocalEngine:
         rows = [idle if live is None else live.noise[len(live.tokens) - live.noise_end] for live in lives]
         return torch.from_numpy(np.stack(rows))
 
-    def _note_top(self, whole: torch.Tensor, lives: Sequence[_Live | None]) -> None:
+    def _note_top(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
         none = (None, 0)
         wanted = [0 if live is None else self._listeners.get(live.parts.future, none)[1] for live in lives]
         if max(wanted):
-            best = whole.topk(max(wanted))
-            for live, k, ids, values in zip(lives, wanted, best.indices.tolist(), best.values.tolist()):
+            best = most_likely(logits, max(wanted))
+            for live, k, ids, values in zip(lives, wanted, *(x.tolist() for x in best)):
                 if live is not None:
                     live.top = tuple(zip(ids[:k], values[:k]))
 
@@ -658,16 +657,12 @@ def _keys(lives: Sequence[_Live | None], device: torch.device) -> tuple[torch.Te
     return torch.as_tensor(keys, device=device), torch.as_tensor(written, device=device)
 
 
-def picked(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
-    """Tokens [N] and their numbers in two tables [N, V], as lists."""
+def as_lists(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
+    """Three tensors [N] as lists, in one transfer."""
     if token.device.type == "cpu":
-        tokens = token.tolist()
-        p, q = logp.numpy(), logq.numpy()
-        p = [float(row[t]) for row, t in zip(p, tokens)]
-        return tokens, p, p if logq is logp else [float(row[t]) for row, t in zip(q, tokens)]
+        return token.tolist(), logp.tolist(), logq.tolist()
     real = logp.dtype if token.device.type == "mps" else torch.float64
-    rows = [token.to(real), *(x.gather(1, token[:, None])[:, 0].to(real) for x in (logp, logq))]
-    t, p, q = torch.stack(rows).tolist()  # one transfer
+    t, p, q = torch.stack([x.to(real) for x in (token, logp, logq)]).tolist()
     return [int(x) for x in t], p, q
 
 

@@ -96,15 +96,21 @@ class LprMethod(Method):
 
     @classmethod
     def learns_between_rounds(cls, config: LprRecipe) -> None:
-        """A server is not trained, so a second round would ask the same model again."""
-        seat = config.seats.get(SEAT)
-        if config.steps > 1 and seat is not None and seat.kind == "http":
-            raise RecipeError(
-                f"steps is {config.steps}, and the seat policy is a server, which learns nothing: round 2 would ask "
-                f"the same model again. Set steps=1; or make the stages one by one, and after round 1 serve "
-                f"{config.out}/{Road(config, Run(config.out)).last(1)} at its address (trailmark lpr run solutions "
-                "RECIPE --round 2)."
+        """A server or a model of its own is not trained, so a second round would ask the same model again."""
+        seat: Any = config.seats.get(SEAT)
+        if config.steps == 1 or getattr(seat, "model", None) is None:
+            return
+        what, advice = "a model of its own", "set seats.policy.trained=true in place of its model."
+        if seat.kind == "http":
+            last = f"{config.out}/{Road(config, Run(config.out)).last(1)}"
+            what, advice = "a server", (
+                f"make the stages one by one, and after round 1 serve {last} at its address (trailmark lpr run "
+                "solutions RECIPE --round 2)."
             )
+        raise RecipeError(
+            f"steps is {config.steps}, and the seat policy is {what}, which learns nothing: round 2 would ask the same "
+            f"model again. Set steps=1; or {advice}"
+        )
 
     @classmethod
     def check(cls, config: LprRecipe) -> list[str]:

@@ -77,7 +77,7 @@ def state(run: Run, last: int, steps: int | None) -> str:
 
 def compared_plans(run: Run) -> dict[str, float]:
     """What the comparison at the end of method vrcli found (results.json), in the names of its metrics; else {}."""
-    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_"}
+    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_", "no-plan": "empty_"}
     try:
         rows = read_json(run.path / "results.json")
         named = {(r["arm"], r["metric"]): float(r["value"]) for r in rows if r.get("arm") in arms}
@@ -85,7 +85,7 @@ def compared_plans(run: Run) -> dict[str, float]:
         return {}
     out = {f"{arms[arm]}improvement": v for (arm, metric), v in named.items() if metric == "improvement"}
     own = {m: v for (arm, m), v in named.items() if arm == "trained" and m.startswith("own_plan_gain")}
-    return {**out, **own} if len(out) == len(arms) and len(own) == 3 else {}
+    return {**out, **own} if {"improvement", "other_plan_improvement"} <= set(out) and len(own) == 3 else {}
 
 
 def _held(path: Path) -> bool:
