@@ -133,10 +133,12 @@ def _against_transformers(folder: Path, lm: Any) -> tuple[float, float]:
     from transformers import AutoModelForCausalLM
 
     from trailmark.models.attention import Layout
+    from trailmark.models.load import load_config
 
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=lm.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
+        folder, config=load_config(str(folder)), dtype=lm.dtype, local_files_only=True, use_safetensors=True,
+        trust_remote_code=False,
+    )  # fmt: skip
     theirs = theirs.to(lm.device).eval()
     n = min(48, lm.context)
     ids = torch.as_tensor(np.random.default_rng(0).integers(0, lm.vocab, (1, n)), device=lm.device)
