@@ -115,12 +115,13 @@ def _state(found: Findings, root: Path) -> dict[str, Any] | None:
 def _whole(found: Findings, root: Path) -> None:
     """Every tensor file can be opened, is complete, and holds finite numbers."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from trailmark.models.checked import load_plain
 
     for path in sorted(root.rglob("*.safetensors")):
         where = str(path.relative_to(root.parent))
         try:
-            tensors = load_file(path)
+            tensors = load_plain(path)
         except (SafetensorError, OSError, ValueError) as problem:
             found.defect("a tensor file is damaged (truncated?)", f"{where}: {problem}")
             continue
