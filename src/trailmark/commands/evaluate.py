@@ -232,6 +232,7 @@ def _play(
     from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
+    from trailmark.stopping import noting
     from trailmark.types import Failed
 
     for file in (out, leaderboard):
@@ -243,7 +244,9 @@ def _play(
         for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
         wishes = {name: dict(varied(wish, vary)) for name in dict.fromkeys(models)}
-        made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
+        with noting("plays of a server are kept beside --out, others are not" if out and any(map(is_address, models))
+                    else "its plays are not kept"):  # fmt: skip
+            made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None

@@ -23,7 +23,7 @@ from trailmark.engines.decode_ahead import Ahead, draw
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
-from trailmark.engines.turns import Turns
+from trailmark.engines.turns import Line, Turns
 from trailmark.engines.weights import engine_copy, plain_weights
 from trailmark.memory import need
 from trailmark.models import compiled
@@ -135,6 +135,7 @@ class LocalEngine:
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
         self._parties: dict[asyncio.Future, Any] = {}  # on whose behalf a request is drawn
+        self._line = Line()
         # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
         # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
         self.reuse = not fixed and self._ahead is not None
@@ -167,6 +168,7 @@ class LocalEngine:
         if on_token is not None:
             self._listeners[future] = on_token, min(top, self.lm.vocab)
             future.add_done_callback(self._listeners.pop)
+        self._line.join(request, future, party)
         if party is not None:
             self._parties[future] = party
             future.add_done_callback(self._parties.pop)
@@ -313,8 +315,12 @@ class LocalEngine:
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
         later: deque[tuple[Request, asyncio.Future]] = deque()
         admitted = len(self._ready)
-        turns = Turns(self._waiting, self._parties, self._busy(), admitted, self.slots) if self._parties else None
-        for request, future in self._waiting if turns is None else turns.order():
+        turns, waiting = None, list(self._waiting)
+        if self._parties:
+            room = self.prefiller.rows(self.capacity) * self.capacity
+            turns = Turns(waiting, self._parties, self._busy(), admitted, self.slots, room)
+            waiting = sorted((w for w in waiting if not w[1].done()), key=lambda w: self._line.due[w[1]])
+        for request, future in waiting:
             # limits the memory of the stored keys and values
             fits = request.prompt in prompts or admitted < 2 * self.slots
             if fits if turns is None else turns.admits(request, future):
@@ -323,6 +329,7 @@ class LocalEngine:
             else:
                 later.append((request, future))
         self._waiting = later if turns is None else turns.left()
+        self._line.admit(f for asked in prompts.values() for _, f in asked)
         if not prompts:
             return
         self.lm.train(False)

@@ -116,7 +116,7 @@ def _tensors(a: Path, b: Path) -> str:
 def _same(a: Path, b: Path) -> bool:
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as f, b.open("rb") as g:
+    with open_plain(a) as f, open_plain(b) as g:
         while chunk := f.read(1 << 20):
             if chunk != g.read(1 << 20):
                 return False
