@@ -118,7 +118,8 @@ class OfflineMethod(Method):
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
+        seats, how = [trained_seat(engine, c.seat, c.sampling)], {"seed": c.seed + 1, "failures": c.failures}
+        return play(self.source, tasks, seats, prefix="eval:", **how)
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: evaluations of the policy as it was before training."""
@@ -157,7 +158,8 @@ class OfflineMethod(Method):
         assert self.source is not None
         seat = trained_seat(local_engine(load_model(c.model), c.engine), c.seat, c.sampling)
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return seat, play(self.source, tasks, [seat], n=c.final.choose, seed=c.seed + 1, prefix="choose:")
+        how = {"n": c.final.choose, "seed": c.seed + 1, "failures": c.failures}
+        return seat, play(self.source, tasks, [seat], prefix="choose:", **how)
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

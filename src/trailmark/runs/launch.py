@@ -34,8 +34,8 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
                 note_files(run, config, method.staged)
             return method.train(config, run, resume)
-        except TrailmarkError:
-            run.discard_if_empty()  # an error before the first step leaves no run behind
+        except TrailmarkError as problem:  # one before the first step leaves no run behind
+            run.discard_if_empty(answered=problem.code == 1)
             raise
 
 
