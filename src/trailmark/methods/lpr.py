@@ -861,6 +861,7 @@ class Road:
             "model": model.model_dump(),
             "learner": c.learner.model_dump(),
             "checkpoint": c.checkpoint.model_dump(),
+            "failures": c.failures,
         }
         if method == "reward_model":
             base["checkpoint"]["metric"] = "eval/accuracy"

@@ -32,7 +32,7 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.openrlhf_critic import in_our_layout
 from trailmark.objectives import Objective
-from trailmark.rollout.play import Seat, play
+from trailmark.rollout.play import Seat, must_show, play
 from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
@@ -77,6 +77,9 @@ class OfflineMethod(Method):
         if self.source is not None:
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
+            if config.eval.every and self.engine is not None:
+                asked = draw_tasks(self.source, config.eval.split, config.eval.n, config.seed)
+                must_show(self.source, asked, [trained_seat(self.engine, config.seat, config.sampling)])
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are

@@ -484,6 +484,14 @@ def play(
     return played
 
 
+def must_show(source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat]) -> None:
+    """Refuse a row whose messages the chat template of a seat refuses: it is a mistake, and no lost play."""
+    if (check := getattr(source, "must_render", None)) is not None:
+        for seat in seats:
+            if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
+                check(tokenizer, tasks)
+
+
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:
     """`n` starts of each task. A task that is listed twice is played 2n times in one group, each time with other random
     draws."""
