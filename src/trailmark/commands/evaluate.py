@@ -228,7 +228,7 @@ def _play(
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
-    from trailmark.failures import must_be_few
+    from trailmark.failures import must_be_few, unanswered
     from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
@@ -291,8 +291,10 @@ def _play(
     _must_have_scores(whole)
     for name, (played, _) in made.items():
         bad = [e.outcome.error for e in played if isinstance(e.outcome, Failed)]
-        if out is None and is_address(name):
-            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", kept=False)
+        if out is None:
+            bad = bad if is_address(name) else list(unanswered(played).values())
+            then = "With --out FILE the others are kept, and the same command asks only for what failed."
+            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", then=then)
 
 
 def _write_episodes(

@@ -182,11 +182,6 @@ class CollectConfig(Config):
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how the policy draws")
 
 
-Failures = Annotated[
-    float, Field(ge=0, le=1, description="share of episodes that may fail; a stage with more of them is not done")
-]
-
-
 class RoundsRecipe(OreoRecipe):
     objective: Literal["oreo", "rejection", "dpo", "ipo", "kto"] = Field(
         "oreo", description="how a round is trained: oreo, or an objective of method preference"
@@ -203,7 +198,6 @@ class RoundsRecipe(OreoRecipe):
     )
     collect: CollectConfig = Field(CollectConfig(), description="how the episodes of a round are collected")
     task: TaskConfig = Field(TaskConfig(), description="the world")
-    failures: Failures = 0.0
     anchor: Literal["previous", "start"] = Field("previous", description="the reference of a round")
     critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
     learn_from: Literal["new", "all"] = Field(
@@ -422,7 +416,6 @@ class LprRecipe(RunConfig):
     seats: dict[str, SeatConfig] = seats_section("`policy` writes solutions and completions, `teacher` the first ones")
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how tokens are drawn")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
-    failures: Failures = 0.0
     given: LprGiven = Field(LprGiven(), description="files from elsewhere")
     teacher: LprTeacher = Field(LprTeacher(), description="the first solutions, where there is a seat `teacher`")
     sft: dict[str, Any] | None = Field(None, description="imitation of the teacher: keys of method preference")

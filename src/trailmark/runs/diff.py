@@ -16,7 +16,7 @@ from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
-IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
+IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
 _ABSENT = object()
 
 
