@@ -64,6 +64,8 @@ LOADS: dict[str, tuple[dict[str, Any], int, bool]] = {
         {"prompt": "a", "max_tokens": 900, "ignore_eos": True,
          "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": list("aeiou\n")}}, 1, True),
     "requests that fill the queue": ({"prompt": "a", "max_tokens": 900, "ignore_eos": True, "n": 8}, QUEUE // 8, True),
+    "3,840 long prompts of 30 requests": (
+        {"prompt": [f"{k} {'a' * 900}" for k in range(128)], "max_tokens": 1}, 30, True),
     "log-probs of a prompt, 128 times": (REPEATED, 8, True),
     "large answers that 60 connections do not read": (REPEATED, 60, False),
 }  # fmt: skip

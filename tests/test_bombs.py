@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,20 @@ def test_a_run_whose_files_never_end_is_read_at_once(name, endless):
     ):
         done = CliRunner().invoke(app, words)
         assert "Traceback" not in done.output + done.stderr, (words, done.stderr)
+
+
+@pytest.mark.parametrize("endless", ["/dev/zero", "pipe"])
+@pytest.mark.parametrize("name", ["optimiser-policy", "policy/model"])
+def test_a_checkpoint_whose_weights_never_end_is_read_at_once(name, endless):
+    assert CliRunner().invoke(app, ["train", "good.yaml"]).exit_code == 0
+    shutil.copytree("run", "kept")
+    file = Path(f"run/checkpoints/000001/{name}.safetensors")
+    file.unlink()
+    file.symlink_to(Path(endless).resolve())
+    for words in (["diff", "run", "kept"], ["verify", "run"], ["train", "good.yaml", "steps=2", "--resume"]):
+        done = CliRunner().invoke(app, words)
+        assert "Traceback" not in done.output + done.stderr and done.exit_code, words
+    assert "is a pipe or a device" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("endless", ["/dev/zero", "pipe"])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
-from trailmark.recipe import find_recipe, load_recipe
+from trailmark.recipe import load_recipe
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(p.stem for p in (ROOT / "recipes").glob("*.yaml"))
@@ -25,6 +25,8 @@ def shell(tmp_path, monkeypatch):
 
 
 def test_every_recipe_is_found_from_an_empty_folder(shell):
+    from trailmark.recipe import find_recipe
+
     for name in NAMES:
         for written in (name, f"{name}.yaml", f"recipes/{name}", f"recipes/{name}.yaml"):
             assert find_recipe(written) == ROOT / "recipes" / f"{name}.yaml"

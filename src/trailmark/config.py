@@ -248,4 +248,7 @@ class RunConfig(Config):
     learner: LearnerConfig = Field(LearnerConfig(), description="how the model is trained")
     checkpoint: CheckpointConfig = Field(CheckpointConfig(), description="which checkpoints are kept")
     eval: EvalConfig = Field(EvalConfig(), description="evaluation during training")
+    failures: float = Field(
+        0.0, ge=0, le=1, description="share of plays that may fail at a server; a step or stage with more is not done"
+    )
     trackers: list[str] = Field([], description="further places to send metrics to: tensorboard, trackio, wandb")

@@ -4,10 +4,12 @@ option `--failures`: the share of failures with which the work is done all the s
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from trailmark.errors import Unfinished
+from trailmark.types import Episode, Failed
 
 PATIENCE = 10  # failures in a row after which a server counts as gone
 
@@ -17,17 +19,16 @@ def too_many(failed: int, total: int, share: float) -> bool:
 
 
 def must_be_few(
-    what: str, reasons: Sequence[str], total: int, share: float, key: str = "failures", first: str = "",
-    kept: bool = True,
+    what: str, reasons: Sequence[str], total: int, share: float, key: str = "failures", first: str = "", then: str = "",
 ) -> None:  # fmt: skip
     """Raise an error if more than a share of the work failed. `what` is asked for, `reasons` has one text for each
-    failure, `first` names the first one, and `key` is how the user states the share."""
+    failure, `first` names the first one, `key` is how the user states the share, and `then` how to ask again."""
     failed = len(reasons)
     if too_many(failed, total, share):
         enough = math.ceil(100 * failed / total) / 100
         where = f" (the first: {first})" if first else ""
         raise Unfinished(
-            f"{failed} of {total} {what} failed{where}: {listed(reasons)}. {again(key, kept)} To go on without them: "
+            f"{failed} of {total} {what} failed{where}: {listed(reasons)}. {then or again(key)} To go on without them: "
             f"{stated(key, enough)}."
         )
 
@@ -40,9 +41,21 @@ def gone(what: str, reasons: Sequence[str], key: str = "failures") -> Unfinished
     )
 
 
-def again(key: str, kept: bool = True) -> str:
-    if not kept:
-        return "With --out FILE the others are kept, and the same command asks only for what failed."
+def unanswered(plays: Sequence[Episode]) -> dict[str, str]:
+    """By id: why a server (a seat, a judge) did not answer in a play. A play may fail in other ways: a world crashes,
+    a prompt does not fit."""
+    failed = {e.id: e.outcome.error for e in plays if isinstance(e.outcome, Failed)}
+    return {name: why for name, why in failed.items() if re.match(r"(engine|judge '.*?'): https?://", why)}
+
+
+def must_be_answered(plays: Sequence[Episode], share: float) -> None:
+    """Raise an error if servers did not answer in more than a share of the plays of a training."""
+    lost = unanswered(plays)
+    then = "What a judge answered is kept: train --resume goes on from the last checkpoint."
+    must_be_few("plays", list(lost.values()), len(plays), share, first=next(iter(lost), ""), then=then)
+
+
+def again(key: str) -> str:
     how = "the same command asks" if key.startswith("-") else "train --resume (or lpr run) asks"
     return f"What was answered is kept: {how} only for what failed."
 

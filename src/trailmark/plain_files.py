@@ -32,10 +32,10 @@ def open_plain(path: str | Path, pipes: bool = False) -> BinaryIO:
     if not stat.S_ISREG(kind) and not (pipes and stat.S_ISFIFO(kind)):
         os.close(fd)
         code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
-        raise OSError(code, os.strerror(code) if stat.S_ISDIR(kind) else DEVICE)
+        raise OSError(code, os.strerror(code) if stat.S_ISDIR(kind) else DEVICE, str(path))
     if stat.S_ISFIFO(kind) and not select.select([fd], [], [], PATIENCE)[0]:
         os.close(fd)
-        raise OSError(errno.ETIMEDOUT, f"nothing came out of this pipe for {PATIENCE} seconds")
+        raise OSError(errno.ETIMEDOUT, f"nothing came out of this pipe for {PATIENCE} seconds", str(path))
     os.set_blocking(fd, True)
     return os.fdopen(fd, "rb")
 

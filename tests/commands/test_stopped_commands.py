@@ -164,6 +164,13 @@ def test_data(here, words, point):
     assert made("whole") == made("d")
 
 
+def test_an_evaluation_says_that_its_plays_are_not_kept(here):
+    here.setattr("trailmark.evaluate.players.play_model", lambda *a: signal.raise_signal(signal.SIGTERM))
+    done = shell("eval", "random", "--task", "arith")
+    assert done.exit_code == 143
+    assert done.stderr.endswith("stopped by SIGTERM; its plays are not kept; give the same command again.\n")
+
+
 def test_an_evaluation_writes_nothing(here):
     assert shell("train", "bandit.yaml", "steps=1", "out=run").exit_code == 0
     words = ["eval", "run", "--n", "2", "--out", "played.jsonl"]

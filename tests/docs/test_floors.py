@@ -65,10 +65,13 @@ def floor(page, pattern):
 
 
 def test_the_taxi_from_lessons_on_record(here):
-    follow(REFLECT, "data taxi", "train recipes/reflect-taxi-full.yaml teacher.name=file")
+    train, look = "train recipes/reflect-taxi-full.yaml teacher.name=file", "eval --episodes runs/taxi-file"
+    said = follow(REFLECT, "data taxi", train, look)
     assert won("runs/taxi-file/evaluation/reflect-rl.jsonl") >= floor(
         REFLECT, r"three minutes of one core; the floor is (\d+)"
     )
+    copied = json.loads(said.strip().splitlines()[-1])["rows"][0]["metrics"]["copied"]["value"]
+    assert copied >= floor(REFLECT, r"the floor of `copied` is (0\.\d+)")
 
 
 def test_repositories_from_questions_to_play(here):

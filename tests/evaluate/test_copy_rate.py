@@ -75,10 +75,6 @@ def test_the_taxi_without_a_menu_has_a_copy_rate(tmp_path):
     said = [*pair("taxi at 00, passenger at 04; go east", "2"), *pair("taxi at 00, goal at 04; go pick up", "4"),
             *pair("taxi at 01, goal at 04; go north", "0")]  # fmt: skip
     e = Episode("a", Task("a"), "a", tuple(said), {"self": Scored(1.0, True)})
-    assert copy_rate([e], WORDS)["naming"] == 0
-    found = copy_rate([e], WORDS, source.commands)
-    assert (found["decisions"], found["naming"], found["value"]) == (3, 3, 2 / 3)
-    assert summarise([e], tokenizer=WORDS, commands=source.commands)["metrics"]["copied"] == found
     run = tmp_path / "run"
     (run / "evaluation").mkdir(parents=True)
     (run / "recipe.yaml").write_text("method: reflect\ntask: {name: taxi, options: {menu: false}}\n")
@@ -87,6 +83,10 @@ def test_the_taxi_without_a_menu_has_a_copy_rate(tmp_path):
     for path in (run, file):
         done = CliRunner().invoke(app, ["eval", "--episodes", str(path), "--tokenizer", "tiny", "--json"])
         assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 2 / 3
+    assert copy_rate([e], WORDS)["naming"] == 0
+    found = copy_rate([e], WORDS, source.commands)
+    assert (found["decisions"], found["naming"], found["value"]) == (3, 3, 2 / 3)
+    assert summarise([e], tokenizer=WORDS, commands=source.commands)["metrics"]["copied"] == found
     (run / "recipe.yaml").write_text("method: reflect\ntask: {name: 'somewhere.else:Make'}\n")  # code that is not run
     done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
     assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["naming"] == 0

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trailmark.evaluate import output
-from trailmark.evaluate.output import print_table
+from trailmark.evaluate.tables import grid
 from trailmark.methods.vrcli.commands import improvement, judge, write
 
 
@@ -18,12 +18,24 @@ def narrow(monkeypatch):
 
 
 def test_a_wide_table_keeps_its_numbers():
+    """Also those of an interval, which stand behind a blank."""
+    from trailmark.evaluate.output import print_table
+
+    cells = [f"{14.353 + k:.3f} [-10.125, {20.5 + k:.3f}]" for k in range(6)]
     table = Table("", *(f"arm {k}" for k in range(12)))
-    table.add_row("mean", *(f"{14.353 + k:.3f}" for k in range(12)))
+    table.add_row("mean", *cells, *(f"{x} and more: {x}" for x in cells))  # the longer ones are broken between words
     out = io.StringIO()
     print_table(table, Console(file=out, width=80))
     said = out.getvalue()
-    assert "…" not in said and all(f"{14.353 + k:.3f}" in said for k in range(12))
+    assert "…" not in said and all(cell in said for cell in cells)
+    assert all(said.count(word) >= 3 for cell in cells for word in (cell.split()[0], cell.split()[2]))
+
+
+def test_comparisons_keep_their_numbers_on_a_narrow_screen(capsys, monkeypatch):
+    monkeypatch.setattr(output, "screen", lambda: Console(width=50))
+    head, row = ["metric", "difference", "starts", "sign test"], ["success", "+0.125 [-0.693, +0.512]", "2", "0.004"]
+    output.finish({}, False, lambda width: [grid(head, [row], "a against b", width)])
+    assert "+0.125 [-0.693, +0.512]" in capsys.readouterr().out
 
 
 def test_improvement_prints_every_number_at_80_columns(narrow, capsys):

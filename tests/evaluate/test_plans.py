@@ -13,6 +13,7 @@ from trailmark.config import ModelConfig
 from trailmark.errors import DataError
 from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.plans import (
+    beside,
     context,
     control,
     copied_share,
@@ -147,10 +148,11 @@ def test_the_command(rows, tmp_path):
     assert arms["rl"]["improvement"] == arms["gold"]["improvement"] and arms["rl"]["markers"] == 1.0
     assert arms["gold"]["markers"] is None and arms["empty"]["improvement"]["value"] == 0.0
     scores = [json.loads(x) for x in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert [s["arm"] for s in scores] == ["rl"] * 4 + ["gold"] * 4 + ["empty"] * 4
+    others = [f"rl/{name}" for name in ("other_plan", "random_words", "empty")]
+    assert [s["arm"] for s in scores] == [arm for arm in ("rl", *others, "gold", "empty") for _ in range(4)]
     stored = cache.read_text()
-    assert len(stored.splitlines()) == 8  # four baselines, four texts with the gold text as plan
-    assert "95 % interval, low" in run("--n", "2").output and cache.read_text() == stored
+    assert len(stored.splitlines()) == 16  # baselines; as plan the gold text, another row's, random words
+    assert "95 % interval, low" in run().output and cache.read_text() == stored
     for more, says in (
         (["--control", "rl"], "two arms are called 'rl'"), (["--tokens", "all"], "--tokens 'all' is not known"),
         (["--out", str(answers)], "exists: choose another file"),
@@ -172,3 +174,59 @@ def test_rows_that_cannot_be_scored(rows, scorer, tmp_path):
     ):
         score_plans(scorer, found, [(first, "x " * 200)])
     assert context(found[first], None) == context(found[first], "")
+
+
+def test_every_arm_stands_beside_other_rows_plans_random_words_and_no_plan(rows, scorer, tmp_path):
+    """Each number again from the scores of the texts themselves."""
+    found = read_scored_rows(rows)
+    twice = [{"id": i, "text": f"In summary: {word} {found[i]['gold']}"} for i in found for word in ("Once", "Twice")]
+    answers, scores = write(tmp_path / "rl.jsonl", twice), tmp_path / "scores.jsonl"
+    call = lambda *more: CliRunner().invoke(app, ["improvement", str(rows), f"rl={answers}", "--model", "tiny", *more])
+    done = call("--json", "--control", "gold", "--out", str(scores))
+    assert done.exit_code == 0, done.output
+    arms = json.loads(done.output)["arms"]
+    made: dict[str, list[dict]] = {}
+    for line in map(json.loads, scores.read_text().splitlines()):
+        made.setdefault(line["arm"], []).append(line)
+    assert set(made) == {"rl", "rl/other_plan", "rl/random_words", "rl/empty", "gold"}
+    mean = lambda arm, row=None: np.mean([s["improvement"] for s in made[arm] if row in (None, s["id"])])
+    for name in ("other_plan", "random_words", "empty"):
+        assert arms["rl"][f"{name}_improvement"] == pytest.approx(mean(f"rl/{name}"), abs=1e-12)
+        assert f"{name}_improvement" not in arms["gold"] and len(made[f"rl/{name}"]) == 8
+    gaps = [mean("rl", i) - mean("rl/other_plan", i) for i in found]  # one gap a row, however many plans it has
+    assert arms["rl"]["own_plan_gain"] == pytest.approx(np.mean(gaps), abs=1e-12)
+    half = 3.182 * np.std(gaps, ddof=1) / 2
+    assert arms["rl"]["own_plan_gain_high"] - np.mean(gaps) == pytest.approx(half, rel=0.02)
+    for own, other in zip(made["rl"], made["rl/other_plan"]):
+        assert own["id"] == other["id"] and own["plan"].split()[1:] != other["plan"].split()[1:]
+    for own, words in zip(made["rl"], made["rl/random_words"]):
+        assert set(words["plan"].split()) <= set(found[own["id"]]["information"].lower().strip("?").split())
+    said = call()
+    for line in ("mean, plan of another row", "random words of the prompt", "own above another row's"):
+        assert line in said.output, said.output
+    one = json.loads(call("--n", "1", "--json").output)["arms"]["rl"]
+    assert "own_plan_gain" not in one  # one row has no other
+
+
+def test_a_plan_that_is_too_long_for_another_row_is_left_out_there(rows, scorer):
+    found = read_scored_rows(rows)
+    long = next(iter(found))
+    found[long] |= {"information": "x" * 60}
+    plans = [(i, "y" if i == long else "z" * 50) for i in found]
+    told, made = beside(scorer, found, score_plans(scorer, found, plans))
+    assert len(made["other_plan"]) == 3 and long not in {s["id"] for s in made["other_plan"]}
+    assert {"other_plan_improvement", "own_plan_gain_low"} <= set(told)
+
+
+def test_the_command_warns_where_another_rows_plan_does_as_well(rows, tmp_path, monkeypatch):
+    """A reader whom any text helps, whatever it says."""
+    from trailmark.score.likelihood import Likelihood
+
+    read = lambda self, pairs, *_: [Likelihood(-2.0 if "###" in said[-1]["content"] else -4.0, 4) for said, _ in pairs]
+    monkeypatch.setattr(TextScorer, "likelihoods", read)
+    found = read_scored_rows(rows)
+    answers = write(tmp_path / "rl.jsonl", [{"id": i, "text": f"In summary: {i}"} for i in found])
+    done = CliRunner().invoke(app, ["improvement", str(rows), f"rl={answers}", "--model", "tiny"])
+    assert done.exit_code == 0, done.output
+    said = "warning: rl: the plan of another row improves the gold texts by 39.3 %, the row's own by 39.3 %"
+    assert said in done.output

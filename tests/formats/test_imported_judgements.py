@@ -11,7 +11,6 @@ from trailmark.config import resolve
 from trailmark.errors import DataError
 from trailmark.methods.lpr import formats as lpr
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.judged import judged, other_label, turned_pairs, world_reads
 from trailmark.methods.lpr.method import Road, part
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
@@ -139,6 +138,8 @@ def test_imported_completions_are_judged_by_their_text(tmp_path, questions):
 
 
 def test_a_completion_label_of_99_is_refused_or_counted(tmp_path):
+    from trailmark.methods.lpr.judged import other_label
+
     e = formats.read("react", put(tmp_path / "s.json", [record("a\nb", "B", name=7)]), WORDS).episodes[0]
     place = {"episode": e.id, "turn": 0, "token": 2, "step": 0, "type": "", "index": 0}
     read = lambda **more: lpr.read_completions(
@@ -156,6 +157,8 @@ def test_a_completion_label_of_99_is_refused_or_counted(tmp_path):
 
 
 def test_a_world_reads_only_what_it_can_judge_alone(questions):
+    from trailmark.methods.lpr.judged import world_reads
+
     source = get_task(questions["name"], **questions["options"])
     task, reads = source.tasks("train")[0], world_reads(source)
     assert reads(task, SAYS_B) == (Scored(1.0, True), "B") and reads(task, BLANK) == (Scored(0.0, False), "")
@@ -170,15 +173,16 @@ def test_a_world_reads_only_what_it_can_judge_alone(questions):
 
 
 def test_pairs_the_wrong_way_round_are_counted(questions):
-    source = get_task(questions["name"], **questions["options"])
-    task = source.tasks("train")[0]
+    from collections import Counter
+
+    from trailmark.methods.lpr.judged import judged, turned_pairs, world_reads
     from trailmark.types import Episode, Turn
 
+    source = get_task(questions["name"], **questions["options"])
+    task = source.tasks("train")[0]
     side = lambda k, text: Episode(str(k), Task("p", meta={"id": "q0"}), "p", (Turn("policy", (1,), (2,), text=text),),
                                    {"self": Scored(1.0)})  # fmt: skip
     sides = [side(k, text) for k, text in enumerate([SAYS_A, SAYS_B, SAYS_B, SAYS_A, SAYS_A, SAYS_A])]
     assert turned_pairs(sides, {"q0": task}, world_reads(source)) == 1
-    from collections import Counter
-
     kept = judged(sides[0], lambda task, text: None, counts := Counter())
     assert kept is sides[0] and not counts

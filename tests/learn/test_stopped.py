@@ -89,6 +89,21 @@ def test_the_checkpoint_of_a_signal_takes_no_place_of_others(trail, tmp_path, mo
     assert steps(tmp_path / "runs/run") == [4, 6] and diff_runs("runs/whole", "runs/run") == []
 
 
+def test_a_second_signal_ends_at_once(trail, tmp_path, monkeypatch):
+    """Without the rest of the step and without a checkpoint. One that was sent twice at once is one signal."""
+
+    def ended(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr("os._exit", ended)
+    signalled(monkeypatch, 3, signal.SIGTERM, signal.SIGINT)
+    for apart, code, kept in ((0.0, 130, []), (60.0, 143, [3])):
+        monkeypatch.setattr("trailmark.stopping.APART", apart)
+        done = trail("train", "run.yaml", f"out=runs/{code}")
+        assert done.exit_code == code, done.output
+        assert steps(tmp_path / f"runs/{code}") == kept
+
+
 def test_before_the_first_step_it_ends_at_once(trail, tmp_path, monkeypatch):
     def sent(self, config, run):
         signal.raise_signal(signal.SIGTERM)

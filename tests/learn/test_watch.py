@@ -132,3 +132,13 @@ def test_episodes_that_fail_step_after_step_are_warned_about():
     told = [watch.look({"failed": 3, "reward_std": 0.5}) for _ in range(PATIENCE + 2)]
     assert [len(x) for x in told] == [0] * (PATIENCE - 1) + [1, 0, 0]
     assert "episodes have failed" in told[PATIENCE - 1][0]
+
+
+def test_a_solved_task_is_no_reason_to_start_from_another_model():
+    def said(**more):
+        watch = Watch()
+        return [watch.look({"reward_std": 0.0, "reward": 1.0, **more}) for _ in range(PATIENCE)][-1][-1]
+
+    assert said(success=1.0).endswith("All were successes, so the task is solved: stop, or choose harder starts.")
+    for other in ({"success": 0.0}, {"success": 1.0, "failed": 2}, {}):
+        assert said(**other).endswith("or start from another model.") and "solved" not in said(**other)

@@ -220,7 +220,8 @@ def test_a_dry_run_says_how_many_steps_the_epochs_are(home):
     assert done.exit_code == 0 and "epochs: 2 passes over 7 rows, 5 steps" in done.output, done.output
 
 
-def test_minibatches_are_shuffled_anew_in_each_pass(home, monkeypatch):
+@pytest.mark.parametrize("name", [n for n in RECIPES if "minibatches" in get_config(n).model_fields])
+def test_minibatches_are_shuffled_anew_in_each_pass(home, monkeypatch, name):
     cut, own = [], Learner.gradient
 
     def gradient(self, samples, *rest):
@@ -229,7 +230,7 @@ def test_minibatches_are_shuffled_anew_in_each_pass(home, monkeypatch):
 
     monkeypatch.setattr(Learner, "gradient", gradient)
     for out in ("run", "again"):
-        go(monkeypatch, "policy_gradient", out, steps=1, n=4, minibatches=3, passes=2)
+        go(monkeypatch, name, out, steps=1, n=4, minibatches=3, passes=2)
     drawn = [e.id for e in read_episodes("run/episodes")]
     first, second = flat(cut[:3]), flat(cut[3:6])
     assert sorted(first) == sorted(second) == sorted(drawn) and len({tuple(x) for x in (first, second, drawn)}) == 3

@@ -65,11 +65,15 @@ def test_the_name_of_a_step_is_not_what_it_says(least, kept):
     assert len(values) == kept and out == Counter({} if kept else {"a last step that says too little": 1})
 
 
-def test_two_rounds_with_a_server_as_policy_are_refused_before_it_is_asked(tmp_path):
-    c = config(tmp_path / "run", {"steps": 2, "seats": {"policy": SERVER}})
+@pytest.mark.parametrize(("seat", "advice"), [
+    (SERVER, "policy-1 at"), ({"kind": "local", "model": TINY["model"]}, "set seats.policy.trained=true"),
+])  # fmt: skip
+def test_two_rounds_with_a_server_as_policy_are_refused_before_it_is_asked(tmp_path, seat, advice):
+    own = {k: v for k, v in TINY.items() if k != "seats"}
+    c = resolve({**own, "steps": 2, "seats": {"policy": seat}, "out": str(tmp_path / "run")}, LprRecipe)
     for go in (LprMethod.check, lambda c: launch(LprMethod, c)):
         with pytest.raises(
-            RecipeError, match=r"round 2 would ask the same model again\. Set steps=1; or .*policy-1 at"
+            RecipeError, match=rf"round 2 would ask the same model again\. Set steps=1; or .*{advice}"
         ):
             go(c)
     assert not list((tmp_path / "run").rglob("*.json*"))

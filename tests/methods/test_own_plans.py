@@ -48,8 +48,11 @@ def test_no_row_gets_its_own_plan():
 def test_a_warning_where_another_rows_plan_does_as_well():
     said = not_about_the_row(NOISE)
     assert "the plan of another row improves the gold texts by 23.8 %, the row's own by 24.0 %" in said
-    assert "(difference 0.2 [-1.0, 1.4]); random words of the prompt improve them by 19.7 %" in said
+    assert "(difference 0.2 [-1.0, 1.4]); random words of the prompt by 19.7 %. So" in said
     assert not not_about_the_row({**NOISE, "own_plan_gain_low": 0.1})
+    for name, words in (("random_words", "random words of the prompt"), ("empty", "no plan at all")):
+        said = not_about_the_row({**NOISE, "own_plan_gain_low": 0.1, f"{name}_improvement": 24.0})
+        assert f"; {words} by 24.0 %" in said
     assert not not_about_the_row({**NOISE, "improvement": -3.0}) and not not_about_the_row({})
     watch, seen = Watch(), {f"eval/{k}": v for k, v in NOISE.items()}
     assert len(watch.look(seen)) == 1

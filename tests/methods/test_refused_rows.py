@@ -77,6 +77,22 @@ def test_a_template_that_refuses_system_messages_is_told_at_the_start(shell, spl
     assert ("r3" in shown) == (split == "test")
 
 
+SCORED = {"data": "scored.jsonl", "format": "trajectories", "eval": {"every": 1, "split": "train"}}
+PLAYS = {"step_rl": {"starts": 8}, "oreo_rounds": {"eval": {"split": "all"}}, "lpr": {}, "preference": SCORED,
+         "oreo": SCORED}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", PLAYS)
+def test_every_method_that_plays_rows_tells_it_at_the_start(shell, method):
+    prompts({"prompt": WITH_SYSTEM})
+    write("scored.jsonl", [{"prompt": "p", "response": f"r{k}", "reward": k} for k in (0, 1)])
+    task = {"name": "prompts", "options": {"path": "rows.jsonl", "reward": "reward.py:score"}}
+    Path("r.yaml").write_text(json.dumps({"method": method, "task": task, **PLAYS[method]}))
+    said = shell("train", "r.yaml", f"model={TINY}", "steps=1", "out=run", code=2)
+    assert "row 'r3'" in said and SYSTEM in said and "task.options.system=false" in said
+    assert not list(Path(".").glob("run/**/*.jsonl"))
+
+
 def test_a_row_that_is_refused_for_another_reason_is_named_as_well(shell):
     prompts({"prompt": [say("user", "A zebra?")]})
     said = train(shell, code=2)

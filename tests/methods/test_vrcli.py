@@ -61,7 +61,7 @@ def scorer(home):
 def test_rewards_are_the_improvements_of_the_plans(home):
     """Those of `trailmark improvement`, which reads the files of rows itself."""
     rows = read_scored_rows(home / "hints/val.jsonl")
-    for name in ("start", "trained", "other-plan", "random-words", "gold"):
+    for name in ("start", "trained", "other-plan", "random-words", "no-plan", "gold"):
         episodes = played(home, name)
         assert sorted(e.task.id for e in episodes) == sorted(rows)
         plans, _ = plans_of([(e.task.id, e.turns[-1].text) for e in episodes], ["In summary:"])
@@ -97,7 +97,7 @@ def test_plans_that_explain_less(home):
 
 def test_results_by_hand(home):
     rows = {(r["arm"], r["metric"]): r["value"] for r in json.loads((home / "run/results.json").read_text())}
-    assert {arm for arm, _ in rows} == {"start", "trained", "other-plan", "random-words", "gold", "sft"}
+    assert {arm for arm, _ in rows} == {"start", "trained", "other-plan", "random-words", "no-plan", "gold", "sft"}
     for name in ("trained", "gold", "sft"):
         mean = np.mean([e.outcome.reward for e in played(home, name)])
         assert rows[name, "improvement"] == pytest.approx(100 * mean)

@@ -12,7 +12,9 @@ from scipy.stats import chi2, chi2_contingency
 
 from trailmark.engines.base import draw_key
 from trailmark.models import law as law_module
+from trailmark.models.forward import _number
 from trailmark.models.law import NEVER, entropy, gumbel, law_logits, working
+from trailmark.models.readout import Readout
 from trailmark.types import SamplingLaw
 
 VOCAB = 9
@@ -177,6 +179,30 @@ def test_entropy_against_the_sum():
     for r, z in enumerate(LOGITS):
         q = brute(z, law, 0)
         assert h[r].item() == pytest.approx(-float((q[q > 0] * np.log(q[q > 0])).sum()), abs=1e-14)
+
+
+def test_log_probs_of_a_large_vocabulary_have_no_bias_in_float32():
+    """Against float64: the learner's log-probs, their gradient, and the most likely tokens. log_softmax is 1e-6 off."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(64, 49_152, generator=draw)
+    logits[:, 7] = NEVER
+    logits[0, 9] = 90.0  # nearly certain
+    token = torch.randint(8, 49_152, (64,), generator=draw)
+    token[0] = 9
+    leaf = logits.clone().requires_grad_()
+    got = _number(Readout("logp"), leaf, token)
+    exact = logits.double().log_softmax(-1)
+    gap = got.detach().double() - exact.gather(1, token[:, None])[:, 0]
+    assert abs(gap[1:].mean()) < 2e-7 and gap.abs().max() < 2e-6 and got[0] == 0
+    (got * torch.arange(64)).sum().backward()
+    want = -torch.arange(64)[:, None] * exact.exp()
+    want[torch.arange(64), token] += torch.arange(64)
+    np.testing.assert_allclose(leaf.grad.numpy(), want.numpy(), atol=1e-4)
+    ids, top = _number(Readout("top", "top", top=5), logits, token).unbind(1)
+    assert (ids.long() == exact.topk(5).indices).all()
+    assert abs((top[1:].double() - exact.topk(5).values[1:]).mean()) < 2e-7
+    above = exact > exact.gather(1, token[:, None])
+    assert (_number(Readout("rank", "rank"), logits, token) == above.sum(-1) + 1).all()
 
 
 def test_working_precision():

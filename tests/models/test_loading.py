@@ -48,6 +48,16 @@ def test_every_call_of_a_loader_refuses_the_code_of_a_checkpoint():
                 assert "weights_only=True" in ast.unparse(node), file
 
 
+    for root in (SRC, SRC.parents[1] / "bench"):
+        for file in sorted(root.rglob("*.py")):  # a loader that has another name could not be seen above
+            nodes = list(ast.walk(ast.parse(file.read_text())))
+            called = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+            others = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr in LOADERS and id(n) not in called]
+            others += [n for n in nodes if isinstance(n, ast.Constant) and n.value in LOADERS]
+            others += [n for n in nodes if isinstance(n, ast.alias) and n.name in ("pipeline", "torch.hub")]
+            assert not others, (file, [ast.unparse(n) for n in others])
+
+
 def call(*words):
     done = CliRunner().invoke(app, [str(w) for w in words], input="y\n" * 9)
     assert "Traceback" not in done.output + done.stderr, done.output + done.stderr
@@ -117,6 +127,15 @@ def test_no_road_runs_or_asks_to_run_the_code_of_a_checkpoint(folder, how, monke
         ends.append(done.exit_code)
     if how == "an unknown one":
         assert ends[0] == ends[4] == ends[5] == ends[6] == 2
+
+
+def test_a_config_names_no_code_of_the_hub(folder):
+    """transformers fetches a kernel that a config.json names as its attention."""
+    for place in (folder, Path("out/checkpoints/000002/policy")):
+        change(place / "config.json", attn_implementation="theirs/kernel")
+    for words in (ROADS[4], ROADS[6], ROADS[9]):
+        done = call(*words)
+        assert done.exit_code == 0 and "kernel" not in done.output, (words, done.output)
 
 
 def test_weights_are_as_readable_as_the_files_beside_them(folder):

@@ -500,8 +500,11 @@ def test_the_page_of_a_quickstart_run(opened, tmp_path, width):
 def test_a_policy_that_learnt_only_its_training_starts_is_a_concern():
     from trailmark.report.concerns import concerns
 
-    curve = lambda held: [{"name": "success", "train": [[k, 0.88] for k in range(10)], "eval": [[5, 0.5], [10, held]]}]
-    said = lambda held: [c["text"] for c in concerns(curve(held), [], {}, "done", 10, {}) if c["level"] == "warn"]
-    (told,) = said(0.39)
-    assert "Success is 88.0% over the last training steps and 39.0% in the last evaluation" in told
-    assert said(0.85) == []
+    curve = lambda held, at: [
+        {"name": "success", "train": [[k, k / 20] for k in range(20)], "eval": [[3, 0.1], [at, held]]}
+    ]
+    said = lambda *held: [c["text"] for c in concerns(curve(*held), [], {}, "done", 20, {}) if c["level"] == "warn"]
+    (told,) = said(0.39, 19)
+    assert "Success is 87.5% over the last training steps and 39.0% in the last evaluation" in told
+    assert said(0.85, 19) == [] == said(0.39, 9)  # the steps behind the last evaluation are not compared with it
+    assert concerns([{"name": "success", "train": [[1, 0.9]], "eval": []}], [], {}, "done", 1, {}) == []

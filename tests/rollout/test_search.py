@@ -509,6 +509,9 @@ def test_a_released_value_model_chooses_wherever_one_is_named(lm, critic, tmp_pa
     before = sorted(p.name for p in theirs.iterdir())
     want = asyncio.run(load_values(ours, lm.tokenizer, "cpu").values([(1, 2, 3)]))
     assert asyncio.run(load_values(theirs, lm.tokenizer, "cpu").values([(1, 2, 3)])) == want != [0.0]
+    words = (critic / "checkpoints/000001/policy", "--task", "arith", "--n", 2, "--temperature", 1, "--max-tokens", 6)
+    mine, other = (evaluated(*words, "--search", "best_of:3", "--value", v)["rows"] for v in (critic, theirs))
+    assert [r["metrics"] for r in mine] == [r["metrics"] for r in other]
     assert sorted(p.name for p in theirs.iterdir()) == before  # a released folder stays as it is
 
 

@@ -149,10 +149,8 @@ def touched(config, other):
         names = {part for p in named for part in p.parts}
         above[stage.name] = names | {f"collect-{int(n[:6])}" for n in names if n[:6].isdigit()}
         if stage.name in before:
-            place = pipeline._Place(root / "stages" if config.method == "reflect" else root, stage, layout)
-            record = json.loads(place.record.read_text())
-            wanted = {"settings": pipeline._plain(stage), "inputs": record["inputs"]}
-            direct |= {stage.name} if pipeline._changes(*pipeline._compared(stage, record, wanted)) else set()
+            state = pipeline.stage_state(root / "stages" if config.method == "reflect" else root, stage, layout)
+            direct |= set() if state == "done" else {stage.name}
     return direct, above
 
 
@@ -168,7 +166,9 @@ def test_no_key_makes_a_stage_again_that_does_not_read_it(made):
     wrong, seen = [], set()
     for key, field, other in changes(config):
         direct, above = touched(config, other)
-        right = {s for s in direct if field in reads[s] or field[1] in {name for _, name in reads[s]}}
+        whole = field[0] in (type(config).__name__, "ImitationConfig")  # its keys become those of the training's recipe
+        names = lambda s: {name for _, name in reads[s]} | {"reflector", "policy"}
+        right = {s for s in direct if field in reads[s] or (whole and field[1] in names(s))}
         wrong += [f"{key}: {s}" for s in sorted(direct - and_behind(right, above))]
         seen |= direct
     assert seen and not wrong, "\n".join(wrong)
@@ -228,6 +228,27 @@ def test_the_recipes_temperature_does_not_ask_the_teacher_again_that_has_its_own
 )
 def test_what_measures_an_imitation_does_not_redo_it(lpr, key, value):
     assert states(lpr(**{key: value}))["sft"] == "done"
+
+
+@OF_LPR
+@pytest.mark.parametrize(
+    "key, value", [("eval__n", 3), ("eval__split", "all"), ("eval__patience", 2), ("eval__first", True),
+                   ("checkpoint__minutes", 30), ("failures", 0.5)]
+)  # fmt: skip
+def test_how_one_would_evaluate_redoes_nothing_without_evaluations(lpr, key, value):
+    def compared(config):
+        stages = Road(config, Run(Path(config.out))).stages()
+        return {s.name: pipeline._without(pipeline._plain(s), s.unread) for s in stages}
+
+    assert compared(lpr(eval__every=0)) == compared(lpr(eval__every=0, **{key: value}))
+
+
+@OF_LPR
+def test_steps_that_a_model_calls_one_are_paired_again_with_another_model(lpr):
+    same = {"pairs__states": None, "pairs__values": {"same": 0.9}}
+    pairs = lambda c: next(s for s in Road(c, Run(Path(c.out))).stages() if s.name == "pairs-1")
+    one, other = pairs(lpr(**same)), pairs(lpr(**same, model__dtype="float64"))
+    assert pipeline._plain(one) != pipeline._plain(other) and "policy" in one.inputs
 
 
 @OF_LPR

@@ -169,6 +169,26 @@ def test_two_baselines_of_one_row_are_refused(tmp_path, lm, stored):
         BaselineFile(path, TextScorer(lm))
 
 
+@pytest.mark.parametrize("change", [
+    {"logp": "low"}, {"logp": None}, {"logp": True}, {"logp": math.nan}, {"logp": 3.0}, {"tokens": 0}, {"tokens": "5"},
+    {"tokens": 5.5},
+])  # fmt: skip
+def test_so_is_a_stored_likelihood(tmp_path, lm, change):
+    """A file of `reward.cache` or `--cache`."""
+    path, asked = tmp_path / "c.jsonl", [(r.context, r.gold) for r in rows()]
+    told = TextScorer(lm, path).likelihoods(asked)
+    lines = [json.loads(x) for x in path.read_text().splitlines()]
+    lines[1] |= change
+    path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    with pytest.raises(DataError) as found:
+        TextScorer(lm, path).likelihoods(asked)
+    said = str(found.value)
+    assert said.startswith(f"{path}:2: logp is ") and "remove the line, and it is computed again" in said
+    path.write_text("".join(json.dumps(x) + "\n" for x in (lines[0], *lines[2:])))
+    again = TextScorer(lm, path).likelihoods(asked)
+    assert [x.logp for x in again] == pytest.approx([x.logp for x in told], abs=1e-4)
+
+
 @pytest.fixture(scope="module")
 def stored(lm, tmp_path_factory):
     path = tmp_path_factory.mktemp("stored") / "b.jsonl"

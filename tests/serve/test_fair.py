@@ -55,6 +55,27 @@ def test_a_short_request_does_not_wait_for_a_long_one(lm, tokens, requests):
     assert asyncio.run(ask()) <= (5 * 4 if tokens == 1 else 4 * 60 + 60)
 
 
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_one_token_does_not_wait_for_the_prompts_of_many_requests(lm, tokens):
+    """Counted in prompts that are computed meanwhile: those of the pass in progress, and of its own."""
+    engine = LocalEngine(lm, slots=16, max_len=128)
+
+    async def ask():
+        asks = [Request((k + 1, j + 1, *[7] * 98), max_tokens=tokens) for k in range(40) for j in range(8)]
+        long = [asyncio.create_task(engine.sample(a, party=f"long {a.prompt[0]}")) for a in asks]
+        while engine.prefills < 60:
+            await asyncio.sleep(0)
+        before = engine.prefills
+        await engine.sample(Request((9, 9), max_tokens=1), party="short")
+        waited = engine.prefills - before
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+        return waited
+
+    assert asyncio.run(ask()) <= 2 * (4 * 128 // 100)
+
+
 def test_turns_change_no_token(lm):
     asks = [Request((k + 1, 5, 6), n=3, max_tokens=9, seed=k) for k in range(7)]
     want = run(LocalEngine(lm, slots=4, max_len=64), asks)

@@ -202,6 +202,7 @@ LONG = {"prompt": "a", "max_tokens": 3500, "ignore_eos": True}
 GREEDY = {  # what one client asks, on how many connections, and whether it reads the answers
     "a search": ({**LONG, "search": {"beam": 64, "rounds": 1000, "by": "logp", "step_ends": [*"aeiou\n"]}}, 1, True),
     "a full queue": ({**LONG, "n": 8}, 512, True),
+    "many long prompts": ({"prompt": [f"{k} {'a' * 900}" for k in range(128)], "max_tokens": 1}, 30, True),
     "repeated log-probs": (REPEATED, 8, True),
     "answers that nobody reads": (REPEATED, 60, False),
     "streams that nobody reads": ({**LONG, "n": 64, "stream": True}, 60, False),

@@ -365,3 +365,22 @@ def test_actions_are_also_tried_in_their_order():
 
 def test_report_reads_well():
     assert str(Report(["It broke."], {"tasks": 1})) == "1 problems (1 tasks)\nIt broke."
+
+
+def test_a_list_that_training_would_only_begin_is_noted():
+    """Such as rows of a file, cut to n: every step would play the first ones, and no other row is ever seen."""
+
+    class Rows(Source):
+        def tasks(self, split="train", n=None, seed=0):
+            return [Task(f"row {k}", seed, {"k": k % 10}) for k in range(1000)][:n]
+
+    class Drawn(Source):
+        def tasks(self, split="train", n=None, seed=0):
+            return [Task(f"{seed}-{i}", seed, {"k": i % 10}) for i in range(n or 10)]
+
+    said = "gives the same tasks for every seed, so each step of training plays these alone"
+    found = check_task(Rows(), episodes=4)
+    assert found.ok and said in str(found) and "set finite = True" in str(found)
+    listed = Rows()
+    listed.finite = True
+    assert said not in str(check_task(listed, episodes=4)) and said not in str(check_task(Drawn(), episodes=4))

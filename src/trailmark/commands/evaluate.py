@@ -228,10 +228,11 @@ def _play(
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
-    from trailmark.failures import must_be_few
+    from trailmark.failures import must_be_few, unanswered
     from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
     from trailmark.seats.table import NoServer
+    from trailmark.stopping import noting
     from trailmark.types import Failed
 
     for file in (out, leaderboard):
@@ -243,7 +244,9 @@ def _play(
         for name in filter(is_address, models[1:]):  # check servers now, before the first model plays for an hour
             remote_seat(name, wish, SamplingConfig())
         wishes = {name: dict(varied(wish, vary)) for name in dict.fromkeys(models)}
-        made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
+        with noting("plays of a server are kept beside --out, others are not" if out and any(map(is_address, models))
+                    else "its plays are not kept"):  # fmt: skip
+            made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
         _say_error(str(problem))
         raise typer.Exit(1) from None
@@ -288,8 +291,10 @@ def _play(
     _must_have_scores(whole)
     for name, (played, _) in made.items():
         bad = [e.outcome.error for e in played if isinstance(e.outcome, Failed)]
-        if out is None and is_address(name):
-            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", kept=False)
+        if out is None:
+            bad = bad if is_address(name) else list(unanswered(played).values())
+            then = "With --out FILE the others are kept, and the same command asks only for what failed."
+            must_be_few(f"plays of {name}", bad, len(played), wish.failures, "--failures", then=then)
 
 
 def _write_episodes(

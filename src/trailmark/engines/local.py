@@ -23,13 +23,13 @@ from trailmark.engines.decode_ahead import Ahead, draw
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
-from trailmark.engines.turns import Turns
+from trailmark.engines.turns import Line, Turns
 from trailmark.engines.weights import engine_copy, plain_weights
 from trailmark.memory import need
 from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
 from trailmark.models.forward import fill, pack
-from trailmark.models.law import gumbel, law_logits, working
+from trailmark.models.law import chosen, gumbel, law_logits, most_likely, working
 from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
@@ -135,6 +135,7 @@ class LocalEngine:
         self._open: set[asyncio.Future] = set()
         self._listeners: dict[asyncio.Future, tuple[Listener, int]] = {}
         self._parties: dict[asyncio.Future, Any] = {}  # on whose behalf a request is drawn
+        self._line = Line()
         # With free shapes, prompts continue from what slots hold. Not with fixed shapes: the content of a slot depends
         # on neighbours, and a decoded token is not bitwise equal to a prefilled one.
         self.reuse = not fixed and self._ahead is not None
@@ -167,6 +168,7 @@ class LocalEngine:
         if on_token is not None:
             self._listeners[future] = on_token, min(top, self.lm.vocab)
             future.add_done_callback(self._listeners.pop)
+        self._line.join(request, future, party)
         if party is not None:
             self._parties[future] = party
             future.add_done_callback(self._parties.pop)
@@ -313,8 +315,12 @@ class LocalEngine:
         prompts: dict[tuple[int, ...], list[tuple[Request, asyncio.Future]]] = {}
         later: deque[tuple[Request, asyncio.Future]] = deque()
         admitted = len(self._ready)
-        turns = Turns(self._waiting, self._parties, self._busy(), admitted, self.slots) if self._parties else None
-        for request, future in self._waiting if turns is None else turns.order():
+        turns, waiting = None, list(self._waiting)
+        if self._parties:
+            room = self.prefiller.rows(self.capacity) * self.capacity
+            turns = Turns(waiting, self._parties, self._busy(), admitted, self.slots, room)
+            waiting = sorted((w for w in waiting if not w[1].done()), key=lambda w: self._line.due[w[1]])
+        for request, future in waiting:
             # limits the memory of the stored keys and values
             fits = request.prompt in prompts or admitted < 2 * self.slots
             if fits if turns is None else turns.admits(request, future):
@@ -323,6 +329,7 @@ class LocalEngine:
             else:
                 later.append((request, future))
         self._waiting = later if turns is None else turns.left()
+        self._line.admit(f for asked in prompts.values() for _, f in asked)
         if not prompts:
             return
         self.lm.train(False)
@@ -512,7 +519,7 @@ class LocalEngine:
                 self._draw_by_law(ahead.logits[at], [lives[row] for row in complex_])
                 ahead.correct(complex_, [lives[row].tokens[-1] for row in complex_])  # type: ignore[union-attr]
             if self._listeners:
-                self._note_top(working(ahead.logits).log_softmax(-1), lives)
+                self._note_top(working(ahead.logits), lives)
         self._advance(lives)
 
     def _advance(self, lives: Sequence[_Live | None]) -> None:
@@ -563,7 +570,7 @@ class LocalEngine:
             at = torch.as_tensor(hard, device=logits.device)
             self._draw_by_law(logits[at], [lives[k] for k in hard])
         if self._listeners and easy:
-            self._note_top(working(logits).log_softmax(-1), lives)
+            self._note_top(working(logits), lives)
 
     def _drawer(self, *args: torch.Tensor) -> torch.Tensor:
         """`draw`, compiled if the model is, so that it samples as the recorded step does."""
@@ -588,16 +595,15 @@ class LocalEngine:
         else:  # noise for labels only
             ids = torch.as_tensor(sorted({t for allowed in listed for t in allowed or ()}), device=own.device)
             token = ids[(under[:, ids] + gumbel(*_keys(lives, own.device), ids, own.dtype)).argmax(-1)]
-        whole = own.log_softmax(-1)
-        drawn = picked(token, whole, whole if under is own else under.log_softmax(-1))
-        for live, t, p, q in zip(lives, *drawn):
+        logp = chosen(own, token)
+        for live, t, p, q in zip(lives, *as_lists(token, logp, logp if under is own else chosen(under, token))):
             if live is not None:
                 live.tokens.append(t)
                 live.logp.append(p)
                 live.logq.append(q)
                 self.decoded += 1
         if self._listeners:
-            self._note_top(whole, lives)
+            self._note_top(own, lives)
 
     def _noise(self, lives: Sequence[_Live | None], dtype: torch.dtype) -> torch.Tensor:
         """[N, V] noise for the next token of every sample. Little of it costs a CPU as much as that of several tokens,
@@ -616,12 +622,12 @@ class LocalEngine:
         rows = [idle if live is None else live.noise[len(live.tokens) - live.noise_end] for live in lives]
         return torch.from_numpy(np.stack(rows))
 
-    def _note_top(self, whole: torch.Tensor, lives: Sequence[_Live | None]) -> None:
+    def _note_top(self, logits: torch.Tensor, lives: Sequence[_Live | None]) -> None:
         none = (None, 0)
         wanted = [0 if live is None else self._listeners.get(live.parts.future, none)[1] for live in lives]
         if max(wanted):
-            best = whole.topk(max(wanted))
-            for live, k, ids, values in zip(lives, wanted, best.indices.tolist(), best.values.tolist()):
+            best = most_likely(logits, max(wanted))
+            for live, k, ids, values in zip(lives, wanted, *(x.tolist() for x in best)):
                 if live is not None:
                     live.top = tuple(zip(ids[:k], values[:k]))
 
@@ -658,16 +664,12 @@ def _keys(lives: Sequence[_Live | None], device: torch.device) -> tuple[torch.Te
     return torch.as_tensor(keys, device=device), torch.as_tensor(written, device=device)
 
 
-def picked(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
-    """Tokens [N] and their numbers in two tables [N, V], as lists."""
+def as_lists(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tuple[list[int], list[float], list[float]]:
+    """Three tensors [N] as lists, in one transfer."""
     if token.device.type == "cpu":
-        tokens = token.tolist()
-        p, q = logp.numpy(), logq.numpy()
-        p = [float(row[t]) for row, t in zip(p, tokens)]
-        return tokens, p, p if logq is logp else [float(row[t]) for row, t in zip(q, tokens)]
+        return token.tolist(), logp.tolist(), logq.tolist()
     real = logp.dtype if token.device.type == "mps" else torch.float64
-    rows = [token.to(real), *(x.gather(1, token[:, None])[:, 0].to(real) for x in (logp, logq))]
-    t, p, q = torch.stack(rows).tolist()  # one transfer
+    t, p, q = torch.stack([x.to(real) for x in (token, logp, logq)]).tolist()
     return [int(x) for x in t], p, q
 
 

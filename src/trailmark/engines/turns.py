@@ -1,15 +1,16 @@
 """Whose prompts are computed next, when several parties (requests of a server's clients) wait.
 
-A party is served less, the more it has: its requests line up behind what it has in work, and those of all parties are
-then taken in turn. A request of one token needs no slot, so it never waits for one. A party that has nothing yet is
-admitted even if others have filled the queue for slots.
+Each request has a due time in tokens: when the party's request before it is due (or now, if that is over), plus the
+tokens of its prompt and those it may draw. The clock is the latest due time of those admitted. So a party waits for
+others no longer than they would for it, however many it is among. A request of one token needs no slot, so it never
+waits for one. A party that has nothing yet is admitted even if others have filled the queue for slots.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trailmark.engines.base import Request
@@ -17,8 +18,28 @@ from trailmark.engines.base import Request
 Waiting = tuple[Request, asyncio.Future]
 
 
+class Line:
+    """When each waiting request is due."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.due: dict[asyncio.Future, int] = {}
+        self._last: dict[Any, int] = {}  # of each party, if it is to come
+
+    def join(self, request: Request, future: asyncio.Future, party: Any) -> None:
+        drawn = request.n * request.max_tokens if request.max_tokens > 1 else 0
+        began = max(self.clock, self._last.get(party, 0))
+        self.due[future] = self._last[party] = began + len(request.prompt) + drawn
+        future.add_done_callback(self.due.pop)
+
+    def admit(self, chosen: Iterable[asyncio.Future]) -> None:
+        self.clock = max([self.clock, *(self.due.get(f, 0) for f in chosen)])  # one that has left has no due time
+        self._last = {party: due for party, due in self._last.items() if due > self.clock}
+
+
 class Turns:
-    """One admission: `busy` counts the samples that each party has in work, `ready` of them wait for one of `slots`."""
+    """One admission: `busy` counts the samples that each party has in work, `ready` of them wait for one of `slots`. At
+    most `room` tokens of prompts are computed, or one prompt."""
 
     def __init__(
         self,
@@ -27,24 +48,16 @@ class Turns:
         busy: Counter[Any],
         ready: int,
         slots: int,
+        room: int,
     ):
         self.waiting, self.parties, self.busy, self.ready, self.slots = waiting, parties, busy, ready, slots
+        self.room = room
         self.full = ready >= slots
         self.chosen: set[asyncio.Future] = set()
 
-    def order(self) -> list[Waiting]:
-        """By what the party has already, its earlier requests included; then those of one token; then as they came."""
-        before = Counter(self.busy)
-        ranked = []
-        for one in self.waiting:
-            party = self.parties.get(one[1])
-            ranked.append(((before[party], one[0].max_tokens > 1), one))
-            before[party] += 1
-        return [one for _, one in sorted(ranked, key=lambda r: r[0])]
-
     def admits(self, request: Request, future: asyncio.Future) -> bool:
         """Whether a prompt is computed now. Not many are: between two admissions every slot draws a token."""
-        if len(self.chosen) >= self.slots:
+        if len(self.chosen) >= self.slots or (self.chosen and len(request.prompt) > self.room):
             return False
         if request.max_tokens > 1:
             party = self.parties.get(future)
@@ -53,6 +66,7 @@ class Turns:
                 return False  # limits the memory of the stored keys and values
             self.ready += request.n
             self.busy[party] += request.n
+        self.room -= len(request.prompt)
         self.chosen.add(future)
         return True
 

@@ -41,6 +41,9 @@ def print_whole(table: Any, console: Any) -> None:
     """Print a table as wide as it must be to cut nothing."""
     before = console.width
     wide = console.options.update(max_width=100_000, width=100_000)
+    for column in table.columns:  # rich itself cuts a cell of two words in a column that is not wrapped
+        needs = [console.measure(cell, options=wide) for cell in (column.header, *column.cells)]
+        column.min_width = max(n.maximum if column.no_wrap else n.minimum for n in needs)
     console.width = max(before, console.measure(table, options=wide).minimum)
     console.print(table)
     console.width = before

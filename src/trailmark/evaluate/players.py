@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from trailmark.ask.answers import request_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
+from trailmark.failures import must_be_few, unanswered
 from trailmark.seats.locate import Located, is_address, locate
 from trailmark.seats.names import fix_options
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Episode, Task
 
 if TYPE_CHECKING:
+    from trailmark.evaluate.run import Kept
     from trailmark.methods.base import Method
     from trailmark.rollout.play import Seat
 
@@ -156,17 +158,14 @@ def _play_alone(
         return player(source, seed + 1, tiny_tokenizer(), every), about
 
     from trailmark.evaluate.prompted import Prompted, lists_actions
-    from trailmark.evaluate.run import Kept, evaluate
+    from trailmark.evaluate.run import evaluate
 
     remote = is_address(name)
     if remote:
         seat = remote_seat(name, wish, sampling)
     else:
         seat = local_seat(found, wish, sampling, source)
-    kept = None
-    if remote and wish.out is not None:
-        kept = Kept(_partial(name, wish, about), wish.failures, f"plays of {name}")
-    about |= {} if kept is None else {"kept": kept.path}
+    kept = kept_plays(name, wish, about, source, [seat])
     tasks = starts()  # after `bind`: the world may need the tokenizer, as in training
     if remote and not wish.chat and not lists_actions(source, split, seed):
         seat = searched_seat(source, seat, wish)
@@ -175,9 +174,13 @@ def _play_alone(
     if wish.search is not None:
         from trailmark.evaluate.searched import play_searched
 
-        return play_searched(source, seat, wish, about)
+        about.pop("kept", None)
+        chosen, about = play_searched(source, seat, wish, about)
+        lost = list(unanswered(chosen).values())
+        must_be_few(f"plays of {name}", lost, len(chosen), wish.failures, "--failures", then="Nothing was kept.")
+        return chosen, about
     if not (remote or wish.chat):
-        return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed).episodes, about
+        return evaluate(source, [seat], tasks=tasks, samples=wish.samples, seed=seed, kept=kept).episodes, about
     prompted = Prompted(wish.react)
     kept = kept and replace(kept, noted=lambda e: prompted.noted([e])[0])
     report = evaluate(source, [seat], prompted.protocol(), tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
@@ -187,12 +190,18 @@ def _play_alone(
     return noted, {**about, "react": wish.react, "decisions": turns, "guessed": drawn}
 
 
-def _partial(name: str, wish: Wish, about: Mapping[str, Any]) -> Path:
-    """Where the plays of a server are kept until all of them are there: another file for other settings."""
-    assert wish.out is not None
+def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats: Sequence[Seat]) -> Kept | None:
+    """Where plays are kept until all of them are there, if a server plays or judges: another file for other settings.
+    Adds the place to `about`."""
+    from trailmark.evaluate.run import Kept
+
+    judged = getattr(getattr(source.judge, "config", None), "server", None) is not None
+    if wish.out is None or not (judged or any(s.kind == "remote" for s in seats)):
+        return None
     asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
              "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
-    return wish.out.with_name(f"{wish.out.stem}.{request_key(asked)[:12]}.jsonl")
+    about["kept"] = wish.out.with_name(f"{wish.out.stem}.{request_key(asked)[:12]}.jsonl")
+    return Kept(about["kept"], wish.failures, f"plays of {name}")
 
 
 def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:
@@ -299,11 +308,13 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
         must_ask_all(source, split)
     seed = config.seed if wish.seed is None else wish.seed
     tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
-    with noting(source) as notes:
-        report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed)
     about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
-             "tokenizer": table.tokenizer, "commands": source.commands, "notes": notes}  # fmt: skip
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats]}  # fmt: skip
+    kept = kept_plays(found.name, wish, about | {"law": [wish.temperature, wish.top_p]}, source, table.seats)
+    with noting(source) as notes:
+        report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
+    about |= {"tokenizer": table.tokenizer, "commands": source.commands, "notes": notes}
+    about |= {} if kept is None else {"kept": kept.path}
     if found.run is not None and (changed := changed_since(found.run, config, source)):
         about["warnings"] = changed
     return report.episodes, about

@@ -27,11 +27,10 @@ from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.methods.collect import play_left
-from trailmark.rollout.play import Protocol, Seat, play, start_all
+from trailmark.rollout.play import Protocol, Seat, must_show, play, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import scored
 from trailmark.tasks.base import TaskSource, declared, draw_tasks
-from trailmark.tasks.prompts import Prompts
 from trailmark.types import Episode, Failed, Invalid, Outcome, Scored, Task
 
 Answer = Callable[[Episode], str | None]
@@ -74,11 +73,8 @@ def evaluate(
     random draws, as in the evaluations during training. So the same seed gives the same episodes. With `kept`, plays
     are stored as they finish, and those that an earlier process finished are not played again."""
     starts = draw_tasks(source, split, n, seed) if tasks is None else tasks
-    if isinstance(source, Prompts):  # a row that a model cannot be shown is a mistake, and no lost play
-        for seat in seats:
-            if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
-                source.must_render(tokenizer, starts)
     if kept is None:
+        must_show(source, starts, seats)
         episodes = play(source, starts, seats, protocol, n=samples, seed=seed + 1, prefix=prefix)
     else:
         each = start_all(starts, samples, seed + 1, prefix)

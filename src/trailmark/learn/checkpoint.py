@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
 from trailmark.learn.learner import Learner
 from trailmark.models.adapters import name_base
-from trailmark.models.checked import same_names
+from trailmark.models.checked import load_plain, same_names
 from trailmark.models.lm import LM
 from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import EXTRA, numbered
@@ -128,20 +128,20 @@ def load_weights(lm: LM, folder: Path) -> None:
     if lm.adapted:
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
-        stored = load_file(folder / "adapter_model.safetensors", device=str(lm.device))
+        stored = load_plain(folder / "adapter_model.safetensors", device=str(lm.device))
         same_names(stored, get_peft_model_state_dict(lm.model), f"{folder}/adapter_model.safetensors")
         set_peft_model_state_dict(lm.model, stored)
     else:
         tensors: dict[str, torch.Tensor] = {}
         for part in sorted(folder.glob("model*.safetensors")):
-            tensors.update(load_file(part, device=str(lm.device)))
+            tensors.update(load_plain(part, device=str(lm.device)))
         missing, extra = lm.base.load_state_dict(tensors, strict=False)
         tied = set(getattr(lm.base, "_tied_weights_keys", None) or [])
         if extra or [m for m in missing if m not in tied]:
             raise RunError(f"{folder}: the weights do not fit the recipe's model (first: {(extra or missing)[0]})")
         lm.base.tie_weights()
     if len(lm.heads):
-        lm.heads.load_state_dict(load_file(folder / "heads.safetensors", device=str(lm.device)))
+        lm.heads.load_state_dict(load_plain(folder / "heads.safetensors", device=str(lm.device)))
 
 
 def restore(folder: Path, learner: Learner) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def restore(folder: Path, learner: Learner) -> dict[str, Any]:
         raise ValueError(f"state.json is of step {state['step']}")
     for name, optimiser in learner.optimisers.items():
         load_weights(learner.models[name], folder / name)
-        optimiser.load(load_file(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
+        optimiser.load(load_plain(folder / f"optimiser-{name}.safetensors"), state["optimiser_steps"][name])
     learner.learned = state.get("learned", {})
     learner.places = state.get("places")
     set_random_state(state["random"])

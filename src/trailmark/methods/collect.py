@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trailmark.failures import PATIENCE, gone, must_be_few, too_many
-from trailmark.rollout.play import Protocol, Seat, Start, play_all
+from trailmark.rollout.play import Protocol, Seat, Start, must_show, play_all
 from trailmark.run_async import wait
 from trailmark.runs.collect import Collection, Keep
 from trailmark.score.base import Judge
@@ -38,6 +38,8 @@ def play_left(
     notes: list[Annotation] = []
     what = what or f"episodes of {kept.path}"
     asks = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
+
+    must_show(source, list({s.task.id: s.task for s in starts}.values()), seats)
 
     def play(left: list[Start], each: Keep) -> None:
         lost, in_a_row = 0, list[str]()

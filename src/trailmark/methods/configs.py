@@ -170,11 +170,6 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "task": {**task, "options": options}}
 
 
-Failures = Annotated[
-    float, Field(ge=0, le=1, description="share of episodes that may fail; a stage with more of them is not done")
-]
-
-
 # --- sft --------------------------------------------------------------------------------------------------------
 
 

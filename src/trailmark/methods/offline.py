@@ -33,7 +33,7 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.openrlhf_critic import in_our_layout
 from trailmark.objectives import Objective
-from trailmark.rollout.play import Seat, play
+from trailmark.rollout.play import Seat, must_show, play
 from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
@@ -77,6 +77,9 @@ class OfflineMethod(Method):
         if self.source is not None:
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
+            if config.eval.every and self.engine is not None:
+                asked = draw_tasks(self.source, config.eval.split, config.eval.n, config.seed)
+                must_show(self.source, asked, [trained_seat(self.engine, config.seat, config.sampling)])
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
@@ -118,7 +121,8 @@ class OfflineMethod(Method):
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return play(self.source, tasks, [trained_seat(engine, c.seat, c.sampling)], seed=c.seed + 1, prefix="eval:")
+        seats, how = [trained_seat(engine, c.seat, c.sampling)], {"seed": c.seed + 1, "failures": c.failures}
+        return play(self.source, tasks, seats, prefix="eval:", **how)
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: evaluations of the policy as it was before training."""
@@ -157,7 +161,8 @@ class OfflineMethod(Method):
         assert self.source is not None
         seat = trained_seat(local_engine(load_model(c.model), c.engine), c.seat, c.sampling)
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        return seat, play(self.source, tasks, [seat], n=c.final.choose, seed=c.seed + 1, prefix="choose:")
+        how = {"n": c.final.choose, "seed": c.seed + 1, "failures": c.failures}
+        return seat, play(self.source, tasks, [seat], prefix="choose:", **how)
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

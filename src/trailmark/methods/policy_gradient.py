@@ -99,8 +99,9 @@ class PolicyGradientMethod(Method):
     def _played(
         self, tasks: Sequence[Task], n: int, seed: int, prefix: str, notes: list[Annotation] | None
     ) -> list[Episode]:
-        protocol = self.protocol(self.config, self.source)
-        return play(self.source, tasks, self.table.seats, protocol, n=n, seed=seed, prefix=prefix, notes=notes)
+        c, seats = self.config, self.table.seats
+        protocol = self.protocol(c, self.source)
+        return play(self.source, tasks, seats, protocol, n, seed, prefix, notes=notes, failures=c.failures)
 
     def batch(self, step: int) -> tuple[list[Episode], list[Annotation]]:
         """The episodes of a step and a judge's notes. With `overlap` they were played during the step before, and the

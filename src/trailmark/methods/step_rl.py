@@ -176,7 +176,8 @@ class StepRlMethod(PolicyGradientMethod):
             for s in self.table.seats
         ]
         protocol = self.protocol(c, self.source)
-        played = play(self.source, list(first.values()), seats, protocol, seed=c.seed, prefix=f"{step}:greedy:")
+        how = {"seed": c.seed, "prefix": f"{step}:greedy:", "failures": c.failures}
+        played = play(self.source, list(first.values()), seats, protocol, **how)
         marked = [self.marked(e) for e in played]
         scores, _ = self.judge.read(marked, self.seat)
         earned = [sum(float(r.sum()) for r in self.earned(e, scores)) for e in marked]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trailmark.methods.configs import PAIRED
 
-PLAYED = ("eval.split", "eval.n", "engine", "sampling")  # what evaluations are played with
+EVAL = ("eval.split", "eval.n", "eval.patience", "eval.first")  # read where there are evaluations
 PAIRS, SIDES = ("beta", "smooth", "per", "pairs"), ("desirable", "undesirable")
 
 
@@ -18,7 +18,7 @@ def of_training(config: Any) -> tuple[str, ...]:
     unread: tuple[str, ...] = others.get(objective, ())
     asked = final is not None and (final.start or final.choose or getattr(final, "search", ()))
     if not (config.eval.every or asked):
-        unread += (*PLAYED, "eval.patience", "eval.first")
+        unread += (*EVAL, "engine", "sampling")
     return unread
 
 
@@ -30,7 +30,9 @@ def of_imitation(config: Any) -> tuple[str, ...]:
 
 def of_reward_model(config: Any) -> tuple[str, ...]:
     """Of a reward model: how it is read later, and what is played, which is nothing."""
-    return ("read", "eval.split", "eval.n", *(() if config.kind in ("classes", "scalar") else ("outputs", "label")))
+    asked = () if config.eval_data else ("eval",)
+    labels = () if config.kind in ("classes", "scalar") else ("outputs", "label")
+    return ("read", "eval.split", "eval.n", *asked, *labels)
 
 
 def of_request(kind: str, own: Any, given: Any) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
 from trailmark.memory import need
 from trailmark.models.checked import quiet, read_tensors, same_names
-from trailmark.plain_files import read_json, read_plain
+from trailmark.plain_files import open_plain, read_json, read_plain
 
 if TYPE_CHECKING:
     from trailmark.models.lm import LM
@@ -54,6 +54,7 @@ def fingerprint(folder: str | Path) -> str:
     digest, files = hashlib.sha256(), sorted(Path(folder).glob("model*.safetensors"))
     for file in files:
         try:
+            open_plain(file).close()
             with safe_open(file, framework="pt") as stored:
                 for name in sorted(stored.keys()):
                     flat = stored.get_tensor(name).flatten()
@@ -76,7 +77,7 @@ def weights_print(model: ModelConfig) -> str:
     if is_adapter(folder):
         base = find_base(folder)
         under = fingerprint(base.path) if Path(base.path).is_dir() else f"{base.path} {base.revision}"
-        own = hashlib.sha256(b"".join(f.read_bytes() for f in sorted(folder.glob("adapter_model*.safetensors"))))
+        own = hashlib.sha256(b"".join(read_plain(f) for f in sorted(folder.glob("adapter_model*.safetensors"))))
         return f"{under} {own.hexdigest()}"
     if folder.is_dir():
         return fingerprint(folder)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.errors import ModelError
 from trailmark.memory import need
+from trailmark.plain_files import open_plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,12 +147,18 @@ def same_names(held: Iterable[str], wanted: Iterable[str], what: str) -> None:
         raise ModelError(f"{what} has a weight '{extra[0]}' that nothing here reads ({len(extra)} are too many).")
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """The finite tensors of a safetensors file."""
+def load_plain(file: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Its reader would wait for ever for a pipe, and hear no signal."""
     from safetensors.torch import load_file
 
+    open_plain(file).close()
+    return load_file(file, device)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The finite tensors of a safetensors file."""
     try:
-        tensors = load_file(file)
+        tensors = load_plain(file)
     except Exception as problem:  # a damaged file may raise anything
         said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:200]
         raise ModelError(f"{file} cannot be read: {said}.") from None

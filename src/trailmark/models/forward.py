@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from trailmark.errors import LearnError
 from trailmark.models import compiled
 from trailmark.models.attention import Layout
-from trailmark.models.law import NEVER, entropy, law_logits, untruncated, working
+from trailmark.models.law import NEVER, chosen, entropy, law_logits, most_likely, untruncated, working
 from trailmark.models.layout import RICHNESS, Packed, Shape, micro_batches
 from trailmark.models.lm import LM
 from trailmark.models.readout import Readout, View
@@ -222,13 +222,12 @@ def _number(r: Readout, logits: Tensor, token: Tensor) -> Tensor:
     """One readout of the distributions softmax(logits), [N, V], at tokens [N]."""
     if r.kind == "entropy":
         return entropy(logits)
-    every = logits.log_softmax(-1)
     if r.kind == "logp":
-        return every.gather(1, token[:, None])[:, 0]
+        return chosen(logits, token)
     if r.kind == "rank":
-        return (every > every.gather(1, token[:, None])).sum(-1) + 1
-    best = every.topk(min(r.top, logits.shape[1]))
-    return torch.stack([best.indices.to(best.values.dtype), best.values], 1)
+        return (logits > logits.gather(1, token[:, None])).sum(-1) + 1
+    ids, logp = most_likely(logits, min(r.top, logits.shape[1]))
+    return torch.stack([ids.to(logp.dtype), logp], 1)
 
 
 def _temperatures(lm: LM, wanted: Sequence[Readout], laws: Sequence[SamplingLaw], law: np.ndarray) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from trailmark.types import SamplingLaw
 
 NEVER = float("-inf")
+WIDE = 1 << 14  # tokens from which on a CPU's log_softmax is biased in float32 (docs/design.md)
+AT_ONCE = 1 << 20  # logits whose exponentials are summed together: they stay in the CPU's cache
 
 
 def working(logits: Tensor) -> Tensor:
@@ -103,6 +106,48 @@ def _under(logits: Tensor, law: SamplingLaw, written: np.ndarray, keep: Tensor |
         cut = torch.zeros_like(out).scatter(1, place, out)
         logits = logits.masked_fill(cut if keep is None else cut.scatter(1, keep[:, None], False), NEVER)
     return logits
+
+
+def _biased(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.shape[1] >= WIDE
+
+
+def _sums(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row, and log sum exp of the differences to it: [N, V] -> twice [N, 1]."""
+    parts = logits.split(max(1, AT_ONCE // logits.shape[1]))
+    best = [x.amax(-1, keepdim=True) for x in parts]
+    rest = [(x - b).exp_().sum(-1, keepdim=True).log_() for x, b in zip(parts, best)]
+    return torch.cat(best), torch.cat(rest)
+
+
+class _Chosen(torch.autograd.Function):
+    """log softmax(logits)[token], [N, V] and [N, 1] -> [N, 1], in less memory and time than log_softmax needs."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, token: Tensor) -> Tensor:  # type: ignore[override]
+        best, rest = _sums(logits)
+        ctx.save_for_backward(logits, token, best + rest)
+        return logits.gather(1, token) - best - rest
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        logits, token, whole = ctx.saved_tensors
+        return (logits - whole).exp_().mul_(-grad).scatter_add_(1, token, grad), None
+
+
+def chosen(logits: Tensor, token: Tensor) -> Tensor:
+    """log softmax(logits)[token] per row: [N, V] logits and [N] tokens -> [N]."""
+    at = token[:, None]
+    return (_Chosen.apply(logits, at) if _biased(logits) else logits.log_softmax(-1).gather(1, at))[:, 0]
+
+
+def most_likely(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k most likely tokens of each row and their log-probs, twice [N, k]."""
+    if not _biased(logits):
+        best = logits.log_softmax(-1).topk(k)
+        return best.indices, best.values
+    best, (top, rest) = logits.topk(k), _sums(logits)
+    return best.indices, best.values - top - rest
 
 
 def entropy(logits: Tensor) -> Tensor:

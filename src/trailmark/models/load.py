@@ -343,6 +343,7 @@ def _config(path: str, here: bool, revision: str | None = None) -> Any:
         found = AutoConfig.from_pretrained(
             path, revision=revision or "main", local_files_only=here, trust_remote_code=False
         )
+        found._attn_implementation = None  # it may name code of the hub
         check_sizes(found, path)
     except TrailmarkError:
         raise

@@ -84,11 +84,9 @@ def _of_methods(evals: Mapping[str, Points]) -> list[dict[str, str]]:
 
 def _held_out(train: Mapping[str, Points], evals: Mapping[str, Points]) -> list[dict[str, str]]:
     """Training and evaluation may differ a little: other starts, another temperature."""
-    seen, held = ([v for _, v in points.get("success", [])] for points in (train, evals))
-    if not seen or not held:
-        return []
-    a, b = fmean(seen[-max(1, len(seen) // 5) :]), held[-1]
-    if a - b <= FAR:
+    at, b = (evals.get("success") or [[-1, 0.0]])[-1]
+    seen = [v for step, v in train.get("success", []) if step <= at]
+    if not seen or (a := fmean(seen[-max(1, len(seen) // 5) :])) - b <= FAR:
         return []
     text = f"Success is {a:.1%} over the last training steps and {b:.1%} in the last evaluation: what was learnt does "
     return [_warn(text + "not hold on other starts, or evaluations draw in another way (eval.split, sampling).")]

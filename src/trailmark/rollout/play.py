@@ -18,6 +18,7 @@ from typing import Any, Literal
 from trailmark.chat import Conversation, end_of_turn
 from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import TaskError
+from trailmark.failures import must_be_answered
 from trailmark.memory import need_starts
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
@@ -473,10 +474,22 @@ def play(
     at_once: int = 256,
     judge: Judge | None = None,
     notes: list[Annotation] | None = None,
+    failures: float = 1.0,
 ) -> list[Episode]:
-    """Play `n` episodes of every task. The episodes of one task form a group."""
+    """Play `n` episodes of every task. The episodes of one task form a group. Servers may fail to answer in at most a
+    share `failures` of them."""
     starts = start_all(tasks, n, seed, prefix)
-    return wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
+    played = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
+    must_be_answered(played, failures)
+    return played
+
+
+def must_show(source: TaskSource, tasks: Sequence[Task], seats: Sequence[Seat]) -> None:
+    """Refuse a row whose messages the chat template of a seat refuses: it is a mistake, and no lost play."""
+    if (check := getattr(source, "must_render", None)) is not None:
+        for seat in seats:
+            if (tokenizer := getattr(seat.engine, "tokenizer", None)) is not None and not seat.hears_messages:
+                check(tokenizer, tasks)
 
 
 def start_all(tasks: Sequence[Task], n: int = 1, seed: int = 0, prefix: str = "") -> list[Start]:

@@ -16,7 +16,7 @@ from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
-IGNORED = ("out", "name", "trackers")  # keys of a recipe that may differ between equal runs
+IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
 _ABSENT = object()
 
 
@@ -116,7 +116,7 @@ def _tensors(a: Path, b: Path) -> str:
 def _same(a: Path, b: Path) -> bool:
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as f, b.open("rb") as g:
+    with open_plain(a) as f, open_plain(b) as g:
         while chunk := f.read(1 << 20):
             if chunk != g.read(1 << 20):
                 return False

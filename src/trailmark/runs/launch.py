@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trailmark.config import RunConfig, dump, resolve
+from trailmark.config import CheckpointConfig, RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
 from trailmark.runs.data_files import named_files, no_pipes, note_files
@@ -34,8 +34,8 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
                 atomic_write(run.path / "versions.json", (json.dumps(versions(), indent=1) + "\n").encode())
                 note_files(run, config, method.staged)
             return method.train(config, run, resume)
-        except TrailmarkError:
-            run.discard_if_empty()  # an error before the first step leaves no run behind
+        except TrailmarkError as problem:  # one before the first step leaves no run behind
+            run.discard_if_empty(answered=problem.code == 1)
             raise
 
 
@@ -64,8 +64,11 @@ def training_stage(
         text = dump(config.model_copy(update={"out": str(folder)}))
         atomic_write(folder / "recipe.yaml", text.encode(), "recipe")
 
-    # Without defaults, so that a new key of a later version is no change.
-    settings = compared(config.model_dump(mode="json", exclude_defaults=True))
+    # Without defaults, so that a new key of a later version is no change, and without how often the clock makes a
+    # checkpoint, beside which every other key of its section would be written.
+    timeless = config.checkpoint.model_copy(update={"minutes": CheckpointConfig().minutes})
+    plain = config.model_copy(update={"checkpoint": timeless})
+    settings = compared(plain.model_dump(mode="json", exclude_defaults=True))
     known = {os.path.realpath(p) for p in (inputs or {}).values()}
     files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
     more |= {"strict": True, "refresh": refresh if reread else None}

@@ -287,7 +287,10 @@ def hold(path: Path, what: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as e:
-        raise cannot_write(path, e) from None
+        said = cannot_write(path, e)
+        if e.errno in (errno.EROFS, errno.EACCES):
+            raise RunError(f"{said} Copy {path.parent} to where you may write, and go on there.") from None
+        raise said from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -426,12 +429,13 @@ class Run:
                 temp.unlink(missing_ok=True)
         self._before = {p.name for p in self.path.iterdir()}
 
-    def discard_if_empty(self) -> None:
+    def discard_if_empty(self, answered: bool = False) -> None:
         """Undo a run in which nothing has happened yet: delete the files that were added since it was locked. Older
         files stay, so a run can still be resumed, and finished stages stay. If there are stages, only the judge's
         fingerprint is deleted: no rewards of this judge were stored, so the run may continue with a corrected
-        function."""
+        function. `answered`: what a judge behind a server has answered is kept, too."""
         steps = [*self.episodes_dir.glob("*"), *self.checkpoints_dir.glob("*"), self.metrics_file]
+        steps += (self.path / "judge").glob("*.jsonl") if answered else ()
         if self._lock is None or any(p.exists() for p in steps):
             return
         if any(p.is_file() and not p.name.endswith(".lock") for p in (self.path / "stages").rglob("*")):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Rule = Literal["text", "turn", "template"]
 Context = str | Sequence[Mapping[str, Any]]
 Gain = Literal["stepped", "clipped", "binary", "linear", "nll", "contrastive"]
+NEAR = 1e-6  # relative: numbers of one stored line follow from each other
 STEPS = ((0.05, 0.5), (1.0, 0.9), (2.0, 1.0))  # VR-CLI: smallest improvement in percent, and its reward
 
 
@@ -163,7 +164,16 @@ class Baselines:
     def _stored(self, key: str) -> Likelihood:
         if key not in self.cache:
             return Likelihood(math.nan, 1)
-        return Likelihood(float(self.cache[key]["logp"]), int(self.cache[key]["tokens"]))
+        row: dict[str, Any] = self.cache[key]
+        logp, n = row.get("logp", ""), row.get("tokens", "")
+        may = type(logp) in (float, int) and type(n) is int and n > 0 and logp <= NEAR * n
+        if key in self.cache.lines and not may:  # somebody else wrote it, or changed it
+            raise DataError(
+                f"logp is {logp!r} over {n!r} tokens, and the log-probability of a text is a number not above 0: "
+                "remove the line, and it is computed again.",
+                self.cache.path, self.cache.lines[key],
+            )  # fmt: skip
+        return Likelihood(float(logp), int(n))
 
     def read(self, rows: Sequence[Gold]) -> list[Likelihood]:
         """The likelihoods of rows; nothing is stored."""
@@ -187,7 +197,7 @@ class Baselines:
         key = f"probe of {self.fingerprint}"
         if key not in self.cache:
             self.cache.add(key, {"logps": list(probe)})
-        elif not same_model(self.cache[key]["logps"], probe):
+        elif not same_model(self.cache[key].get("logps"), probe):
             raise JudgeError(
                 f"{self.cache.path} holds likelihoods of another model that was served as '{self.lm.name}': start that "
                 "one again, or move the file away."
@@ -296,6 +306,10 @@ class TextScorer:
 
     def _called(self, name: str) -> str:
         return f"{self.files[name]}: row '{name}'" if name in self.files else f"row '{name}'"
+
+    def fits(self, context: Context, gold: str, rule: Rule = "turn") -> bool:
+        """Whether the model can read a gold text in its context."""
+        return self._fits(gold_row(self.tokenizer, context, gold, rule))
 
     def _fits(self, row: Gold) -> bool:
         return self.context is None or row.end <= self.context

@@ -103,7 +103,9 @@ class ServedModel:
         return f"{self.key}: {str(problem).removesuffix('.')}."
 
 
-def same_model(then: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether two readings of the probe may be of one model: servers round differently from run to run."""
-    gaps = [abs(a - b) for a, b in zip(then, now)]
-    return len(then) == len(now) and sum(gaps) <= SAME * max(1, len(gaps))
+def same_model(then: Any, now: Sequence[float]) -> bool:
+    """Whether two readings of the probe, the first as it was stored, may be of one model: servers round differently
+    from run to run."""
+    if not isinstance(then, list) or not all(type(x) in (float, int) for x in then) or len(then) != len(now):
+        return False
+    return sum(abs(a - b) for a, b in zip(then, now)) <= SAME * max(1, len(now))

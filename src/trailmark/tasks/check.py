@@ -164,6 +164,14 @@ class _Checker:
             self.problem("tasks differ", f"tasks({split!r}) gave different tasks for the same seed {self.seed}.")
         if len({t.id for t in tasks}) < len(tasks):
             self.problem("ids", "Two tasks have the same id.")
+        if not getattr(self.source, "finite", False):
+            what = f"tasks({split!r}, n={n}, seed={self.seed + 1})"
+            other = self.guard(what, lambda: self.source.tasks(split, n=n, seed=self.seed + 1))
+            if [(t.id, t.data) for t in other] == [(t.id, t.data) for t in tasks]:
+                self.report.notes.append(
+                    f"tasks({split!r}, n={n}) gives the same tasks for every seed, so each step of training plays "
+                    "these alone. If they are the first of a list, set finite = True: training then walks all of it."
+                )
         for t in tasks:
             for part, value in (("data", t.data), ("meta", t.meta)):
                 if not _json_safe(value):

@@ -115,12 +115,13 @@ def _state(found: Findings, root: Path) -> dict[str, Any] | None:
 def _whole(found: Findings, root: Path) -> None:
     """Every tensor file can be opened, is complete, and holds finite numbers."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+
+    from trailmark.models.checked import load_plain
 
     for path in sorted(root.rglob("*.safetensors")):
         where = str(path.relative_to(root.parent))
         try:
-            tensors = load_file(path)
+            tensors = load_plain(path)
         except (SafetensorError, OSError, ValueError) as problem:
             found.defect("a tensor file is damaged (truncated?)", f"{where}: {problem}")
             continue
@@ -133,10 +134,12 @@ def _against_transformers(folder: Path, lm: Any) -> tuple[float, float]:
     from transformers import AutoModelForCausalLM
 
     from trailmark.models.attention import Layout
+    from trailmark.models.load import load_config
 
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=lm.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False
-    )
+        folder, config=load_config(str(folder)), dtype=lm.dtype, local_files_only=True, use_safetensors=True,
+        trust_remote_code=False,
+    )  # fmt: skip
     theirs = theirs.to(lm.device).eval()
     n = min(48, lm.context)
     ids = torch.as_tensor(np.random.default_rng(0).integers(0, lm.vocab, (1, n)), device=lm.device)

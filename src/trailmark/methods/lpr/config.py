@@ -18,7 +18,7 @@ from trailmark.config import (
 )
 from trailmark.errors import RecipeError
 from trailmark.methods import get_config
-from trailmark.methods.configs import Failures, ReadConfig, TaskConfig
+from trailmark.methods.configs import ReadConfig, TaskConfig
 from trailmark.score.classes import Over
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
@@ -226,7 +226,6 @@ class LprRecipe(RunConfig):
     seats: dict[str, SeatConfig] = seats_section("`policy` writes solutions and completions, `teacher` the first ones")
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how tokens are drawn")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
-    failures: Failures = 0.0
     given: LprGiven = Field(LprGiven(), description="files from elsewhere")
     teacher: LprTeacher = Field(LprTeacher(), description="the first solutions, where there is a seat `teacher`")
     sft: dict[str, Any] | None = Field(None, description="imitation of the teacher: keys of method preference")

@@ -50,7 +50,7 @@ from trailmark.methods.offline import won
 from trailmark.methods.preference import PreferenceMethod, by_group
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.step_rl import StepRlMethod
-from trailmark.methods.unread import of_imitation, of_request, of_reward_model, of_training
+from trailmark.methods.unread import EVAL, of_imitation, of_request, of_reward_model, of_training
 from trailmark.models.load import load_model
 from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
@@ -97,15 +97,21 @@ class LprMethod(Method):
 
     @classmethod
     def learns_between_rounds(cls, config: LprRecipe) -> None:
-        """A server is not trained, so a second round would ask the same model again."""
-        seat = config.seats.get(SEAT)
-        if config.steps > 1 and seat is not None and seat.kind == "http":
-            raise RecipeError(
-                f"steps is {config.steps}, and the seat policy is a server, which learns nothing: round 2 would ask "
-                f"the same model again. Set steps=1; or make the stages one by one, and after round 1 serve "
-                f"{config.out}/{Road(config, Run(config.out)).last(1)} at its address (trailmark lpr run solutions "
-                "RECIPE --round 2)."
+        """A server or a model of its own is not trained, so a second round would ask the same model again."""
+        seat: Any = config.seats.get(SEAT)
+        if config.steps == 1 or getattr(seat, "model", None) is None:
+            return
+        what, advice = "a model of its own", "set seats.policy.trained=true in place of its model."
+        if seat.kind == "http":
+            last = f"{config.out}/{Road(config, Run(config.out)).last(1)}"
+            what, advice = "a server", (
+                f"make the stages one by one, and after round 1 serve {last} at its address (trailmark lpr run "
+                "solutions RECIPE --round 2)."
             )
+        raise RecipeError(
+            f"steps is {config.steps}, and the seat policy is {what}, which learns nothing: round 2 would ask the same "
+            f"model again. Set steps=1; or {advice}"
+        )
 
     @classmethod
     def check(cls, config: LprRecipe) -> list[str]:
@@ -764,6 +770,10 @@ class Road:
         inputs |= {"worsened": self.at("worsened", k)} if c.worsen is not None else {}
         inputs |= {"exclude": c.pairs.exclude} if c.pairs.exclude else {}
         settings, unread = {"pairs": c.pairs, "read": self.read()}, () if self.needs_prm(k) else ("read",)
+        if c.pairs.values is not None and c.pairs.values.same is not None:  # whose vectors say which steps are one
+            encoder = c.pairs.values.encoder
+            settings["model"] = self.policy(k)
+            inputs |= self.policy_inputs(k) if encoder is None else _folder(encoder)
         return self.stage(f"pairs-{k}", make, settings, inputs, unread=unread)
 
     def barred(self, episodes: Sequence[Episode]) -> set[str]:
@@ -836,7 +846,9 @@ class Road:
         given["rewards"] = {"split": c.clean.split, **rewards}
         given = {"task": c.task.model_dump(), "sampling": c.sampling.model_dump(), **given}
         recipe = self.trained(StepRlRecipe, "step_rl", f"rl-{k}", self.policy(k, after_preference=True), given)
-        return training_stage(f"rl-{k}", StepRlMethod, recipe, self.root, inputs)
+        return training_stage(
+            f"rl-{k}", StepRlMethod, recipe, self.root, inputs, unread=() if recipe.eval.every else EVAL
+        )
 
     def trained(self, recipe: Any, method: str, name: str, model: ModelConfig, given: Mapping[str, Any]) -> Any:
         """The recipe of a training: the recipe's own learner, checkpoint and evaluation, and over them, key by key,
@@ -850,6 +862,7 @@ class Road:
             "model": model.model_dump(),
             "learner": c.learner.model_dump(),
             "checkpoint": c.checkpoint.model_dump(),
+            "failures": c.failures,
         }
         if method == "reward_model":
             base["checkpoint"]["metric"] = "eval/accuracy"

@@ -12,7 +12,7 @@ from trailmark.config import (
     SamplingConfig,
 )
 from trailmark.errors import TrailmarkError
-from trailmark.methods.configs import CriticConfig, Failures, OfflineFinal, OfflineRecipe, TaskConfig
+from trailmark.methods.configs import CriticConfig, OfflineFinal, OfflineRecipe, TaskConfig
 from trailmark.objectives.soft_bellman import Level
 from trailmark.rollout.search import parse_plan
 from trailmark.steps import Split
@@ -123,7 +123,6 @@ class RoundsRecipe(OreoRecipe):
     )
     collect: CollectConfig = Field(CollectConfig(), description="how the episodes of a round are collected")
     task: TaskConfig = Field(TaskConfig(), description="the world")
-    failures: Failures = 0.0
     anchor: Literal["previous", "start"] = Field("previous", description="the reference of a round")
     critic_from: Literal["previous", "fresh"] = Field("previous", description="where a round's value starts")
     learn_from: Literal["new", "all"] = Field(

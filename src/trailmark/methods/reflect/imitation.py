@@ -129,7 +129,8 @@ class Players(Method):
         protocol = always_reflecting(self.talk)
         seats = self.seats()
         episodes = self.keep_plays(
-            step, lambda: play(self.source, tasks, seats, protocol, seed=c.seed + 1, prefix="eval:")
+            step,
+            lambda: play(self.source, tasks, seats, protocol, 1, c.seed + 1, "eval:", failures=c.failures),
         )
         good, dropped = scored(episodes)
         parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}

@@ -44,6 +44,7 @@ import numpy as np
 from trailmark.config import ModelConfig
 from trailmark.credit import turn_returns
 from trailmark.errors import RunError, TaskError
+from trailmark.failures import must_be_answered
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
@@ -206,7 +207,8 @@ class ReflectMethod(Players):
         else:
             tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
         with self.noting() as notes:
-            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), seed=c.seed, prefix=f"{step}:")
+            how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
+            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), **how)
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -270,7 +272,9 @@ class ReflectMethod(Players):
         self.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        return wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
+        played = wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
+        must_be_answered(played, self.config.failures)
+        return played
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------

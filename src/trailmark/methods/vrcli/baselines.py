@@ -20,10 +20,9 @@ from typing import Any
 from trailmark.errors import DataError, JudgeGone
 from trailmark.score.base import digest
 from trailmark.score.cache import Cache
-from trailmark.score.likelihood import Context, Likelihood, Rule, TextScorer
+from trailmark.score.likelihood import NEAR, Context, Likelihood, Rule, TextScorer
 from trailmark.score.model_server import same_model
 
-NEAR = 1e-6  # relative: numbers of one line follow from each other
 HINT = "use the one that it was made with, or name another file of baselines."
 
 
@@ -60,7 +59,7 @@ class BaselineFile:
         then = then if isinstance(then, Mapping) else {}
         for what in now:
             before, after = then.get(what), now[what]
-            if what == "probe" and isinstance(before, list) and same_model(before, after):
+            if what == "probe" and same_model(before, after):
                 continue
             if before != after:
                 shown = "" if what == "probe" else f" ({before}, now {after})"

@@ -5,6 +5,7 @@ rules out other explanations of an improvement. Each row of the comparison is a 
     trained        plans of the trained policy
     other-plan     the trained policy's plan for another row: as long, as well written, about something else
     random-words   as many words as the trained policy's plan has, drawn from the row's own prompt: copying alone
+    no-plan        nothing: what the instruction to follow a plan does by itself
     gold           the gold text as plan: how well the reader uses a plan that says everything
     NAME           a plan made of the row's own keys (`final.plans`)
     NAME           a model that reads the gold text without a plan (`final.readers`)
@@ -43,7 +44,7 @@ from trailmark.tasks.base import TaskSource, declared, draw_tasks
 from trailmark.texts import encode
 from trailmark.types import Episode, Player, Scored, Task
 
-NAMES = ("start", "trained", "other-plan", "random-words", "gold")
+NAMES = ("start", "trained", "other-plan", "random-words", "no-plan", "gold")
 
 
 class VrcliMethod(PolicyGradientMethod):
@@ -77,6 +78,7 @@ class VrcliMethod(PolicyGradientMethod):
             "trained": lambda: self.planned(step),
             "other-plan": lambda: self.instead(self.shifted),
             "random-words": lambda: self.instead(self.drawn_words),
+            "no-plan": lambda: self.instead(lambda played: [""] * len(played)),
             "gold": lambda: self.instead(lambda played: [str(e.task.data[self.judge.config.gold]) for e in played]),
             **{name: partial(self.instead, partial(self.written, t)) for name, t in self.config.final.plans.items()},
             **{name: self.reader(model) for name, model in self.config.final.readers.items()},
@@ -163,7 +165,8 @@ class VrcliMethod(PolicyGradientMethod):
         means = {r["arm"]: r["value"] for r in rows if r["metric"] == "improvement"}
         if said := not_about_the_row({**own, "improvement": means["trained"],
                                       "other_plan_improvement": means["other-plan"],
-                                      "random_words_improvement": means["random-words"]}):  # fmt: skip
+                                      "random_words_improvement": means["random-words"],
+                                      "empty_improvement": means["no-plan"]}):  # fmt: skip
             print(f"warning: {said}.", file=sys.stderr)
         atomic_write(run.path / "results.json", (json.dumps(rows, indent=1) + "\n").encode(), "results")
         return last

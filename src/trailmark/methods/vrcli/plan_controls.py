@@ -59,24 +59,28 @@ def t_975(freedom: int) -> float:
 
 
 def not_about_the_row(found: Mapping[str, float]) -> str:
-    """A sentence if plans improve, and plans of other rows do it as well; else "". `found` has the means in percent:
-    `improvement`, `other_plan_improvement`, `random_words_improvement` and those of `own_gain`."""
-    low = found.get("own_plan_gain_low")
-    if low is None or low > 0 or found.get("improvement", 0.0) <= 0:
+    """A sentence if plans improve, and plans of other rows, random words or no plan at all do it as well; else "".
+    `found` has the means in percent: `improvement`, `other_plan_improvement`, `random_words_improvement`,
+    `empty_improvement` (the last two if known) and those of `own_gain`."""
+    low, own = found.get("own_plan_gain_low"), found.get("improvement", 0.0)
+    if low is None or own <= 0:
         return ""
-    words = found.get("random_words_improvement")
-    beside = "" if words is None else f"; random words of the prompt improve them by {words:.1f} %"
+    names = {"random_words": "random words of the prompt", "empty": "no plan at all"}
+    means = {said: found[f"{k}_improvement"] for k, said in names.items() if f"{k}_improvement" in found}
+    if low > 0 and all(mean < own for mean in means.values()):
+        return ""
     return (
         f"the plan of another row improves the gold texts by {found['other_plan_improvement']:.1f} %, the row's own by "
-        f"{found['improvement']:.1f} % (difference {found['own_plan_gain']:.1f} [{low:.1f}, "
-        f"{found['own_plan_gain_high']:.1f}]){beside}. So plans are not shown to be about their rows: use more rows, "
-        "or a reader that follows plans (docs/vrcli.md, Rows of your own)"
+        f"{own:.1f} % (difference {found['own_plan_gain']:.1f} [{low:.1f}, {found['own_plan_gain_high']:.1f}])"
+        + "".join(f"; {said} by {mean:.1f} %" for said, mean in means.items())
+        + ". So plans are not shown to be about their rows: use more rows, or a reader that follows plans "
+        "(docs/vrcli.md, Rows of your own)"
     )
 
 
 def at_the_end(run: Path) -> str:
     """The sentence of `not_about_the_row` on what the comparison at the end of a run found (results.json)."""
-    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_"}
+    arms = {"trained": "", "other-plan": "other_plan_", "random-words": "random_words_", "no-plan": "empty_"}
     try:
         rows = read_json(run / "results.json")
         named = {(r["arm"], r["metric"]): float(r["value"]) for r in rows if r.get("arm") in arms}
@@ -84,4 +88,5 @@ def at_the_end(run: Path) -> str:
         return ""
     out = {f"{arms[arm]}improvement": v for (arm, metric), v in named.items() if metric == "improvement"}
     own = {m: v for (arm, m), v in named.items() if arm == "trained" and m.startswith("own_plan_gain")}
-    return not_about_the_row({**out, **own}) if len(out) == len(arms) and len(own) == 3 else ""
+    whole = {"improvement", "other_plan_improvement"} <= set(out) and len(own) == 3
+    return not_about_the_row({**out, **own}) if whole else ""

@@ -2,6 +2,7 @@
 reasoning.
 
     score_plans    for each plan: perplexity without and with it, improvement
+    beside         for each plan: what the plan of another row, random words and no plan improve in its place
     summary        mean with its interval, percentiles, and beside them: share of plans that help, correlation of length
                    and improvement, share of the plan's trigrams copied from the prompt
     score_reader   the same numbers for another model that reads the gold texts without a plan, such as a fine-tuned one
@@ -24,7 +25,8 @@ import numpy as np
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.evaluate.stats import mean_of
 from trailmark.methods.vrcli.baselines import BaselineFile, BaselineRow
-from trailmark.methods.vrcli.words import copied_share, correlation
+from trailmark.methods.vrcli.plan_controls import not_about_the_row, own_gain, plans_of_others, words_at_random
+from trailmark.methods.vrcli.words import copied_share, correlation, words_of
 from trailmark.score.likelihood import Rule, TextScorer, gold_row, improvement
 from trailmark.tasks.prompts import read_prompts
 from trailmark.tasks.stories.plans import MARKERS, has_marker, plan_of
@@ -103,6 +105,50 @@ def score_plans(
     return found
 
 
+def beside(
+    scorer: TextScorer,
+    rows: Mapping[str, Mapping[str, Any]],
+    scores: Sequence[Mapping[str, Any]],
+    rule: Rule = "turn",
+    baselines: BaselineFile | None = None,
+) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """What other texts in the place of scored plans improve (`score/plan_controls.py`): the means and the gain of a
+    row's own plan, with a warning if plans are not shown to be about their rows; and the records by name."""
+    names, plans = [s["id"] for s in scores], [s["plan"] for s in scores]
+    if len(set(names)) < 2:
+        return {}, {}
+    size = lambda plan: len(words_of(plan))
+    texts = {
+        "other_plan": plans_of_others(names, plans, 0),
+        "random_words": [words_at_random(rows[i]["information"], size(p), 0, i) for i, p in zip(names, plans)],
+        "empty": [""] * len(plans),
+    }
+    fits = lambda i, text: scorer.fits(context(rows[i], text), rows[i]["gold"], rule)  # another row's plan may be long
+    given = {k: [(i, text) for i, text in zip(names, some) if fits(i, text)] for k, some in texts.items()}
+    made = {k: score_plans(scorer, rows, some, rule, baselines) for k, some in given.items()}
+    gains = {k: _good(found) for k, found in {"": scores, **made}.items()}
+    means = {f"{k}_improvement".strip("_"): float(np.mean(g)) for k, g in gains.items() if len(g)}
+    own, other = _by_row(scores), _by_row(made["other_plan"])
+    both = [i for i in own if i in other]
+    means |= own_gain([own[i] for i in both], [other[i] for i in both])
+    said = not_about_the_row(means)
+    means.pop("improvement", None)  # `summary` has it, with its interval
+    return {**means, **({"warning": said} if said else {})}, made
+
+
+def _good(scores: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [s["improvement"] for s in scores if s["improvement"] is not None]
+
+
+def _by_row(scores: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The mean improvement of each row that has one."""
+    found: dict[str, list[float]] = {}
+    for s in scores:
+        if s["improvement"] is not None:
+            found.setdefault(s["id"], []).append(s["improvement"])
+    return {i: math.fsum(values) / len(values) for i, values in found.items()}
+
+
 def score_reader(
     scorer: TextScorer, reader: TextScorer, rows: Mapping[str, Mapping[str, Any]], rule: Rule = "turn"
 ) -> list[dict[str, Any]]:
@@ -154,7 +200,8 @@ def given_markers(words: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(words) if words else None
 
 
-def plans_of(    answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
+def plans_of(
+    answers: Iterable[tuple[str, str]], markers: Sequence[str] = MARKERS
 ) -> tuple[list[tuple[str, str]], float | None]:
     """The plans of answers, and the share of answers with a marker."""
     said = list(answers)

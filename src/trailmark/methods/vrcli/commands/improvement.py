@@ -9,6 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+BESIDE = {  # rows of the table for what else could stand in the place of a plan
+    "mean, plan of another row": "other_plan_improvement",
+    "mean, random words of the prompt": "random_words_improvement",
+    "mean, no plan": "empty_improvement",
+    "own above another row's": "own_plan_gain",
+    "  95 % interval, low": "own_plan_gain_low",
+    "  95 % interval, high": "own_plan_gain_high",
+}
+
 
 def improvement(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
@@ -49,7 +58,8 @@ def improvement(
     out: Annotated[Path | None, typer.Option(help="A JSONL of all scores.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """By how much plans lower the perplexity of the gold texts, with intervals, beside copying and length."""
+    """By how much plans lower the perplexity of the gold texts, with intervals. Beside them stand what the plans of
+    other rows, random words and no plan do, copying and length; a warning says if other rows' plans do as well."""
     from trailmark.config import ModelConfig, ServerConfig
     from trailmark.data.output_paths import new_file
     from trailmark.errors import TrailmarkError
@@ -100,8 +110,10 @@ def improvement(
     for name, (made, share) in arms.items():
         with _in(rows):
             scores = p.score_plans(scorer, found, made, tokens, stored)  # type: ignore[arg-type]
-        result["arms"][name] = {**p.summary(scores, found), "markers": share}
+            told, others = ({}, {}) if name in (control or ()) else p.beside(scorer, found, scores, tokens, stored)  # type: ignore[arg-type]
+        result["arms"][name] = {**p.summary(scores, found), "markers": share, **told}
         lines += [{"arm": name, **s} for s in scores]
+        lines += [{"arm": f"{name}/{other}", **s} for other, some in others.items() for s in some]
     for name, other in readers.items():
         with _in(rows):
             scores = p.score_reader(scorer, TextScorer(opened(str(other)), cache), found, tokens)  # type: ignore[arg-type]
@@ -155,12 +167,18 @@ def _show(result: dict[str, Any]) -> None:
         table.add_row(f"95 % interval, {end}", *(number(inner(a, "improvement").get(end)) for a in arms.values()))
     for q in ("5", "50", "95"):
         table.add_row(f"percentile {q}", *(number(inner(a, "percentiles").get(q)) for a in arms.values()))
+    for words, key in BESIDE.items():
+        if any(key in a for a in arms.values()):
+            table.add_row(words, *(number(a.get(key)) for a in arms.values()))
     table.add_row("plans that help, %", *(share(a.get("helps")) for a in arms.values()))
     table.add_row("words of a plan", *(number(a.get("plan_words"), 1) for a in arms.values()))
     table.add_row("correlation with length", *(number(a.get("length_correlation"), 2) for a in arms.values()))
     table.add_row("trigrams copied, %", *(share(a.get("copied")) for a in arms.values()))
     table.add_row("answers with a marker, %", *(share(a["markers"]) for a in arms.values()))
     print_table(table)
+    for name, a in arms.items():
+        if said := a.get("warning"):
+            Console().print(f"warning: {name}: {said}.", soft_wrap=True)
     if lost := result.get("failed"):
         Console().print(
             f"warning: {lost} texts were not scored, because their requests failed; they are in no average."
