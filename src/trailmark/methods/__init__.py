@@ -59,26 +59,22 @@ def method_names() -> list[str]:
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
-    """Check a recipe that a person wrote. A recipe with older names is refused, and the error says the new ones."""
+    """Check a recipe that a person wrote."""
     from trailmark.config import resolve
-    from trailmark.runs import older
 
-    older.refuse(loaded)
     return resolve(loaded, get_config(loaded.method))
 
 
 def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a run in today's names, with every default filled in, so that two recipes can be compared."""
+    """The recipe of a run with every default filled in, so that two recipes can be compared."""
     from trailmark.config import resolve
-    from trailmark.runs import older
 
-    today = older.translate(recipe)
-    if today.get("method") not in registry.ours("methods"):
-        return today
+    if recipe.get("method") not in registry.ours("methods"):
+        return dict(recipe)
     try:
-        return resolve(today, get_config(today["method"])).model_dump(mode="json")
-    except RecipeError:  # an older version had other keys: compare the recipe as it is
-        return today
+        return resolve(recipe, get_config(recipe["method"])).model_dump(mode="json")
+    except RecipeError:  # another version of Trailmark, with other keys: compare the recipe as it is
+        return dict(recipe)
 
 
 def get_method(name: str) -> type[Method]:

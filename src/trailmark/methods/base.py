@@ -90,11 +90,6 @@ class Method(Training):
         run starts from. Default: none."""
         return []
 
-    @classmethod
-    def can_go_on(cls, config: Any, run: Run) -> None:
-        """Raise an error if this version cannot resume the run. Default: it can."""
-        return None
-
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod

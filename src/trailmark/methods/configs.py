@@ -22,7 +22,6 @@ from trailmark.config import (
 from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError
 from trailmark.objectives import OBJECTIVES, get_objective
-from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.classes import Over
 from trailmark.score.config import judge_config
@@ -103,7 +102,7 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
         if v.get("kind") not in ("clipped", "weighted_logp"):
-            if v.get("kind") in PREFERENCES:
+            if v.get("kind") in ("rejection", "dpo", "ipo", "kto"):
                 raise ValueError(
                     f"{v['kind']} is an objective of method preference: write method: preference and "
                     f"objective: {v['kind']}"

@@ -81,7 +81,6 @@ class FunctionJudge(Judge):
         elif "scorer" in self.wanted and model is not None and Path(model.name).is_dir():
             from trailmark.models.adapters import weights_print
 
-            self.earlier = (self.fingerprint,)
             self.fingerprint = digest(text + weights_print(model).encode())
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
 

@@ -282,7 +282,7 @@ class Road:
         named = named_files(self.config) if reads else {}
         files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
         told = without_place(plain, str(self.root))
-        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread), later=("words",))
+        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread))
 
     def unread(self, seat: str, sampling: SamplingConfig | None) -> tuple[str, ...]:
         """The settings of a stage that do not change what a seat answers."""
