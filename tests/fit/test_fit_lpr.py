@@ -11,6 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark import formats
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig
@@ -23,7 +24,6 @@ from trailmark.methods.configs import PreferenceRecipe
 from trailmark.methods.offline import won
 from trailmark.methods.preference import PreferenceMethod, by_group
 from trailmark.models.load import load_model
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Pairwise
 from trailmark.rollout.branch import Point, branch_starts
 from trailmark.rollout.play import start_all

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tabular import TabularLM
 from typer.testing import CliRunner
 
 from trailmark.commands.app import app
@@ -22,7 +23,6 @@ from trailmark.evaluate.searched import load_values
 from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout
-from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
 from trailmark.rollout.search import Plan, Searcher, parse_plan, search

@@ -12,7 +12,7 @@ part. A start of which no sample takes part has no choice and counts as wrong.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.runs.store import atomic_write
 from trailmark.score.classes import Over, over_steps
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
-
-StepScorer = Callable[[Sequence[Episode]], Sequence[Sequence[float]]]  # the scores of the steps of each episode
 
 
 def by_start(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
@@ -55,13 +53,6 @@ def vote(episodes: Sequence[Episode]) -> Episode | None:
     said = [(read_answer(e) or "", e) for e in episodes]
     answer = most_common(a for a, _ in said)
     return next((e for a, e in said if answer and a == answer), None)
-
-
-def of_text(score: Callable[[Sequence[tuple[str, str]]], Sequence[Sequence[float]]]) -> StepScorer:
-    """A scorer from a function of (question, response) texts. The question is that of the task."""
-    return lambda episodes: score(
-        [(str(e.task.data.get("question") or e.task.data.get("puzzle") or ""), e.turns[-1].text) for e in episodes]
-    )
 
 
 def best_of(
