@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trailmark import registry
-from trailmark.errors import DataError, nearest
+from trailmark.errors import DataError, nearest, shorten
 from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
@@ -164,8 +164,7 @@ def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | Non
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else text[:197] + "…"
+    return shorten(" ".join(text.split()), 200)
 
 
 def stage_rows(

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trailmark import registry
+from trailmark.episodes import group_rewards
 from trailmark.types import Episode, Sample, Scored
 
 PATIENCE = 5  # steps in a row before a warning
@@ -27,10 +28,7 @@ GAP = 0.02  # mean difference in log-prob: float32 gives 1e-6 to 1e-4, bf16 up t
 
 def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     """The variation of a step's rewards: over all episodes, and within groups of several."""
-    rewards: dict[str, list[float]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored):
-            rewards.setdefault(e.group, []).append(e.outcome.reward)
+    rewards = group_rewards(episodes)
     every = [r for group in rewards.values() for r in group]
     if not every:
         return {}

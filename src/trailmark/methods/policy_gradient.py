@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
+from trailmark.episodes import group_rewards, least_range
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
@@ -35,8 +36,6 @@ from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
-
-SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
 
 
 class PolicyGradientMethod(Method):
@@ -273,19 +272,9 @@ def truncated(
 
 def varied(episodes: Sequence[Episode]) -> set[str]:
     """The groups whose scored episodes do not all earn the same. "The same" is relative to the rewards of the batch."""
-    rewards: dict[str, list[float]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored):
-            rewards.setdefault(e.group, []).append(e.outcome.reward)
+    rewards = group_rewards(episodes)
     least = least_range([r for group in rewards.values() for r in group])
     return {name for name, group in rewards.items() if max(group) - min(group) >= least}
-
-
-def least_range(rewards: Sequence[float]) -> float:
-    """The smallest range of a group that is a difference and no rounding: relative to the rewards of the batch, so that
-    rewards in any unit count."""
-    known = [r for r in rewards if np.isfinite(r)]
-    return max(SAME * (max(known) - min(known)) if known else 0.0, float(np.finfo(np.float64).tiny))
 
 
 def penalised(samples: Sequence[Sample], weight: float) -> tuple[list[Sample], float]:

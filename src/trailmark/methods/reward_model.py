@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import won
 from trailmark.errors import DataError, ModelError
 from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
@@ -31,7 +32,7 @@ from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import RewardModelRecipe
-from trailmark.methods.offline import Trajectories, sequence_length, won
+from trailmark.methods.offline import Trajectories, sequence_length
 from trailmark.methods.preference import listed_pairs, places_of_pairs, places_of_stored
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError
+from trailmark.errors import DataError, shorten
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.store import Run
@@ -49,8 +49,7 @@ def _only(second: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "nothing" if value is _ABSENT else shorten(json.dumps(value, ensure_ascii=False))
 
 
 def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:

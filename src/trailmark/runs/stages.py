@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import stopping
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.errors import RunError, TrailmarkError, shorten
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import read_json, read_plain
@@ -502,8 +502,7 @@ def _away(record: Path) -> Path:
 
 
 def _short(value: Any) -> str:
-    text = "not set" if value is _NOTHING else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "not set" if value is _NOTHING else shorten(json.dumps(value, ensure_ascii=False))
 
 
 def _has_files(path: Path) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import by_group
 from trailmark.types import Episode, Failed, Invalid, Scored
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -18,10 +19,9 @@ LONG = 0.5  # a rank correlation with length that is reported
 def check_groups(ev: Evidence) -> Check:
     """Members of a group play the same task and are shown the same first prompt."""
     found = Findings("groups")
-    groups: dict[str, list[Episode]] = {}
+    groups = by_group(ev.episodes)
     ids: dict[str, int] = {}
     for e in ev.episodes:
-        groups.setdefault(e.group, []).append(e)
         ids[e.id] = ids.get(e.id, 0) + 1
     for name, n in ids.items():
         if n > 1:

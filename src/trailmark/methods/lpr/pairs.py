@@ -21,11 +21,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError
 from trailmark.methods.lpr.config import LprPairs, LprRead, LprValuePairs
 from trailmark.methods.lpr.vectors import same_groups, text_vectors
-from trailmark.methods.offline import won
-from trailmark.methods.preference import by_group
 from trailmark.models.lm import LM
 from trailmark.score.classes import Outputs, class_numbers, over_steps
 from trailmark.steps import step_types

@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Any
 
 from trailmark.answers import LETTERS, read_answer
+from trailmark.episodes import won
 from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprStates
-from trailmark.methods.offline import won
 from trailmark.rollout.branch import Point
 from trailmark.steps import NAMED, TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn

@@ -43,6 +43,7 @@ import numpy as np
 
 from trailmark.config import ModelConfig
 from trailmark.credit import turn_returns
+from trailmark.episodes import won
 from trailmark.errors import RunError, TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
@@ -78,7 +79,7 @@ from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle
-from trailmark.types import Annotation, Episode, Sample, Scored
+from trailmark.types import Annotation, Episode, Sample
 
 
 class ReflectMethod(Players):
@@ -308,8 +309,7 @@ class Replay:
     held: list[Episode] = field(default_factory=list)
 
     def add(self, episodes: Sequence[Episode]) -> None:
-        won = [e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success]
-        self.held = [*self.held, *won][-self.size :] if self.size else []
+        self.held = [*self.held, *filter(won, episodes)][-self.size :] if self.size else []
 
     def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
         """Draw `n` plays with replacement."""

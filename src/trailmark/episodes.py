@@ -1,0 +1,43 @@
+"""Questions about episodes that more than one package asks: which were won, which belong together, which rewards are
+equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from trailmark.types import Episode, Scored
+
+SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
+
+
+def won(e: Episode) -> bool:
+    """Whether an episode is a success: as its world says, or else if its reward is positive."""
+    outcome = e.outcome
+    if not isinstance(outcome, Scored):
+        return False
+    return outcome.reward > 0 if outcome.success is None else outcome.success
+
+
+def by_group(episodes: Iterable[Episode]) -> dict[str, list[Episode]]:
+    groups: dict[str, list[Episode]] = {}
+    for e in episodes:
+        groups.setdefault(e.group, []).append(e)
+    return groups
+
+
+def group_rewards(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """The rewards of the scored episodes of each group."""
+    groups: dict[str, list[float]] = {}
+    for e in episodes:
+        if isinstance(e.outcome, Scored):
+            groups.setdefault(e.group, []).append(e.outcome.reward)
+    return groups
+
+
+def least_range(rewards: Sequence[float]) -> float:
+    """The smallest range of a group that is a difference and no rounding: relative to the rewards of the batch, so that
+    rewards in any unit count."""
+    known = [r for r in rewards if np.isfinite(r)]
+    return max(SAME * (max(known) - min(known)) if known else 0.0, float(np.finfo(np.float64).tiny))
