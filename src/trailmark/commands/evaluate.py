@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
+from trailmark.commands.options import ServerOptions, grouped
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
@@ -49,6 +50,7 @@ def _say_error(message: str) -> None:
     typer.echo(message, err=True)
 
 
+@grouped
 def evaluate(
     model: Annotated[
         str | None,
@@ -77,16 +79,7 @@ def evaluate(
     react: Annotated[
         bool, typer.Option("--react", help="Ask for an analysis first, then the choice: servers, or with --chat.")
     ] = False,
-    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on a server.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
-    ] = None,
-    query: Annotated[
-        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
-    ] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
-    ] = None,
+    server: ServerOptions = ServerOptions(),
     search: Annotated[
         str | None, typer.Option(metavar="KIND:WIDTH", help="Search: beam:B, best_of:N or actions:K; --value chooses.")
     ] = None,
@@ -165,8 +158,8 @@ def evaluate(
     words = [w for w in options or () if w not in extra]
     # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
-    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree,
+    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react,
+                server.served, server.header or (), server.query or (), server.key_env, search, value, budget, tree,
                 with_task([str(model), *extra]), leaderboard is not None, out,
                 1.0 if failed == Failures.lost else failures)  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
