@@ -24,7 +24,7 @@ from trailmark.errors import RecipeError
 from trailmark.objectives import OBJECTIVES, get_objective
 from trailmark.samples import Mean
 from trailmark.score.classes import Over
-from trailmark.score.config import judge_config
+from trailmark.score.config import JudgeConfig, judge_config, typed
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
 
@@ -34,6 +34,17 @@ from trailmark.steps import Split
 class TaskConfig(Config):
     name: str = Field("taxi", description="name of a task, or package.module:Class")
     options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
+
+    @field_validator("options")
+    @classmethod
+    def _typed(cls, v: dict[str, Any], info: Any) -> dict[str, Any]:
+        return v if ":" in info.data.get("name", ":") else typed(v)
+
+    @property
+    def reward(self) -> JudgeConfig | None:
+        """The judge that the recipe names."""
+        found = self.options.get("reward")
+        return found if isinstance(found, JudgeConfig) else None
 
 
 Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
@@ -86,6 +97,16 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
         return with_variant(with_prompts(raw))
+
+    @field_validator("task")
+    @classmethod
+    def _reader(cls, v: TaskConfig, info: Any) -> TaskConfig:
+        """A judge that needs a model but names none uses the model that training starts from."""
+        reward, model = v.reward, info.data.get("model")
+        if reward is None or not reward.reads or model is None or getattr(reward, "model", None) is not None:
+            return v
+        start = model.model_copy(update={"lora": None, "gradient_checkpointing": False})
+        return v.model_copy(update={"options": {**v.options, "reward": reward.model_copy(update={"model": start})}})
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
@@ -144,7 +165,7 @@ def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     """Rewrite the short keys of a recipe: `data: FILE` becomes task `prompts` with that file, and `reward` becomes the
-    task's judge. A judge that needs a model but names none uses the model that training starts from."""
+    task's judge."""
     raw = dict(raw)
     data, reward = raw.pop("data", None), raw.pop("reward", None)
     if data is None and reward is None:
@@ -160,12 +181,7 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     if reward is not None:
         if isinstance(reward, dict) and "kind" not in reward and isinstance(reward.get("path"), str):
             reward = {"kind": "function", **reward}
-        judge = judge_config(reward)
-        section: dict[str, Any] = {"kind": "function", "path": reward} if isinstance(reward, str) else dict(reward)
-        if judge.reads and not section.get("model"):
-            start = raw.get("model") or {}
-            section["model"] = {k: v for k, v in start.items() if k not in ("lora", "gradient_checkpointing")}
-        options["reward"] = section
+        options["reward"] = judge_config(reward).model_dump(mode="json")  # an error names the key as it is written
     return {**raw, "task": {**task, "options": options}}
 
 

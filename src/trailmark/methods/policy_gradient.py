@@ -29,7 +29,6 @@ from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.score.config import judge_config
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
@@ -247,8 +246,7 @@ class PolicyGradientMethod(Method):
 
 def reader_held(config: Any) -> list[Held]:
     """The frozen model that gives the reward, if it is in this process."""
-    reward = config.task.options.get("reward")
-    model = None if reward is None else judge_config(reward).held()
+    model = config.task.reward and config.task.reward.held()
     return [] if model is None else [Held("reward", model, stays=True)]
 
 

@@ -150,7 +150,7 @@ class VrcliMethod(PolicyGradientMethod):
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         last = super().train(config, run, resume)
-        markers = config.task.options.get("reward", {}).get("markers", [])
+        markers = getattr(config.task.reward, "markers", [])
         rows = []
         files = {name: read_segment(run.path / "evaluation" / f"{name}.jsonl")
                  for name in (*NAMES, *config.final.plans, *config.final.readers)}  # fmt: skip
