@@ -112,7 +112,7 @@ def evaluate(
         str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")
     ] = "product",
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `copied`.")
+        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `followed`.")
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
