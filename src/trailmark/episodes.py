@@ -36,6 +36,11 @@ def group_rewards(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     return groups
 
 
+def equal(group: Sequence[float], batch: Sequence[float]) -> bool:
+    """Whether the rewards of a group are equal, among the rewards of its batch."""
+    return max(group) - min(group) < least_range(batch)
+
+
 def least_range(rewards: Sequence[float]) -> float:
     """The smallest range of a group that is a difference and no rounding: relative to the rewards of the batch, so that
     rewards in any unit count."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trailmark import registry
-from trailmark.episodes import group_rewards
+from trailmark.episodes import equal, group_rewards
 from trailmark.types import Episode, Sample, Scored
 
 PATIENCE = 5  # steps in a row before a warning
@@ -35,7 +35,7 @@ def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     several = [g for g in rewards.values() if len(g) > 1]
     # the mean of equal rewards of 0.1 is rounded, so their deviation would not be exactly 0
     out = {"reward_std": 0.0 if max(every) == min(every) else float(np.std(every))}
-    return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
+    return out if not several else {**out, "same_groups": sum(equal(g, every) for g in several) / len(several)}
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
-from trailmark.episodes import group_rewards, least_range
+from trailmark.episodes import equal, group_rewards, least_range
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
@@ -271,8 +271,8 @@ def truncated(
 def varied(episodes: Sequence[Episode]) -> set[str]:
     """The groups whose scored episodes do not all earn the same. "The same" is relative to the rewards of the batch."""
     rewards = group_rewards(episodes)
-    least = least_range([r for group in rewards.values() for r in group])
-    return {name for name, group in rewards.items() if max(group) - min(group) >= least}
+    every = [r for group in rewards.values() for r in group]
+    return {name for name, group in rewards.items() if not equal(group, every)}
 
 
 def penalised(samples: Sequence[Sample], weight: float) -> tuple[list[Sample], float]:
@@ -314,7 +314,7 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str
     if credit == "batch":
         each = np.array(rewards)  # against the batch once all its tokens are known (`whitened`)
     elif credit == "leave_one_out":
-        each = leave_one_out(rewards, groups)
+        each = leave_one_out(rewards, groups, guard=least_range(rewards))
     else:
         each = group_relative(rewards, groups, "std" if credit == "group" else "none", guard=least_range(rewards))
     return {e.id: [float(a)] * sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e, a in zip(episodes, each)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.episodes import by_group
+from trailmark.episodes import by_group, equal, group_rewards
 from trailmark.types import Episode, Failed, Invalid, Scored
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -93,11 +93,8 @@ def check_rewards(ev: Evidence) -> Check:
 
 def _equal_groups(good: list[tuple[Episode, float]]) -> float:
     """The share of groups in which all members have the same reward, so a group-relative advantage is 0."""
-    groups: dict[str, list[float]] = {}
-    for e, r in good:
-        groups.setdefault(e.group, []).append(r)
-    several = [g for g in groups.values() if len(g) > 1]
-    return float(np.mean([max(g) - min(g) < 1e-9 for g in several])) if several else 0.0
+    several = [g for g in group_rewards(e for e, _ in good).values() if len(g) > 1]
+    return float(np.mean([equal(g, [r for _, r in good]) for g in several])) if several else 0.0
 
 
 def _length(found: Findings, good: list[tuple[Episode, float]], rewards: np.ndarray) -> None:
