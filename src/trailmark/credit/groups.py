@@ -70,7 +70,8 @@ def leave_one_out(
 ) -> np.ndarray:
     """RLOO: A_i = R_i - mean of the others in its group = n/(n-1) (R_i - mean_g).
 
-    A group whose max - min is below `guard`, or 0, gives exactly 0. A play alone in its group has no others: 0, or ValueError with singleton "error".
+    A group whose max - min is below `guard`, or 0, gives exactly 0. A play alone in its group has no others: 0, or
+    ValueError with singleton "error".
     rewards: [N], groups: [N] keys -> [N]
     """
     if singleton not in ("zero", "error"):
