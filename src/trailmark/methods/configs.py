@@ -86,7 +86,6 @@ class PolicyGradientRecipe(RunConfig):
     passes: PositiveInt = Field(1, description="passes over the episodes of a step")
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
     overlap: bool = Field(False, description="play the next batch while the learner works; it is one step older")
-    truncate: float = Field(2.0, ge=1, description="largest importance weight of a token of an older policy (overlap)")
     old: Literal["learner", "sampler"] = Field("learner", description="where the old log-probs of the ratio come from")
     eval_fn: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="my_file.py:name, a function like a reward's; its mean over an evaluation is eval/name"

@@ -36,6 +36,8 @@ from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
+MOST_RATIO = 2.0  # the largest importance weight of a token of an older policy (overlap)
+
 
 class PolicyGradientMethod(Method):
     Config = PolicyGradientRecipe
@@ -173,7 +175,7 @@ class PolicyGradientMethod(Method):
         self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", said))
         if fills:
             if c.old == "learner" and c.overlap:
-                samples, found = truncated(drawn, samples, c.truncate)
+                samples, found = truncated(drawn, samples, MOST_RATIO)
                 self._metrics |= found
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
