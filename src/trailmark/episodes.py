@@ -36,6 +36,14 @@ def group_rewards(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     return groups
 
 
+def same_groups(episodes: Iterable[Episode]) -> tuple[int, int]:
+    """How many groups of several scored episodes all earned the same, and how many such groups there are."""
+    rewards = group_rewards(episodes)
+    every = [r for group in rewards.values() for r in group]
+    several = [g for g in rewards.values() if len(g) > 1]
+    return sum(equal(g, every) for g in several), len(several)
+
+
 def equal(group: Sequence[float], batch: Sequence[float]) -> bool:
     """Whether the rewards of a group are equal, among the rewards of its batch."""
     return max(group) - min(group) < least_range(batch)

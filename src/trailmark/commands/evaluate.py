@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.commands.options import ServerOptions, grouped
+from trailmark.commands.options import ServerOptions, grouped, say_error
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
@@ -40,14 +40,9 @@ def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
     rows = [r for r in rows if r["scored"] == 0 and "success" not in r["metrics"]]  # all failed, and count as lost
     for r in rows:
         why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
-        _say_error(f"nothing was scored for {r['name']}: {why}.")
+        say_error(f"nothing was scored for {r['name']}: {why}.")
     if rows:
         raise typer.Exit(1)
-
-
-def _say_error(message: str) -> None:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
 
 
 @grouped
@@ -238,7 +233,7 @@ def _play(
         wishes = {name: dict(varied(wish, vary)) for name in dict.fromkeys(models)}
         made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
-        _say_error(str(problem))
+        say_error(str(problem))
         raise typer.Exit(1) from None
     each = [
         stage_rows(
@@ -276,7 +271,7 @@ def _play(
     title = f"{about['task']} {about['split']}"
     finish(result, json, lambda width: [table(rows, title, width), *warnings([*whole, *orders]), *told])
     if lost:
-        _say_error(lost)
+        say_error(lost)
         raise typer.Exit(1)
     _must_have_scores(whole)
     for name, (played, _) in made.items():

@@ -18,6 +18,11 @@ from trailmark.errors import TrailmarkError
 MANY = 1_000_000  # the upper limit of counts, so that a wrong number does not fill the memory
 
 
+def say_error(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+
+
 def finite(value: float) -> float:
     """Refuse nan, which passes limits because no comparison with it is true."""
     if not math.isfinite(value):

@@ -255,7 +255,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             if format != "pairs" and not isinstance(e.outcome, Scored):
                 unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
             elif why := _useless(e, seat, max_len):
-                _count(useless, why, 1)
+                count(useless, why, 1)
             else:
                 kept.add(row, part, e)
                 if format == "episodes":
@@ -267,10 +267,10 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
         for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
-        _count(skipped, "no_action", len(wrong))
+        count(skipped, "no_action", len(wrong))
     for counts in (unscored, useless):
         for name, n in counts.items():
-            _count(skipped, name, n)
+            count(skipped, name, n)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
@@ -286,7 +286,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     return Data(kept, skipped)
 
 
-def _count(counts: dict[str, int], name: str, more: int) -> None:
+def count(counts: dict[str, int], name: str, more: int) -> None:
     if more:
         counts[name] = counts.get(name, 0) + more
 

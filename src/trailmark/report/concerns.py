@@ -8,7 +8,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from trailmark import registry
-from trailmark.episodes import equal, group_rewards
+from trailmark.episodes import same_groups
 from trailmark.types import Episode
 
 Points = list[list[float]]
@@ -152,13 +152,9 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
         out.append(
             _info(f"{truncated / len(episodes):.0%} of the episodes ended at the limit of turns, not by the world.")
         )
-    rewards = group_rewards(episodes)
-    several, every = [g for g in rewards.values() if len(g) > 1], [r for g in rewards.values() for r in g]
-    same = sum(equal(g, every) for g in several)
-    if recipe.get("credit") in ("group", "leave_one_out") and several and same > 0.8 * len(several):
-        text = (
-            f"In {same} of {len(several)} groups on this page all episodes earned the same reward: they teach nothing."
-        )
+    same, several = same_groups(episodes)
+    if recipe.get("credit") in ("group", "leave_one_out") and several and same > 0.8 * several:
+        text = f"In {same} of {several} groups on this page all episodes earned the same reward: they teach nothing."
         out.append(_warn(text))
     return out
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trailmark.episodes import by_group, equal, group_rewards
+from trailmark.episodes import by_group, same_groups
 from trailmark.types import Episode, Failed, Invalid, Scored
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -85,16 +85,11 @@ def check_rewards(ev: Evidence) -> Check:
     found.numbers["at_most_lately"] = float((last >= rewards.max() - 1e-9).mean())
     if found.numbers["at_most_lately"] >= SATURATED and np.ptp(rewards) > 0:
         found.notes.append("the reward is saturated: lately nearly all plays get the largest reward")
-    found.numbers["equal_groups"] = _equal_groups(good)
+    same, several = same_groups(e for e, _ in good)
+    found.numbers["equal_groups"] = same / several if several else 0.0
     _length(found, good, rewards)
     _sums(ev, found, good)
     return found.result(f"{len(good)} scored plays, rewards {rewards.min():g} to {rewards.max():g}")
-
-
-def _equal_groups(good: list[tuple[Episode, float]]) -> float:
-    """The share of groups in which all members have the same reward, so a group-relative advantage is 0."""
-    several = [g for g in group_rewards(e for e, _ in good).values() if len(g) > 1]
-    return float(np.mean([equal(g, [r for _, r in good]) for g in several])) if several else 0.0
 
 
 def _length(found: Findings, good: list[tuple[Episode, float]], rewards: np.ndarray) -> None:

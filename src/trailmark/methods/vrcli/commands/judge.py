@@ -86,14 +86,11 @@ def judge(
 
 def _show(result: dict[str, Any], made: Any) -> None:
     from rich.console import Console
-    from rich.table import Column, Table
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.evaluate.output import print_rows
 
     kinds = ("wins", "losses", "ties", "swayed")
-    table = Table(Column("pair", no_wrap=True), "dimension", *kinds, title=f"Judged by {result['judge']}")
-    for (a, b), counts in made.counts.items():
-        for k, (dimension, c) in enumerate(counts.items()):
-            table.add_row("" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds))
-    print_table(table)
+    rows = (["" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds)]
+            for (a, b), counts in made.counts.items() for k, (dimension, c) in enumerate(counts.items()))  # fmt: skip
+    print_rows(["pair", "dimension", *kinds], rows, f"Judged by {result['judge']}")
     Console().print("swayed: the order of the two texts decided, so the file says `same`.")

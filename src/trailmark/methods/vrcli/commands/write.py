@@ -86,14 +86,12 @@ def write(
 
 
 def _show(made: dict[str, Any], out: Path) -> None:
-    from rich.table import Table
+    from trailmark.evaluate.output import print_rows
 
-    from trailmark.evaluate.output import print_table
-
-    table = Table("variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut", title=str(out))
+    rows = []
     for name, a in made.items():
         marked = "–" if a.get("markers") is None else f"{100 * a['markers']:.0f} %"
         plans = [str(a["plans"]), marked] if "plans" in a else ["–", "–"]
         texts = [str(a["texts"]), f"{a['words']:.1f}", str(a["cut"])]
-        table.add_row(name, a["planner"] or "–", a["writer"], *plans, *texts)
-    print_table(table)
+        rows.append([name, a["planner"] or "–", a["writer"], *plans, *texts])
+    print_rows(["variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut"], rows, str(out))
