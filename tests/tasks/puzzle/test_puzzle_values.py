@@ -9,17 +9,16 @@ from trailmark.errors import TaskError
 from trailmark.tasks import get_task
 from trailmark.tasks.puzzle.orders import (
     LEVELS,
-    SPLITS,
     Puzzle,
     make_puzzle,
     read_lines,
     read_puzzle,
-    split_of,
     true_step_values,
     written,
 )
 from trailmark.tasks.puzzle.policies import Walker, exact_value, item_of
 from trailmark.tasks.puzzle.source import soundness
+from trailmark.tasks.splits import SPLITS, split_of
 from trailmark.types import Episode, Scored, Task, Turn
 
 HAND = read_puzzle("ab. bfa cD. dC. ebc fBd\ne?\n")[0]
