@@ -120,17 +120,13 @@ def get_method(name: str) -> type[Method]:
 
 def _starts(config: RunConfig, task: Any) -> list[str]:
     """The first start of a task, and how many there are if epochs are counted. The task's files may not exist yet."""
-    from trailmark.tasks import get_task
-
     given = [task.options[key] for key in ("games", "path", "tasks") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
         return [f"task: {task.name}, whose {missing[0]} is not here yet"]
     method = get_method(config.method)
     try:
-        source = get_task(task.name, **task.options)
+        source = method.open_source(config)
         method.check_asked(config, source)
-        if config.eval.every:
-            method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
         lines = [f"task: {task.name}, first start '{source.tasks(method.learns_from(config), 1)[0].id}'"]
         epochs = getattr(config, "epochs", None)
         if epochs is not None and (rows := method.walk(config, source)) is not None:

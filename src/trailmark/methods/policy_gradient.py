@@ -31,7 +31,7 @@ from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
-from trailmark.tasks import get_task, keep_judge
+from trailmark.tasks import keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
@@ -62,12 +62,10 @@ class PolicyGradientMethod(Method):
         """Open the task and the seats; the model that is trained."""
         config = self.config
         need_rows(config.starts * config.n, "starts * n")
-        self.source = get_task(config.task.name, **config.task.options)
+        self.source = self.open_source(config)
         self.check_asked(config, self.source)
         self.rows = self.walk(config, self.source)
         self.config = config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
-        if config.eval.every:  # an empty split fails now, not at the first evaluation
-            draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
         given = getattr(config, "eval_fn", None)  # recipes of derived methods may not have this key
         self.eval_function = EvalFunction(given, config.model, self.run.path) if given else None
