@@ -106,7 +106,6 @@ class LprLabels(Config):
     """What the process reward model learns from."""
 
     full: bool = Field(True, description="whole solutions, too: the best class if right, else class 0")
-    dedupe: bool = Field(True, description="equal texts of a question are one example; different values are averaged")
     balance: bool = Field(False, description="as many examples of right solutions as of wrong ones")
     binary: bool = Field(False, description="two classes: some completion is right, or none")
     replay: float = Field(0.0, ge=0, le=1, description="share of earlier examples that are learnt again")

@@ -256,8 +256,7 @@ def examples(
                 text = tokenizer.decode(t.forced + t.tokens[: t.steps[n][1]])
                 found.append(Example(e.id, i, n, label, won(e), (e.group, text)))
     out: Counter[str] = Counter()
-    if s.dedupe:
-        found = one_of_each(found, out)
+    found = one_of_each(found, out)
     if s.binary:
         found = [replace(x, label=int(x.label > 0)) for x in found]
     if s.balance:
