@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RunError, TrailmarkError, nearest
 from trailmark.plain_files import read_json as plain_json
 from trailmark.runs.stages import Layout, Stage, as_json, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
@@ -86,8 +86,13 @@ class DataFolder:
 
 
 @contextmanager
-def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
-    """Open `out` for one process: a new folder, or one with data of the same kind."""
+def data_folder(
+    out: Path, settings: Mapping[str, Any], wanted: Sequence[str] = (), known: Sequence[str] = ()
+) -> Iterator[DataFolder]:
+    """Open `out` for one process: a new folder, or one with data of the same kind. `wanted` are the stages that a
+    person named, of the `known` ones."""
+    if odd := [name for name in wanted if name not in known]:
+        raise TrailmarkError(f"there is no stage '{odd[0]}'.{nearest(odd[0], known)}")
     run = Run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -20,8 +20,8 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 def file_text(path: Path) -> str:
     try:
         return read_unpacked(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text.", path) from None
+    except UnicodeDecodeError as problem:
+        raise DataError(f"is not UTF-8 text (byte {problem.start}).", path) from None
     except OSError as problem:
         raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
 
