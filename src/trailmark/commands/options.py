@@ -146,5 +146,5 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
 
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in shown}
-    del run.__wrapped__
+    del run.__wrapped__  # type: ignore[attr-defined]
     return run

@@ -26,7 +26,7 @@ def judge(
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of the judge.")] = 0.0,
     again: Annotated[int, typer.Option(min=0, max=100, help="Times it is asked again if no verdict can be read.")] = 2,
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Pairs at the same time.")] = 8,
-    asked: ServerOptions = ServerOptions(),
+    how: ServerOptions = ServerOptions(),
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer, with retries.")] = 120.0,
     retries: Annotated[int, typer.Option(min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")] = 5,
     failures: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the pairs that may fail.")] = 0.0,
@@ -60,8 +60,8 @@ def judge(
     shown = lambda text: cleaned(text) if clean else text
     texts = {name: [(i, shown(t)) for i, t in read_texts(file, every) if i in found] for name, file in files}
     pairs = p.pairs_of(texts)
-    at: dict[str, Any] = asked.section() | {"address": server, "deadline": deadline, "retries": retries}
-    engine = open_server(HttpSeat(**{"model": UNNAMED, **at, "concurrency": 2 * at_once}), "")
+    at: dict[str, Any] = {"address": server, "model": UNNAMED, "concurrency": 2 * at_once, **how.section()}
+    engine = open_server(HttpSeat(**at, deadline=deadline, retries=retries), "")
     settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once}
     who = ModelJudge(ModelJudgeConfig.model_validate(settings), engine, answers)
     made = p.judged(pairs, p.ask_all(who, pairs, found, asked, failures), asked, flags)
