@@ -336,6 +336,25 @@ def _locate(schema: type[Config], raw: Any, loc: Keys) -> tuple[Keys, Any, list[
     return path, value, holders, inside
 
 
+def _of_another_kind(schema: type[Config], raw: Any, loc: Keys) -> bool:
+    """Whether an error is of a member of a union that the section does not want to be: its `kind` is another member's.
+    Pydantic tries all members where a union names no discriminator."""
+    value, inside = raw, [schema]
+    for part in loc:
+        mine = [c for c in inside if c.__name__ == part]
+        if mine and len(inside) > 1 and isinstance(value, dict):
+            kind = value.get("kind")
+            if kind in _kinds(inside) and not _is_kind(mine[0], kind):
+                return True
+            inside = mine
+        elif isinstance(value, dict) and part in value:
+            fields = [c.model_fields[part] for c in inside if isinstance(part, str) and part in c.model_fields]
+            value, inside = value[part], [c for f in fields for c in _configs(f.annotation)] if fields else inside
+        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+            value = value[part]
+    return False
+
+
 def _kinds(classes: Iterable[type[Config]]) -> list[str]:
     found = [typing.get_args(c.model_fields["kind"].annotation) for c in classes if "kind" in c.model_fields]
     return sorted({str(name) for names in found for name in names})
@@ -403,7 +422,8 @@ def resolve(recipe: Loaded | Mapping[str, Any], schema: type[C]) -> C:
     except ValidationError as e:
         errors = e.errors(include_url=False)
     found: dict[Keys, tuple[Any, list[tuple[str, str]]]] = {}
-    for error in errors:  # a union reports one error per member
+    mine = [e for e in errors if not _of_another_kind(schema, loaded.raw, tuple(e["loc"]))]
+    for error in mine or errors:  # a union reports one error per member
         path, value, holders, inside = _locate(schema, loaded.raw, tuple(error["loc"]))
         found.setdefault(path, (value, []))[1].append(_explain(error, value, path, holders, inside))
     lines = []
