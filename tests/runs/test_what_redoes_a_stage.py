@@ -56,7 +56,7 @@ def listed(config, run):
     out = []
     for k in range(1, config.steps + 1):
         out += [(oreo_rounds.collection(config, run, k), oreo_rounds.EPISODES)]
-        out += [(oreo_rounds.round_stage(config, run, k, False), oreo_rounds.LAYOUT)]
+        out += [(oreo_rounds.round_stage(config, run, k), oreo_rounds.LAYOUT)]
     return out
 
 
