@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
 from trailmark.credit import discounted, group_relative, max_abs_normalise
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, WeightedLogp
-from trailmark.samples import annotate_turns, build_samples, class_sample, pair, turn_values
+from trailmark.samples import annotate_turns, build_samples, class_sample, pair
 from trailmark.types import Episode, Player, Sample, SamplingLaw, Scored, Task, Turn
 
 VOCAB = 8
@@ -76,9 +76,9 @@ def test_epo_turn_weights():
     samples = build_samples([e, again], "strategist", {"advantage": weights}, mean="turn")
     assert samples[0].tokens.tolist() == [1, 2, 3, 4, 5, 1, 1, 3, 2, 1]
     notes = annotate_turns(samples, [e, again], "strategist", "advantage", "by hand")
-    assert turn_values(notes, [e, again], "strategist", "advantage") == weights
-    with pytest.raises(LearnError, match="turn 2 of seat 'strategist' has no annotation 'advantage'"):
-        turn_values(notes[:1], [e], "strategist", "advantage")
+    assert [(a.episode, a.turn, a.level, a.values) for a in notes] == [
+        (x, i, "turn", (w,)) for x in ("epo", "epo2") for i, w in ((0, 0.5), (2, 1.0))
+    ]
     assert np.nonzero(samples[0].streams["weight"])[0].tolist() == [3, 4, 7, 8, 9]
     every_split(TabularLM([], VOCAB), samples, WeightedLogp(), "policy", 0.5 * 1.5 * math.log(8))
     assert 0.5 * 1.5 * math.log(8) == pytest.approx(1.5596, abs=1e-4)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from trailmark import trust
 from trailmark.commands.app import app
 from trailmark.errors import RecipeError
-from trailmark.runs.older import read_recipe
+from trailmark.runs.store import read_recipe
 from trailmark.tasks import get_task
 
 TINY = "{name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 128}}"

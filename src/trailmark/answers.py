@@ -53,7 +53,6 @@ def read_answer(text: str, options: int) -> Answer:
 
 
 HIDDEN = -1  # the label of a question whose answer is not told
-REASONS = ("invalid", "missing", "multiple")  # why a text has no answer
 
 
 def leaf_value(text: str, label: int, options: int) -> tuple[float | None, str]:

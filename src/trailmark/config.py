@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
@@ -12,7 +12,6 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -68,11 +67,6 @@ class ModelShape(Config):
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _short(self, dump: Any) -> dict[str, Any]:
-        """Without `tied` where it is usual, as in the runs of older versions."""
-        return {k: v for k, v in dump(self).items() if k != "tied" or v is not None}
 
 
 class LoraConfig(Config):

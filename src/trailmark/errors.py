@@ -74,6 +74,10 @@ class Unfinished(TrailmarkError):
     code = 1
 
 
+def shorten(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "…"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean X?' for the closest known name, or the list of known names when nothing is close."""
     names = sorted(known)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trailmark.errors import RecipeError, nearest
+from trailmark.errors import RecipeError, nearest, shorten
 from trailmark.marked_yaml import MAX_DEPTH, MAX_NODES, Dumper, Keys, Mark, dotted, parse
 from trailmark.plain_files import read_plain
 from trailmark.trust import named_by_person, named_by_run, of_a_run
@@ -297,8 +297,7 @@ def _found(value: Any, mark: Mark | None = None) -> str:
     if value is None or isinstance(value, list | dict):
         return "nothing" if value is None else "a list" if isinstance(value, list) else "a mapping"
     name = {bool: "the boolean", int: "the whole number", float: "the number"}.get(type(value), "the text")
-    shown = mark.spelled if mark and mark.spelled and not isinstance(value, str) else str(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    shown = shorten(mark.spelled if mark and mark.spelled and not isinstance(value, str) else str(value))
     return f"{name} '{shown}'" if isinstance(value, str) else f"{name} {shown}"
 
 

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
 from trailmark.credit import discounted, gae, gae_on_clock, group_relative, leave_one_out
 from trailmark.learn.learner import Learner
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import WeightedLogp
 from trailmark.samples import build_samples
 from trailmark.tasks.solved import END, bandit, evaluate, paths, tree

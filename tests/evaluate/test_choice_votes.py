@@ -12,7 +12,6 @@ from trailmark.evaluate.choices import (
     by_start,
     choose_row,
     chosen_option,
-    of_text,
     order_row,
     predictions,
     steps_of,
@@ -72,14 +71,6 @@ def test_a_row_counts_starts_of_different_sizes():
     assert [row[k] for k in ("episodes", "scored", "invalid", "failed", "tasks")] == [6, 5, 1, 0, 2]
     assert "warning" not in row
     assert list(by_start([*samples, lost])) == ["s", "t"]
-
-
-def test_the_question_of_a_text_scorer():
-    seen = []
-    scorer = of_text(lambda pairs: seen.extend(pairs) or [[1.0]] * len(pairs))
-    puzzle = Episode("p", Task("p", data={"puzzle": "km\nk?\n"}), "p", (Turn("policy", (1,), (2,), text="km"),), {})
-    assert scorer([play("s", 0, "A"), puzzle]) == [[1.0], [1.0]]
-    assert seen == [("Q s", "Action 1: Finish[The answer is A.]"), ("km\nk?\n", "km")]
 
 
 def test_step_scores_are_joined_in_the_order_of_the_turns():

@@ -13,7 +13,6 @@ from trailmark.evaluate.choices import (
     best_of,
     choose_row,
     chosen_option,
-    of_text,
     order_row,
     predictions,
     steps_of,
@@ -75,8 +74,6 @@ def test_a_row_of_choices():
     none = choose_row([*P, *Q], [[]] * 6 + steps[6:], "product")
     assert none["metrics"]["best@6 (product)"]["value"] == 0.5 and none["unscored"] == 6
     assert "6 of 12" in none["warning"]
-    by_length = of_text(lambda texts: [[float(len(said))] for _, said in texts])
-    assert best_of(P, by_length(P), "last")[0]["p"].id == "p:1"
     with pytest.raises(DataError, match="1 lists of step scores for 6"):
         best_of(P, [[1.0]])
     with pytest.raises(DataError, match="nothing to choose from"):

@@ -50,7 +50,7 @@ def test_the_share_of_decisions_that_are_what_the_words_name():
         "value": None, "low": None, "high": None, "n": 0, "method": "", "decisions": 1, "naming": 0,
     }  # fmt: skip
     alone = Episode("d", Task("d"), "d", (turn("policy", "A room.", "3", "0"),), {"self": Scored(0.0, False)})
-    assert copy_rate([alone], WORDS) is None and "copied" not in summarise([alone], tokenizer=WORDS)["metrics"]
+    assert copy_rate([alone], WORDS) is None and "followed" not in summarise([alone], tokenizer=WORDS)["metrics"]
 
 
 def test_eval_prints_it_where_words_reach_an_actor(tmp_path):
@@ -59,7 +59,7 @@ def test_eval_prints_it_where_words_reach_an_actor(tmp_path):
     plain = CliRunner().invoke(app, ["eval", "--episodes", str(file)])
     assert "--tokenizer NAME adds how often the advice is followed" in plain.stdout
     done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
-    assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 1.0
+    assert json.loads(done.stdout)["rows"][0]["metrics"]["followed"]["value"] == 1.0
     assert CliRunner().invoke(app, ["eval", "tiny", "--task", "taxi", "--tokenizer", "tiny"]).exit_code == 2
 
 
@@ -82,11 +82,11 @@ def test_the_taxi_without_a_menu_has_a_copy_rate(tmp_path):
     file.write_text(to_json(e) + "\n")
     for path in (run, file):
         done = CliRunner().invoke(app, ["eval", "--episodes", str(path), "--tokenizer", "tiny", "--json"])
-        assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["value"] == 2 / 3
+        assert json.loads(done.stdout)["rows"][0]["metrics"]["followed"]["value"] == 2 / 3
     assert copy_rate([e], WORDS)["naming"] == 0
     found = copy_rate([e], WORDS, source.commands)
     assert (found["decisions"], found["naming"], found["value"]) == (3, 3, 2 / 3)
-    assert summarise([e], tokenizer=WORDS, commands=source.commands)["metrics"]["copied"] == found
+    assert summarise([e], tokenizer=WORDS, commands=source.commands)["metrics"]["followed"] == found
     (run / "recipe.yaml").write_text("method: reflect\ntask: {name: 'somewhere.else:Make'}\n")  # code that is not run
     done = CliRunner().invoke(app, ["eval", "--episodes", str(file), "--tokenizer", "tiny", "--json"])
-    assert json.loads(done.stdout)["rows"][0]["metrics"]["copied"]["naming"] == 0
+    assert json.loads(done.stdout)["rows"][0]["metrics"]["followed"]["naming"] == 0

@@ -16,7 +16,7 @@ from trailmark.commands.app import app
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.evaluate.claims import Claim, RunMeasure, arm_interval, difference, holm, p_value, parse_claim
 from trailmark.evaluate.pages import page, read_study
-from trailmark.evaluate.study import _flat, _mark, load_study, resolved, run_study
+from trailmark.evaluate.study import _flat, load_study, run_study
 from trailmark.runs.store import Run
 
 METHOD = '''
@@ -215,20 +215,6 @@ def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path,
         study(overrides=["set.cost=5"])
     with pytest.raises(RunError, match="is not empty"):
         run_study(tmp_path / "s.yaml", (), resume=False)
-
-
-def test_runs_that_an_older_version_finished_are_recognised(study, tmp_path):
-    """Before, finished.json held the hash of the recipe alone."""
-    result, folder = study()
-    spec = load_study(tmp_path / "s.yaml")[1][0]
-    run, other = folder / "runs/low/seed-0", folder / "runs/low/seed-1"
-    (run / "finished.json").write_bytes(_mark(resolved(spec, folder, 0)[1]))
-    (other / "finished.json").write_text('{"recipe": "another"}\n')
-    assert study()[0] == result
-    assert (run / "ran.txt").read_text() == "1\n2\n3\n4\n" and "outputs" in json.loads(
-        (run / "finished.json").read_text()
-    )
-    assert (other / "ran.txt").read_text() == "1\n2\n3\n4\n"  # all steps were there
 
 
 def test_a_half_finished_run_goes_on(study):

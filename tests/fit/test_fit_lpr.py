@@ -11,19 +11,19 @@ import re
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark import formats
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig
 from trailmark.credit import discounted, place, whiten
+from trailmark.episodes import by_group, won
 from trailmark.formats.scored import pair_sides, tie_pairs
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
 from trailmark.methods.collect import collect_starts
 from trailmark.methods.configs import PreferenceRecipe
-from trailmark.methods.offline import won
-from trailmark.methods.preference import PreferenceMethod, by_group
+from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Pairwise
 from trailmark.rollout.branch import Point, branch_starts
 from trailmark.rollout.play import start_all

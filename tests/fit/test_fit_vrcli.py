@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, ModelConfig, resolve
 from trailmark.credit import group_relative
@@ -18,7 +19,6 @@ from trailmark.methods.policy_gradient import PolicyGradientMethod
 from trailmark.methods.vrcli.config import LikelihoodJudgeConfig
 from trailmark.methods.vrcli.judge import LikelihoodJudge
 from trailmark.models.load import load_model
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Clipped
 from trailmark.rollout.play import Seat, play
 from trailmark.runs.launch import launch

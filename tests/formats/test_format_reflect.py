@@ -6,27 +6,27 @@ from hypothesis import strategies as st
 from trailmark import formats
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError
-from trailmark.methods.reflect.formats import ACTION, ANALYZE, SftStep, split, write_sft_files
+from trailmark.methods.reflect.formats import ACTION, ANALYZE, SftStep, split
 from trailmark.rollout.play import Seat, play, solo
 from trailmark.tasks.taxi import Taxi
 
 STEP = SftStep("You are at A.\n", "B is east.", "Choose:\n0. south\n2. east\n", "2")
 
 
-def test_five_files_by_hand(tmp_path):
+def write_sft_files(folder, steps):
+    made = [step.texts() for step in steps]
+    kinds = ("sft", "sft_policy", "sft_reflection")
+    return {kind: put(folder, [{"text": texts[kind]} for texts in made], True, kind) for kind in kinds}
+
+
+def test_files_by_hand(tmp_path):
     bad = SftStep("You hit a wall.\n", "That was wrong.", "Choose:\n1. north\n", "1", positive=False)
     paths = write_sft_files(tmp_path, [STEP, bad])
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "sft.jsonl", "sft_policy.jsonl", "sft_policy_positive.jsonl", "sft_reflection.jsonl",
-        "sft_reflection_positive.jsonl",
-    ]  # fmt: skip
     told = {name: [r["text"] for r in take(path)] for name, path in paths.items()}
     assert told["sft"][0] == "You are at A.\nChoose:\n0. south\n2. east\n # Action:\n2"
     assert told["sft_reflection"][0] == "You are at A.\n # Analyze:\nB is east."
     assert told["sft_policy"][0] == ("You are at A.\n # Analyze:\nB is east.Choose:\n0. south\n2. east\n # Action:\n2")
     assert [len(told[n]) for n in ("sft", "sft_policy", "sft_reflection")] == [2, 2, 2]
-    assert told["sft_policy_positive"] == told["sft_policy"][:1]
-    assert told["sft_reflection_positive"] == told["sft_reflection"][:1]
 
     (thought, _) = formats.read("reflect-reflector", paths["sft_reflection"], TINY).episodes
     assert (thought.turns[0].seat, say(thought.turns[0].tokens)) == ("reflector", "B is east.<|im_end|>")
@@ -63,10 +63,7 @@ def test_there_and_back(rows, name, tokenizer):
 def test_what_could_not_be_read_back_is_refused(tmp_path):
     for step in (SftStep("a", f"b{ANALYZE}c", "d", "1"), SftStep("a", "b", "d", f"1{ACTION}")):
         with pytest.raises(DataError, match="must follow the marker"):
-            write_sft_files(tmp_path, [STEP, step])
-    with pytest.raises(DataError, match="no step is positive"):
-        write_sft_files(tmp_path, [])
-    assert list(tmp_path.iterdir()) == []
+            step.texts()
     with pytest.raises(DataError, match=r"in.jsonl:1: key 'text': the text has no marker ' # Action:\\n'"):
         formats.read("reflect-policy", put(tmp_path, [{"text": "a # Action:2"}], lines=True), TINY)
     assert split("a # Action:\n # Action:\n1", ACTION) == ("a # Action:\n # Action:\n", "1")

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import GroupConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.optim import Optimiser, rate
-from trailmark.models.tabular import TabularLM
 
 STEPS = 6
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from trailmark.answers import read_answer
 from trailmark.commands.app import app
 from trailmark.config import load_recipe
+from trailmark.episodes import won
 from trailmark.errors import RecipeError
 from trailmark.evaluate.choices import best_of, steps_of
 from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
 from trailmark.methods.lpr.exact import calibration, exact_value
-from trailmark.methods.offline import won
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer

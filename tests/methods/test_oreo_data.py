@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from trailmark.engines.scripted import ScriptedEngine
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError
 from trailmark.formats import read
-from trailmark.methods.offline import read_scored, successes, won
+from trailmark.methods.offline import read_scored
 from trailmark.methods.oreo.data import (
     balanced,
     collect,
     collect_balanced,
     trajectory_samples,
 )
-from trailmark.methods.preference import by_group, labelled_samples, pair_samples, preference_pairs, stored_pairs
+from trailmark.methods.preference import labelled_samples, pair_samples, preference_pairs, stored_pairs
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat
 from trailmark.runs.store import read_segment
@@ -179,7 +180,7 @@ def test_pairs_stay_in_their_group_and_depend_on_the_seed():
     pairs = preference_pairs(both, 5, seed=1)
     assert len(pairs) == 10 and all(a.group == b.group for a, b in pairs) and {a.group for a, _ in pairs} == {"a", "b"}
     assert pairs == preference_pairs(both, 5, seed=1) != preference_pairs(both, 5, seed=2)
-    assert [len(g) for g in by_group(both).values()] == [8, 8, 2] and len(successes(both)) == 10
+    assert [len(g) for g in by_group(both).values()] == [8, 8, 2] and sum(map(won, both)) == 10
     samples = pair_samples(pairs)
     assert [s.role for s in samples[:2]] == ["chosen", "rejected"] and len({s.unit for s in samples}) == 10
     assert sum(s.mass["weight"] for s in samples) == 10

@@ -21,7 +21,7 @@ from trailmark.methods.reflect.play import Talk, two_players
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.play import Seat, play
-from trailmark.runs import checkpoints, older
+from trailmark.runs import checkpoints
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics, read_segment
@@ -174,17 +174,6 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     assert a.read_bytes() == b.read_bytes()
 
 
-def test_older_runs_are_told_how_to_go_on(tmp_path):
-    config = run(tmp_path / "run", final={"n": 2})
-    shutil.rmtree(tmp_path / "run/stages")  # imitation was part of the run
-    before = (tmp_path / "run/recipe.yaml").read_bytes()
-    with pytest.raises(
-        RunError, match=rf"load.policy={tmp_path}/run load.reflector={tmp_path}/run sft.reflector=0 sft.policy=0"
-    ):
-        launch(get_method("reflect"), config.model_copy(update={"steps": 5}), resume=True)
-    assert (tmp_path / "run/recipe.yaml").read_bytes() == before
-
-
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
     monkeypatch.setattr("trailmark.methods.reflect.quickstart._recipe", lambda file, out, seed, reflecting: {
@@ -225,31 +214,6 @@ def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
     assert any(
         e.turns[1].text != e.turns[1].action for e in read_segment(tmp_path / "run" / "evaluation" / "reflect-rl.jsonl")
     )
-
-
-def test_recipes_of_before_are_refused_with_the_new_keys_and_their_runs_still_open(tmp_path, monkeypatch):
-    """Learning rates were keys of `sft` and `rl`, the rest of their optimisers was learner.optim, and steps counted
-    imitation too."""
-    monkeypatch.chdir(tmp_path)
-    lr = {
-        "sft": {**SMALL["sft"], "lr": 3e-3},
-        "rl": {**SMALL["rl"], "lr": 7e-4, "critic": {"kind": "shared", "lr": 1e-2}},
-    }
-    old = {**SMALL, **lr, "learner": {"optim": {"clip": 0.3}}, "steps": 14}
-    now = older.translate(old)
-    assert now["sft"]["optim"] == {"clip": 0.3, "lr": 3e-3} and "lr" not in now["sft"]
-    assert now["learner"]["optim"] == {"clip": 0.3, "lr": 7e-4} and "lr" not in now["rl"] and now["steps"] == 14
-    assert now["rl"]["critic"] == {"kind": "shared", "optim": {"clip": 0.3, "lr": 1e-2}}
-    assert older.translate(now) == now and resolve(now, method.ReflectRecipe).learner.optim.lr == 7e-4
-    for key, new in (("sft.lr", "sft.optim.lr"), ("rl.lr", "learner.optim.lr"), ("rl.critic.lr", "rl.critic.optim.lr")):
-        Path("r.yaml").write_text("method: reflect\nsteps: 3\n")
-        done = CliRunner().invoke(app, ["train", "r.yaml", f"{key}=1e-3"])
-        assert (
-            done.exit_code == 2
-            and f"key '{key}'" in done.output
-            and f"write {new}=0.001." in done.output.replace("\n", " ")
-        )
-    assert not Path("runs").exists()
 
 
 def test_a_recipe_of_before_that_names_no_old_key_is_told_what_steps_counts(tmp_path, monkeypatch, capsys):

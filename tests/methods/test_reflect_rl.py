@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, resolve
 from trailmark.errors import ModelError, RecipeError, TaskError
@@ -17,7 +18,6 @@ from trailmark.methods.reflect import curriculum, method
 from trailmark.methods.reflect.config import CurriculumConfig
 from trailmark.methods.reflect.play import two_players
 from trailmark.models.load import load_model
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Value
 from trailmark.rollout.play import play
 from trailmark.runs.launch import launch

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, ModelConfig, resolve
 from trailmark.errors import ModelError, RecipeError
@@ -15,7 +16,6 @@ from trailmark.learn.learner import Learner
 from trailmark.methods.configs import StepRewards, StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod, against_group, on_tokens, turn_rewards
 from trailmark.models.load import load_model
-from trailmark.models.tabular import TabularLM
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.objectives import Clipped
 from trailmark.runs.diff import diff_runs

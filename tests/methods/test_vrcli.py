@@ -101,8 +101,8 @@ def test_results_by_hand(home):
     for name in ("trained", "gold", "sft"):
         mean = np.mean([e.outcome.reward for e in played(home, name)])
         assert rows[name, "improvement"] == pytest.approx(100 * mean)
-    assert rows["gold", "words"] == 3.0 and rows["gold", "copied"] == pytest.approx(1 / 3)  # "The fox sleeps."
-    assert rows["sft", "words"] == 0.0 and rows["random-words", "copied"] in (0.0, 1.0)
+    assert rows["gold", "words"] == 3.0 and rows["gold", "words_in_prompt"] == pytest.approx(1 / 3)  # "The fox sleeps."
+    assert rows["sft", "words"] == 0.0 and rows["random-words", "words_in_prompt"] in (0.0, 1.0)
 
 
 def test_a_finished_run_keeps_its_comparison(home, monkeypatch):

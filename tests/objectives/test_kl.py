@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError, RecipeError
 from trailmark.learn.learner import Learner
 from trailmark.models import forward
 from trailmark.models.readout import Readout
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Clipped, Objective, Term
 from trailmark.objectives.kl import kl
 from trailmark.types import Sample, SamplingLaw

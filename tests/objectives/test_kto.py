@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Kto, get_objective
 from trailmark.objectives.kto import mismatched
 from trailmark.types import Sample

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout, View
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Classify, Clipped, Pairwise, SoftBellman, Value, WeightedLogp
 from trailmark.objectives.soft_bellman import tail_sums
 from trailmark.samples import build_samples, pair, scored

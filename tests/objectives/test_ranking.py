@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig
 from trailmark.errors import LearnError
 from trailmark.learn.learner import Learner
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Ranking, Value
 from trailmark.types import Sample
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tabular import TabularLM
 
 from trailmark.config import LearnerConfig, OptimConfig
 from trailmark.errors import LearnError
@@ -14,7 +15,6 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.methods.oreo.data import advantages, trajectory_samples
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout, View
-from trailmark.models.tabular import TabularLM
 from trailmark.objectives import Note, SoftBellman, Term
 from trailmark.tasks.solved import paths, solve_soft, tree
 from trailmark.types import Episode, Sample, Scored, Task, Turn

@@ -12,14 +12,13 @@ from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import TaskError
 from trailmark.models.attention import Layout
-from trailmark.rollout.best_of import best_of
 from trailmark.rollout.branch import Point, branch
-from trailmark.rollout.play import Seat, label_ids, play, solo, start_all, stop_ids
+from trailmark.rollout.play import Seat, label_ids, play, solo, stop_ids
 from trailmark.samples import build_samples, scored
 from trailmark.tasks.arith import Arith
 from trailmark.tasks.solved import END, Solved
 from trailmark.tasks.taxi import Taxi, decode, draw, optimal_action, optimal_length
-from trailmark.types import Episode, Failed, Invalid, Parent, Player, SamplingLaw, Scored, Task, Turn
+from trailmark.types import Failed, Invalid, Parent, Player, SamplingLaw, Scored, Task
 
 # --- solo -----------------------------------------------------------------------------------------------------------
 
@@ -297,31 +296,6 @@ def test_a_seat_may_be_asked_both_ways():
     assert [t.continues for t in e.turns] == [None, None, 0, None]
     assert e.turns[1].prompt == e.turns[3].prompt == encode("aside")
     assert e.context(2) == e.sequence(0) + e.turns[2].prompt and "aside" not in TOKENIZER.decode(e.context(2))
-
-
-# --- best of n ------------------------------------------------------------------------------------------------------
-
-
-def test_best_of():
-    def e(name, group, outcome, length=1):
-        return Episode(name, Task("t"), group, (Turn("policy", (1,), (2,)),) * length, {"self": outcome})
-
-    episodes = [
-        e("a0", "a", Scored(0.2)), e("b0", "b", Failed("x")), e("a1", "a", Failed("x")), e("c0", "c", Scored(-1.0), 3),
-        e("a2", "a", Scored(0.9)), e("a3", "a", Scored(0.9), 5), e("c1", "c", Invalid("x")), e("b1", "b", Invalid("x")),
-    ]  # fmt: skip
-    assert [x.id for x in best_of(episodes)] == ["a2", "c0"]  # the first of equals; b has none
-    assert [x.id for x in best_of(episodes, score=lambda x: len(x.turns))] == ["a3", "c0"]
-    assert best_of([]) == []
-
-
-def test_best_of_n_plays():
-    """With four draws from a uniform player the best of each group has the largest of the group's returns."""
-    source = Solved("bandit", problems=3, actions=5)
-    episodes = play(source, source.tasks(), [seat(lambda _, dice: dice.choice("abcde"))], n=4)
-    for e in best_of(episodes):
-        assert e.outcome.reward == max(x.outcome.reward for x in episodes if x.group == e.group)
-    assert [e.group for e in best_of(episodes)] == [s.group for s in start_all(source.tasks())]
 
 
 def test_slow_worlds_wait_side_by_side():

@@ -200,19 +200,16 @@ def test_a_stage_that_grows_goes_on_in_its_folder(tmp_path):
     assert run(3, "b") == ["b of 3"] * 3
 
 
-def test_a_layout_with_one_file_and_what_an_older_version_finished(tmp_path):
-    made = []
+def test_a_layout_with_one_file(tmp_path):
     layout = Layout("{name}/seed-0", "{name}/seed-0.json", "{name}/seed-0.begun.json")
     stage = lambda word: Stage(
-        "gold", lambda path: made.append(word) or (path.write_text(word) and None), {"word": word}, single=True,
-        earlier=lambda path: {} if path.is_file() else None,
+        "gold", lambda path: path.write_text(word) and None, {"word": word}, single=True,
     )  # fmt: skip
     (tmp_path / "gold").mkdir()
-    (tmp_path / "gold/seed-0").write_text("old")
     run_stages(tmp_path, [stage("a")], layout=layout)
-    assert made == [] and (tmp_path / "gold/seed-0.json").is_file()
+    assert (tmp_path / "gold/seed-0.json").is_file()
     run_stages(tmp_path, [stage("b")], lambda line: None, layout=layout)
-    assert (tmp_path / "gold/seed-0").read_text() == "b" and (tmp_path / "replaced/gold-seed-0-1").read_text() == "old"
+    assert (tmp_path / "gold/seed-0").read_text() == "b" and (tmp_path / "replaced/gold-seed-0-1").read_text() == "a"
     assert json.loads((tmp_path / "replaced/gold-seed-0-1.stage.json").read_text())["settings"] == {"word": "a"}
 
 

@@ -56,7 +56,7 @@ def listed(config, run):
     out = []
     for k in range(1, config.steps + 1):
         out += [(oreo_rounds.collection(config, run, k), oreo_rounds.EPISODES)]
-        out += [(oreo_rounds.round_stage(config, run, k, False), oreo_rounds.LAYOUT)]
+        out += [(oreo_rounds.round_stage(config, run, k), oreo_rounds.LAYOUT)]
     return out
 
 
@@ -265,14 +265,3 @@ def test_how_a_reward_model_is_read_does_not_train_it_again(lpr, capsys):
     assert "'pairs-1' is made again: key 'read.over'" in said and "'prm-1'" not in said and "'scores-1'" not in said
     assert set(states(c).values()) == {"done"}
     assert set(states(lpr(read__over="product"))["prm-1"].split()) == {"done"}
-
-
-@OF_LPR
-def test_a_run_of_an_older_version_is_not_made_again(lpr):
-    c = lpr()
-    for name in ("lessons", "cleaned-1"):
-        record = Path(c.out) / "stages" / f"{name}.json"
-        held = json.loads(record.read_text())
-        assert held["settings"].pop("words")
-        record.write_text(json.dumps(held))
-    assert set(states(c).values()) == {"done"}

@@ -7,6 +7,8 @@ import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from trailmark.methods.vrcli.pairs import CRITERIA, compare_pair
+from trailmark.run_async import wait
 from trailmark.score.base import Play
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.score.judge import ModelJudge
@@ -78,3 +80,8 @@ def serving_judge(answer):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def compared(judge, pairs, criteria=CRITERIA):
+    """What the judge says of each pair (prompt, first answer, second answer)."""
+    return [wait(compare_pair(judge, *pair, criteria)) for pair in pairs]

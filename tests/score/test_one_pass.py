@@ -13,13 +13,11 @@ from trailmark.errors import DataError, ModelError
 from trailmark.models import forward
 from trailmark.models.attention import Layout
 from trailmark.models.layout import FIXED_ROWS, lay_out, micro_batches
-from trailmark.models.readout import Readout
 from trailmark.objectives import Classify
-from trailmark.score.classes import class_numbers, episode_scores, over_steps, step_scores
+from trailmark.score.classes import class_numbers, over_steps, step_scores
 from trailmark.score.likelihood import Baselines, Gold, gain_reward, gold_row, improvement, likelihoods
-from trailmark.score.tokens import token_scores
 from trailmark.score.values import HeadValues, Line
-from trailmark.types import Annotation, Episode, Sample, SamplingLaw, Scored, Task, Turn
+from trailmark.types import Episode, Sample, SamplingLaw, Scored, Task, Turn
 
 SHAPES = ("tree", "flat", "rows")
 
@@ -72,41 +70,10 @@ def episodes():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens(lm, episodes, shape):
-    kinds = [
-        Readout("logp"),
-        Readout("own", law=False),
-        Readout("entropy", "entropy", law=False),
-        Readout("value", "head"),
-    ]
-    notes = {(a.episode, a.turn, a.name): a for a in token_scores(lm, episodes, kinds, shape=shape)}
-    assert len(notes) == 4 * sum(len(e.turns) for e in episodes)
-    for e in episodes:
-        for i, turn in enumerate(e.turns):
-            row = e.sequence(i)
-            hidden, logp = alone(lm, row)
-            first = len(row) - len(turn.tokens)
-            own = [float(logp[t - 1, row[t]]) for t in range(first, len(row))]
-            want = {"own": own, "logp": own}
-            if turn.law.temperature != 1:
-                under = torch.full_like(logp, -torch.inf)
-                under[:, 4:210] = logp[:, 4:210] / 0.7
-                under = under.log_softmax(-1)
-                want["logp"] = [float(under[t - 1, row[t]]) for t in range(first, len(row))]
-            want["entropy"] = [float(-(logp[t - 1].exp() * logp[t - 1]).sum()) for t in range(first, len(row))]
-            want["value"] = [float(lm.heads["value"](hidden[t - 1])[0]) for t in range(first, len(row))]
-            for name, values in want.items():
-                note = notes[e.id, i, name]
-                assert note.level == "token" and note.source.startswith("tiny-gpt2@")
-                assert note.values == pytest.approx(values, abs=1e-9)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("classes", [None, (2, 3), (0,), (0, 1, 2, 3)])
 def test_steps(lm, episodes, shape, classes):
     notes = step_scores(lm, episodes, "step", classes, shape=shape)
     found = {(a.episode, a.turn): a.values for a in notes}
-    every = {}
     for e in episodes:
         for i, turn in enumerate(e.turns):
             row = e.sequence(i)
@@ -116,21 +83,6 @@ def test_steps(lm, episodes, shape, classes):
                 p = lm.heads["step"](alone(lm, row[: first + end])[0][-1]).softmax(-1)
                 want.append(float(sum(p[c] for c in ((3,) if classes is None else classes))))
             assert found[e.id, i] == pytest.approx(want, abs=1e-9)
-            every.setdefault(e.id, []).extend(want)
-    for over in ("last", "min", "mean", "product", "geomean", "sum"):
-        reduced = episode_scores(notes, over)
-        want = {
-            "last": lambda v: v[-1],
-            "min": min,
-            "mean": np.mean,
-            "product": np.prod,
-            "geomean": lambda v: np.prod(v) ** (1 / len(v)),
-            "sum": sum,
-        }[over]
-        assert reduced == {e: pytest.approx(float(want(v)), abs=1e-9) for e, v in every.items()}
-    without = episode_scores(notes, "sum", {("e1", 0): (0, 1, 2), ("e1", 1): (1,), ("e0", 0): (0, 1, 2)})
-    assert "e0" not in without  # no step is left: an empty product would be the best there is
-    assert without["e1"] == pytest.approx(every["e1"][3] + every["e1"][5])
 
 
 def test_reductions_by_hand():
@@ -167,7 +119,7 @@ def test_classes_that_are_not_there(lm, episodes):
             step_scores(lm, episodes, "step", classes)
     with pytest.raises(ModelError, match="no head 'worth'"):
         step_scores(lm, episodes, "worth")
-    assert step_scores(lm, [], "step") == [] and token_scores(lm, [], [Readout("logp")]) == []
+    assert step_scores(lm, [], "step") == []
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "fixed"])
@@ -290,8 +242,3 @@ def test_constant_shapes_say_nothing_about_neighbours(make_lm):
     assert all(p.constant and p.ids.shape[1] % 32 == 0 for p in packs)
     assert sorted(tuple(s.tokens) for p in packs for s in p.samples) == sorted(rows)
     assert not lay_out([Sample(np.array([1, 2]))], "rows").constant
-
-
-def test_annotations_out_of_order_are_reduced_in_order():
-    notes = [Annotation("a", "s", "step", (0.3, 0.4), 2), Annotation("a", "s", "step", (0.9,), 0)]
-    assert episode_scores(notes, "last") == {"a": 0.4}

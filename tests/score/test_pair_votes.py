@@ -5,17 +5,13 @@ import re
 from itertools import product
 
 import pytest
-from judging import judge_at, serving_judge
+from judging import compared, judge_at, serving_judge
 
 from trailmark.methods.vrcli.pairs import (
     CRITERIA,
-    Compared,
-    Tally,
     compare_pair,
-    compare_pairs,
     question,
     read_comparison,
-    tally,
 )
 from trailmark.run_async import wait
 from trailmark.score.judge import Unreadable
@@ -36,13 +32,11 @@ def test_every_combination_of_two_answers():
         return json.dumps({"id": name, "overall": re.search(rf"{order}=(\w+)", text)[1]})
 
     with serving_judge(answer) as (url, asked):
-        found = wait(compare_pairs(judge_at(url), pairs, {"overall": "which is better"}))
+        found = compared(judge_at(url), pairs, {"overall": "which is better"})
     assert sum(asked.values()) == 18
     for (s, t), c in zip(both, found):
         assert c.better == {"overall": (POINTS[s] + 1 - POINTS[t]) / 2}
         assert c.swayed == {"overall": (s, t) not in (("A", "B"), ("B", "A"), ("tie", "tie"))} and c.failed == ""
-    # wins: A/B, A/tie and tie/B; losses: B/A, B/tie and tie/A; A/A, B/B and tie/tie decide nothing
-    assert tally(found) == Tally(wins=3, losses=3, ties=3, swayed=6, mean=0.5)
 
 
 def test_one_failed_order_is_no_verdict():
@@ -54,18 +48,6 @@ def test_one_failed_order_is_no_verdict():
     with serving_judge(answer) as (url, _):
         found = wait(compare_pair(judge_at(url, again=0), "answer <0>?", "one", "two"))
     assert found.better == {} and found.swayed == {} and "no mark when asked" in found.failed
-    assert tally([found]) == Tally(0, 0, 0, 0, None)
-
-
-def test_a_tally_by_a_plain_loop():
-    for points in product((0.0, 0.25, 0.5, 0.75, 1.0), repeat=3):
-        found = [Compared({"overall": x}, {"overall": x not in (0.0, 0.5, 1.0)}) for x in points]
-        t = tally(found)
-        assert (t.wins, t.losses) == (len([x for x in points if x > 0.5]), len([x for x in points if x < 0.5]))
-        assert t.wins + t.losses + t.ties == 3 and t.mean == pytest.approx(sum(points) / 3)
-        turned = tally([Compared({"overall": 1 - x}) for x in points])
-        assert (turned.wins, turned.losses, turned.mean) == (t.losses, t.wins, pytest.approx(1 - t.mean))
-        assert tally(found, "concise").mean is None
 
 
 def test_what_is_read_of_an_answer():

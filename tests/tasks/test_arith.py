@@ -3,8 +3,9 @@ import re
 import pytest
 
 from trailmark.errors import TaskError
-from trailmark.tasks.arith import Arith, parse_answer, split_of, step_spans
+from trailmark.tasks.arith import Arith, parse_answer, step_spans
 from trailmark.tasks.check import check_task
+from trailmark.tasks.splits import split_of
 from trailmark.types import Invalid, Scored, Task
 
 OPERATIONS = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5}

@@ -14,7 +14,7 @@ from trailmark.score.likelihood import after_markers
 from trailmark.tasks.prompts import Prompts
 from trailmark.tasks.stories import prompts as p
 from trailmark.tasks.stories.lengths import fit, target_length
-from trailmark.tasks.stories.plans import has_marker, marker_rate, plan_of
+from trailmark.tasks.stories.plans import marker_rate, plan_of
 from trailmark.tasks.stories.rows import FIELDS, StoryRow, TalkRow, read_rows
 from trailmark.types import Episode, Invalid, Task
 
@@ -86,8 +86,6 @@ def test_the_five_prompts(story):
     assert reason == f"{INFORMATION}\n\n### Instruction ###\n{p.REASON}"
     for mark in ("<citation>", "</citation>", "<reasoning>", "</reasoning>", '"In summary:"'):
         assert mark in p.REASON
-    thoughts = text(p.reasoning(made, [("Who?", "The fox.")]))
-    assert thoughts == f"{INFORMATION}\n\n### Thoughts So Far ###\nWho?\nThe fox.\n\n### Instruction ###\n{p.REASON}"
 
 
 CUTS = {
@@ -231,7 +229,6 @@ def test_bad_rows_are_named(rows, says, tmp_path):
 )
 def test_plans(answer, plan):
     assert plan_of(answer) == plan == after_markers(answer, ["In summary:", "In summary,", "Detailed Plan:"])
-    assert plan_of(answer, without="empty") == (plan if has_marker(answer) else "")
 
 
 def test_the_share_of_answers_with_a_marker():

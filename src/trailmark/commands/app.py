@@ -19,6 +19,7 @@ from trailmark.commands.convert import convert
 from trailmark.commands.data import data
 from trailmark.commands.evaluate import compare, curves, evaluate, prune, study
 from trailmark.commands.models import models
+from trailmark.commands.options import say_error
 from trailmark.commands.plan import plan
 from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
@@ -41,34 +42,29 @@ class _Group(TyperGroup):
             with stopping.at_once():
                 return super().invoke(ctx)
         except TrailmarkError as e:
-            _say_error(str(e))
+            say_error(str(e))
             raise typer.Exit(e.code) from None
         except KeyboardInterrupt as e:
             stopped = e if isinstance(e, stopping.Stopped) else stopping.Stopped(signal.SIGINT)
             how = "give the same command again" + (": it keeps what is finished" if _keeps(ctx) else "")
             notes = [str(note) for note in getattr(e, "__notes__", [])]
-            _say_error("; ".join([str(stopped), *notes, *([] if "trailmark " in "".join(notes) else [how])]) + ".")
+            say_error("; ".join([str(stopped), *notes, *([] if "trailmark " in "".join(notes) else [how])]) + ".")
             raise typer.Exit(128 + stopped.number) from None
         except Exception as e:
             # typer handles usage errors, exits and a closed pipe itself.
             if hasattr(e, "exit_code") or isinstance(e, typer.Abort | BrokenPipeError):
                 raise
             if isinstance(e, OSError) and e.filename is not None:
-                _say_error(f"{e.filename} cannot be read or written ({e.strerror or e}).")
+                say_error(f"{e.filename} cannot be read or written ({e.strerror or e}).")
                 raise typer.Exit(2) from None
             traceback.print_exception(e)
-            _say_error("this is a bug of trailmark, not of your input; please report it with the lines above.")
+            say_error("this is a bug of trailmark, not of your input; please report it with the lines above.")
             raise typer.Exit(1) from None
 
 
 def _keeps(ctx: Any) -> bool:
     """Whether a command that was stopped goes on when it is given again."""
     return ctx.invoked_subcommand in ("data", "judge", "lpr", "study", "write")
-
-
-def _say_error(message: str) -> None:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
 
 
 app = typer.Typer(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
+from trailmark.commands.options import ServerOptions, grouped, say_error
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
@@ -39,16 +40,12 @@ def _must_have_scores(rows: Sequence[Mapping[str, Any]]) -> None:
     rows = [r for r in rows if r["scored"] == 0 and "success" not in r["metrics"]]  # all failed, and count as lost
     for r in rows:
         why = r.get("warning") or ("there are no episodes" if not r["episodes"] else "no episode has a score")
-        _say_error(f"nothing was scored for {r['name']}: {why}.")
+        say_error(f"nothing was scored for {r['name']}: {why}.")
     if rows:
         raise typer.Exit(1)
 
 
-def _say_error(message: str) -> None:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
-
-
+@grouped
 def evaluate(
     model: Annotated[
         str | None,
@@ -77,16 +74,7 @@ def evaluate(
     react: Annotated[
         bool, typer.Option("--react", help="Ask for an analysis first, then the choice: servers, or with --chat.")
     ] = False,
-    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on a server.")] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
-    ] = None,
-    query: Annotated[
-        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
-    ] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
-    ] = None,
+    server: ServerOptions = ServerOptions(),
     search: Annotated[
         str | None, typer.Option(metavar="KIND:WIDTH", help="Search: beam:B, best_of:N or actions:K; --value chooses.")
     ] = None,
@@ -119,7 +107,7 @@ def evaluate(
         str, typer.Option(help="With --best-by: product, min, geomean, mean, sum or last of the steps.")
     ] = "product",
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `copied`.")
+        str | None, typer.Option(metavar="NAME", help="With --episodes of two seats: their tokenizer; adds `followed`.")
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
@@ -165,8 +153,8 @@ def evaluate(
     words = [w for w in options or () if w not in extra]
     # If one of the models is a server, --react is for servers only: a trained run plays as it was trained.
     talk = chat or (react and not any(map(is_address, [str(model), *extra])))
-    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
-                header or (), query or (), key_env, search, value, budget, tree,
+    wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react,
+                server.served, server.header or (), server.query or (), server.key_env, search, value, budget, tree,
                 with_task([str(model), *extra]), leaderboard is not None, out,
                 1.0 if failed == Failures.lost else failures)  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
@@ -248,7 +236,7 @@ def _play(
                     else "its plays are not kept"):  # fmt: skip
             made = {f"{name}{label}": play_model(name, w) for name, some in wishes.items() for label, w in some.items()}
     except NoServer as problem:
-        _say_error(str(problem))
+        say_error(str(problem))
         raise typer.Exit(1) from None
     each = [
         stage_rows(
@@ -286,7 +274,7 @@ def _play(
     title = f"{about['task']} {about['split']}"
     finish(result, json, lambda width: [table(rows, title, width), *warnings([*whole, *orders]), *told])
     if lost:
-        _say_error(lost)
+        say_error(lost)
         raise typer.Exit(1)
     _must_have_scores(whole)
     for name, (played, _) in made.items():

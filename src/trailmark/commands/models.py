@@ -11,17 +11,15 @@ def models(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/models.md.")] = False,
 ) -> None:
     """Check the model families against the installed transformers, each on a tiny random model."""
-    from rich.table import Table
-
-    from trailmark.evaluate.output import print_table
+    from trailmark.evaluate.output import print_rows
     from trailmark.models import families
 
     found = families.table(lambda name: typer.echo(f"checking {name}", err=True))
     if markdown:
         typer.echo(families.markdown(found), nl=False)
         return
-    table = Table("family", "layout", "gradient", "log-probs", "decoding", title="Distance from transformers")
+    rows = []
     for c in found:
         numbers = ("–", "–") if c.refused else (f"{c.gradient:.1e}", f"{c.logp:.1e}")
-        table.add_row(c.family, c.layout or "refused", *numbers, c.refused or c.decoding)
-    print_table(table)
+        rows.append([c.family, c.layout or "refused", *numbers, c.refused or c.decoding])
+    print_rows(["family", "layout", "gradient", "log-probs", "decoding"], rows, "Distance from transformers")

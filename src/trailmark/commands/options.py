@@ -1,17 +1,26 @@
-"""Options that several commands share: a teacher behind a server or by rules, a folder to write, seeds and counts."""
+"""Options that several commands share: a teacher, a server, a folder to write, seeds and counts."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from trailmark import MOST_SEED
+from trailmark.errors import TrailmarkError
 
 MANY = 1_000_000  # the upper limit of counts, so that a wrong number does not fill the memory
+
+
+def say_error(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
 
 
 def finite(value: float) -> float:
@@ -24,34 +33,8 @@ def finite(value: float) -> float:
 Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder to write; the same command resumes an unfinished one.")
 ]
-Name = Annotated[
-    str, typer.Option("--teacher", metavar="offline|URL", help="offline: rules; or a server that speaks OpenAI's API.")
-]
-Model = Annotated[str | None, typer.Option("--model", help="The model's name on the server.")]
-Key = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="TRAILMARK_TEACHER_KEY", help="The API key, sent as bearer token or api-key."),
-]
-Version = Annotated[
-    str | None, typer.Option("--api-version", help="Azure's API version; the key is then sent as api-key.")
-]
-Temperature = Annotated[float, typer.Option("--temperature", min=0, max=100, callback=finite, help="Of the teacher.")]
-TopP = Annotated[
-    float, typer.Option("--top-p", min=1e-6, max=1, callback=finite, help="Nucleus of the teacher's sampling.")
-]
-AtOnce = Annotated[int, typer.Option("--at-once", min=1, max=4096, help="Questions at the same time.")]
-Deadline = Annotated[
-    float,
-    typer.Option("--deadline", min=0.1, max=86400, callback=finite, help="Seconds for one answer, retries included."),
-]
 Shuffle = Annotated[
     bool, typer.Option("--shuffle-labels", help="Draw labels from the whole alphabet, not the first ones.")
-]
-Retries = Annotated[
-    int, typer.Option("--retries", min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")
-]
-Failures = Annotated[
-    float, typer.Option(min=0, max=1, callback=finite, metavar="SHARE", help="Of the teacher's answers that may fail.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=MOST_SEED, help="Random seed.")]
 Starts = Annotated[int, typer.Option(min=1, max=MANY, help="Plays.")]
@@ -62,25 +45,106 @@ Tokenizer = Annotated[
     str,
     typer.Option("--tokenizer", metavar="NAME", help="Tokenizer for labels and token counts: a folder, smollm2, tiny."),
 ]
+Served = Annotated[str | None, typer.Option("--served", metavar="NAME", help="The model's name on a server.")]
 
 
-def teacher_of(
-    name: str, model: str | None, key: str | None, version: str | None, temperature: float, top_p: float, at_once: int,
-    deadline: float, retries: int, failures: float,
-) -> tuple[dict[str, Any], Callable[[Path, Any], Any]]:  # fmt: skip
-    """The teacher's part of a data set's settings, and a function that opens it from a file of answers and a class
-    of servers (`Asked`, or one that derives from it). It gives None for the offline teacher."""
-    from trailmark.ask.answers import Answers
-    from trailmark.errors import TrailmarkError
+@dataclass
+class TeacherOptions:
+    """A teacher: rules, or a model behind a server."""
 
-    if name == "offline":
-        return {"teacher": "offline"}, lambda answers, served: None
-    if not name.startswith(("http://", "https://")):
-        raise TrailmarkError(f"--teacher '{name}' is neither 'offline' nor an address that begins with http.")
-    if model is None:
-        raise TrailmarkError(f"--teacher {name} needs --model, the model's name on that server.")
-    settings = {"teacher": model, "temperature": temperature, "top_p": top_p}
-    options: dict[str, Any] = {"api_key": key, "api_version": version, "temperature": temperature, "top_p": top_p,
-                               "at_once": at_once, "deadline": deadline, "retries": retries,
-                               "failures": failures}  # fmt: skip
-    return settings, lambda answers, served: served(name, model, Answers(answers), **options)
+    teacher: Annotated[
+        str, typer.Option(metavar="offline|URL", help="offline: rules; or a server that speaks OpenAI's API.")
+    ] = "offline"
+    model: Annotated[str | None, typer.Option(help="The model's name on the server.")] = None
+    api_key: Annotated[
+        str | None, typer.Option(envvar="TRAILMARK_TEACHER_KEY", help="The API key, sent as bearer token or api-key.")
+    ] = None
+    api_version: Annotated[
+        str | None, typer.Option(help="Azure's API version; the key is then sent as api-key.")
+    ] = None
+    temperature: Annotated[float, typer.Option(min=0, max=100, callback=finite, help="Of the teacher.")] = 0.7
+    top_p: Annotated[
+        float, typer.Option(min=1e-6, max=1, callback=finite, help="Nucleus of the teacher's sampling.")
+    ] = 0.9
+    at_once: Annotated[int, typer.Option(min=1, max=4096, help="Questions at the same time.")] = 8
+    deadline: Annotated[
+        float, typer.Option(min=0.1, max=86400, callback=finite, help="Seconds for one answer, retries included.")
+    ] = 120.0
+    retries: Annotated[
+        int, typer.Option(min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")
+    ] = 5
+    failures: Annotated[
+        float,
+        typer.Option(min=0, max=1, callback=finite, metavar="SHARE", help="Of the teacher's answers that may fail."),
+    ] = 0.0
+
+    def settings(self) -> dict[str, Any]:
+        """The teacher's part of a data set's settings."""
+        if self.teacher == "offline":
+            return {"teacher": "offline"}
+        if not self.teacher.startswith(("http://", "https://")):
+            raise TrailmarkError(
+                f"--teacher '{self.teacher}' is neither 'offline' nor an address that begins with http."
+            )
+        if self.model is None:
+            raise TrailmarkError(f"--teacher {self.teacher} needs --model, the model's name on that server.")
+        return {"teacher": self.model, "temperature": self.temperature, "top_p": self.top_p}
+
+    def open(self, answers: Path, served: Any) -> Any:
+        """The teacher, from a file of answers and a class of servers (`Asked`, or one that derives from it). None is
+        the offline teacher."""
+        from trailmark.ask.answers import Answers
+
+        if self.teacher == "offline":
+            return None
+        rest = {k: v for k, v in vars(self).items() if k not in ("teacher", "model")}
+        return served(self.teacher, self.model, Answers(answers), **rest)
+
+
+@dataclass
+class ServerOptions:
+    """How a server is asked."""
+
+    served: Served = None
+    header: Annotated[
+        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
+    ] = None
+    query: Annotated[
+        list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE, such as api-version=…")
+    ] = None
+    key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
+    ] = None
+
+    def section(self) -> dict[str, Any]:
+        """As keys of a section `server` of a recipe."""
+        from trailmark.evaluate.players import pairs
+
+        named = {"model": self.served} if self.served else {}
+        return {**named, "headers": pairs(self.header or (), "--header"), "query": pairs(self.query or (), "--query"),
+                "api_key_env": self.key_env}  # fmt: skip
+
+
+def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command whose parameters that are data classes of options (as above) are options, each field one of them. The
+    parameter's default has their defaults."""
+    hints = get_type_hints(command, include_extras=True)
+    groups, shown = dict[str, tuple[type, list[str]]](), []
+    for p in inspect.signature(command).parameters.values():
+        kind = hints[p.name]
+        if is_dataclass(kind):
+            said = get_type_hints(kind, include_extras=True)
+            groups[p.name] = kind, list(said)
+            shown += [p.replace(name=n, annotation=a, default=getattr(p.default, n)) for n, a in said.items()]
+        else:
+            shown.append(p.replace(annotation=kind))
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        made = {name: kind(**{n: values.pop(n) for n in names}) for name, (kind, names) in groups.items()}
+        return command(**made, **values)
+
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
+    del run.__wrapped__  # type: ignore[attr-defined]
+    return run

@@ -65,20 +65,12 @@ def group_relative(
     return a if clip is None else np.clip(a, -clip, clip)
 
 
-def leave_one_out(
-    rewards: ArrayLike, groups: Sequence | np.ndarray, singleton: Literal["zero", "error"] = "zero"
-) -> np.ndarray:
+def leave_one_out(rewards: ArrayLike, groups: Sequence | np.ndarray, guard: float = 0.0) -> np.ndarray:
     """RLOO: A_i = R_i - mean of the others in its group = n/(n-1) (R_i - mean_g).
 
-    A play alone in its group has no others: 0, or ValueError with singleton "error".
+    A group whose max - min is below `guard`, or 0, and a play alone in its group give exactly 0.
     rewards: [N], groups: [N] keys -> [N]
     """
-    if singleton not in ("zero", "error"):
-        raise ValueError(f"singleton must be 'zero' or 'error', not {singleton!r}")
     g = _Groups(rewards, groups)
-    alone = (g.n == 1) & ~np.isnan(g.r)
-    if singleton == "error" and alone.any():
-        name = np.asarray(groups)[alone.argmax()]
-        raise ValueError(f"group {name!s} has one scored play, and leave_one_out needs two; sample more per start")
     a = g.centred * g.n / np.maximum(g.n - 1, 1)
-    return np.where((g.range == 0) & ~np.isnan(g.r), 0.0, a)
+    return np.where(((g.range < guard) | (g.range == 0)) & ~np.isnan(g.r), 0.0, a)

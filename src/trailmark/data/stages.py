@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, RunError
+from trailmark.errors import DataError, RunError, TrailmarkError, nearest
 from trailmark.plain_files import read_json as plain_json
 from trailmark.runs.stages import Layout, Stage, as_json, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
@@ -70,15 +70,9 @@ class DataFolder:
             atomic_write(report, as_json(counts.plain()), "report")
             return counts.plain()
 
-        def earlier(_: Path) -> dict[str, Any] | None:
-            """Folders of an older version only have reports."""
-            if not report.exists() or not all((self.out / p).exists() for p in outputs if ".partial." not in p):
-                return None
-            return Counts.read(read_json(report), report).plain()
-
         return Stage(
             name, build, {k: v for k, v in self.settings.items() if keys is None or k in keys},
-            {**{n: self.out / n for n in inputs}, **(files or {})}, (*outputs, f"reports/{name}.json"), earlier=earlier,
+            {**{n: self.out / n for n in inputs}, **(files or {})}, (*outputs, f"reports/{name}.json"),
         )  # fmt: skip
 
     def make(self, stages: Sequence[Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
@@ -92,8 +86,13 @@ class DataFolder:
 
 
 @contextmanager
-def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
-    """Open `out` for one process: a new folder, or one with data of the same kind."""
+def data_folder(
+    out: Path, settings: Mapping[str, Any], wanted: Sequence[str] = (), known: Sequence[str] = ()
+) -> Iterator[DataFolder]:
+    """Open `out` for one process: a new folder, or one with data of the same kind. `wanted` are the stages that a
+    person named, of the `known` ones."""
+    if odd := [name for name in wanted if name not in known]:
+        raise TrailmarkError(f"there is no stage '{odd[0]}'.{nearest(odd[0], known)}")
     run = Run(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -102,10 +101,7 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
         run.lock()  # locking deletes temporary files, so check first that the folder is ours
         if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
-            recorded = any(
-                (out / "stages").glob("*.json")
-            )  # else made by an older version, whose stages cannot be compared
-            _same(made, json.loads(as_json(settings)), ("kind",) if recorded else None)
+            _same_kind(made, settings["kind"])
         else:
             atomic_write(made, as_json(settings), "settings")
         (out / "reports").mkdir(exist_ok=True)
@@ -116,17 +112,15 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
         run.close()
 
 
-def _same(made: Path, settings: Mapping[str, Any], keys: Sequence[str] | None) -> None:
-    """Raise an error if settings differ: some keys, or all (None)."""
+def _same_kind(made: Path, kind: str) -> None:
     old = read_json(made)
     if not isinstance(old, dict):
         raise DataError("is no settings of a data set.", made)
-    for k in sorted({*old, *settings}) if keys is None else keys:
-        if old.get(k) != settings.get(k):
-            raise RunError(
-                f"{made.parent} was begun with {k} {json.dumps(old.get(k))}, not {json.dumps(settings.get(k))}: "
-                "go on with the same options, or choose another --out."
-            )
+    if old.get("kind") != kind:
+        raise RunError(
+            f"{made.parent} was begun with kind {json.dumps(old.get('kind'))}, not {json.dumps(kind)}: "
+            "go on with the same options, or choose another --out."
+        )
 
 
 def read_json(path: Path) -> Any:

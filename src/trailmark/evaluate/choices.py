@@ -12,7 +12,7 @@ part. A start of which no sample takes part has no choice and counts as wrong.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from trailmark.answers import most_common, original_index
 from trailmark.answers import read_answer as read_letter
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError, RunError
 from trailmark.evaluate.run import read_answer
 from trailmark.evaluate.stats import mean_of, proportion
@@ -27,20 +28,10 @@ from trailmark.runs.store import atomic_write
 from trailmark.score.classes import Over, over_steps
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
 
-StepScorer = Callable[[Sequence[Episode]], Sequence[Sequence[float]]]  # the scores of the steps of each episode
-
 
 def by_start(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     """The scored episodes of each start, in their order."""
-    found: dict[str, list[Episode]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored) and e.outcome.success is not None:
-            found.setdefault(e.group, []).append(e)
-    return found
-
-
-def _won(e: Episode) -> bool:
-    return isinstance(e.outcome, Scored) and bool(e.outcome.success)
+    return by_group(e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success is not None)
 
 
 def _counted(episodes: Sequence[Episode]) -> dict[str, int]:
@@ -55,13 +46,6 @@ def vote(episodes: Sequence[Episode]) -> Episode | None:
     said = [(read_answer(e) or "", e) for e in episodes]
     answer = most_common(a for a, _ in said)
     return next((e for a, e in said if answer and a == answer), None)
-
-
-def of_text(score: Callable[[Sequence[tuple[str, str]]], Sequence[Sequence[float]]]) -> StepScorer:
-    """A scorer from a function of (question, response) texts. The question is that of the task."""
-    return lambda episodes: score(
-        [(str(e.task.data.get("question") or e.task.data.get("puzzle") or ""), e.turns[-1].text) for e in episodes]
-    )
 
 
 def best_of(
@@ -101,12 +85,12 @@ def choose_row(
     every = [e for samples in starts.values() for e in samples]
     sizes = sorted({len(s) for s in starts.values()})
     k = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}"
-    share = lambda picked: proportion([float(e is not None and _won(e)) for e in picked]).plain()
+    share = lambda picked: proportion([float(e is not None and won(e)) for e in picked]).plain()
     metrics = {
-        "single": proportion([float(_won(e)) for e in every], [e.group for e in every]).plain(),
+        "single": proportion([float(won(e)) for e in every], [e.group for e in every]).plain(),
         f"sc@{k}": share(voted.values()),
         f"best@{k} ({over})": share(chosen.values()),
-        f"pass@{k}": proportion([float(any(map(_won, s))) for s in starts.values()]).plain(),
+        f"pass@{k}": proportion([float(any(map(won, s))) for s in starts.values()]).plain(),
     }
     said = f"{unscored} of {len(episodes)} samples have no scored step and take no part" if unscored else ""
     row = {"name": name, **_counted(episodes), "failed_as": "apart", "tasks": len(starts)}
@@ -134,7 +118,7 @@ def order_row(sets: Mapping[str, Sequence[Episode]], name: str = "all orders") -
         table: dict[str, tuple[int | None, bool]] = {}
         for e in played:
             if isinstance(e.outcome, Scored):
-                table.setdefault(e.task.id, (chosen_option(e), _won(e)))
+                table.setdefault(e.task.id, (chosen_option(e), won(e)))
         tables.append(table)
     common = [t for t in tables[0] if all(t in other for other in tables)] if tables else []
     if len(tables) < 2 or not common:

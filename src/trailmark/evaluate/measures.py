@@ -16,8 +16,7 @@ from trailmark.evaluate.run import FailedAs
 from trailmark.evaluate.stored_episodes import by_start
 from trailmark.plain_files import read_json
 from trailmark.runs.annotations import named_episodes
-from trailmark.runs.older import read_recipe
-from trailmark.runs.store import read_metrics, read_segment, segments
+from trailmark.runs.store import read_metrics, read_recipe, read_segment, segments
 from trailmark.samples import scored
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from trailmark.config import SamplingConfig, resolve
 from trailmark.errors import DataError
 from trailmark.evaluate.players import Wish, local_seat, plays_alone
 from trailmark.evaluate.stored_episodes import NotEvaluated, evaluated, is_run
-from trailmark.runs.older import read_recipe
+from trailmark.runs.store import read_recipe
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_options
 from trailmark.types import Episode

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -35,6 +35,16 @@ def print_table(table: Any, console: Any = None) -> None:
         cells = [str(cell) for cell in column.cells]
         column.no_wrap = all(len(cell) <= SHORT for x in cells for cell in x.split("\n"))
     print_whole(table, console)
+
+
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    from rich.table import Column, Table
+
+    first, *rest = columns
+    table = Table(Column(first, no_wrap=True), *rest, title=title or None)
+    for row in rows:
+        table.add_row(*row)
+    print_table(table)
 
 
 def print_whole(table: Any, console: Any) -> None:

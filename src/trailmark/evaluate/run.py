@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trailmark import registry
-from trailmark.errors import DataError, nearest
+from trailmark.errors import DataError, nearest, shorten
 from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
@@ -100,8 +100,8 @@ def summarise(
     """One row: success, reward, cost (-reward), turns and written tokens (of `seat`, or of all seats) over the episodes
     that have a score. Invalid episodes are counted apart and are never zeros; so are failed ones, unless they count as
     `lost`. With several episodes of each start: pass@k and, if answers can be read, maj@k. With a `tokenizer`, and if
-    another seat advises the actor: `copied`, the share of decisions that follow the advice. `commands` says what labels
-    mean that no prompt lists."""
+    another seat advises the actor: `followed`, the share of decisions that follow the advice. `commands` says what
+    labels mean that no prompt lists."""
     check_sides(episodes, side, seat)
     good, dropped = scored(episodes, side)
     row: dict[str, Any] = {"name": name, "episodes": len(episodes), "scored": len(good), **dropped, "failed_as": failed}
@@ -129,7 +129,7 @@ def summarise(
                 metrics[more] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
         if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
-            metrics["copied"] = share
+            metrics["followed"] = share
     said = warning(episodes, row, side)
     return {**row, "metrics": metrics, **({"warning": said} if said else {})}
 
@@ -160,8 +160,7 @@ def warning(episodes: Sequence[Episode], row: Mapping[str, Any], side: str | Non
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 200 else text[:197] + "…"
+    return shorten(" ".join(text.split()), 200)
 
 
 def stage_rows(

@@ -105,14 +105,13 @@ def bootstrap(
     level: float = LEVEL,
     draws: int = DRAWS,
     seed: int = 0,
-    method: str = "bca",
 ) -> Interval:
-    """The mean, with whole groups resampled. `bca` corrects bias and skew, and uses sqrt(g/(g-1)) t instead of z;
-    without that, a bootstrap of g groups is too narrow. `percentile` is the plain bootstrap, for comparison."""
+    """The mean, with whole groups resampled. BCa corrects bias and skew, and uses sqrt(g/(g-1)) t instead of z;
+    without that, a bootstrap of g groups is too narrow."""
     x = np.asarray(values, float)
     sums, sizes = _clusters(x, groups)
     g, mean = len(sums), float(x.mean())
-    name = f"bootstrap {method}" + ("" if g == len(x) else ", clustered")
+    name = "bootstrap bca" + ("" if g == len(x) else ", clustered")
     if g < 2:
         return Interval(mean, None, None, g, name)
     rng = np.random.default_rng(seed)
@@ -121,9 +120,6 @@ def bootstrap(
         sums[i].sum(1) / sizes[i].sum(1)
         for i in (rng.integers(g, size=(min(rows, draws - at), g)) for at in range(0, draws, rows))
     ])  # fmt: skip
-    if method == "percentile":
-        low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-        return Interval(mean, float(low), float(high), g, name)
     left = ((sums.sum() - sums) / np.maximum(sizes.sum() - sizes, 1)).astype(float)  # the mean without each group
     off = left.mean() - left
     skew = float((off**3).sum() / (6 * (off**2).sum() ** 1.5)) if (off**2).sum() > 0 else 0.0

@@ -17,8 +17,7 @@ from trailmark.evaluate.run import METRICS, FailedAs, check_sides, value_of
 from trailmark.evaluate.stats import Interval, paired, sign_test
 from trailmark.runs.annotations import named_episodes
 from trailmark.runs.episode_json import object_to_json
-from trailmark.runs.older import read_recipe
-from trailmark.runs.store import read_segment, segments
+from trailmark.runs.store import read_recipe, read_segment, segments
 from trailmark.tasks import task_class, task_names
 from trailmark.types import Episode
 

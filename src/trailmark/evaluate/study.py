@@ -14,7 +14,6 @@ run, the study waits for it. So two processes can work on one study.
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import json
 import re
@@ -36,7 +35,6 @@ from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
 from trailmark.recipe import load_yaml, shipped
 from trailmark.runs import stages as pipeline
-from trailmark.runs.diff import compared
 from trailmark.runs.launch import training_stage
 from trailmark.runs.store import atomic_write
 
@@ -256,12 +254,6 @@ def resolved(spec: Spec, out: Path, seed: int) -> tuple[Any, RunConfig]:
     return methods.get_method(config.method), config
 
 
-def _mark(config: RunConfig) -> bytes:
-    """The content of finished.json for a run of this recipe. A run of another recipe is not finished."""
-    text = json.dumps(compared(config.model_dump(mode="json")), sort_keys=True)
-    return (json.dumps({"recipe": hashlib.sha256(text.encode()).hexdigest()}) + "\n").encode()
-
-
 def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
     """One run as a stage. The outputs of an arm are the files that measures read. The output of an earlier stage is its
     weights, which later ones read."""
@@ -271,14 +263,10 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
         print(f"study: {spec.name}, seed {seed}", file=sys.stderr, flush=True)
         return made.make(folder)
 
-    def earlier(folder: Path) -> dict[str, Any] | None:
-        marker = folder / "finished.json"
-        return {} if marker.is_file() and marker.read_bytes() == _mark(config) else None
-
     used = [name for name in spec.shared if any(f"{{{name}}}" in word for word in spec.overrides)]
     inputs = {name: out / "before" / name / f"seed-{seed}" for name in used}
     outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
-    made = training_stage(spec.runs, method, config, out, inputs, outputs=outputs, grows=("steps",), earlier=earlier)
+    made = training_stage(spec.runs, method, config, out, inputs, outputs=outputs, grows=("steps",))
     return replace(made, make=announced)
 
 

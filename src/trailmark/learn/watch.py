@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trailmark import registry
+from trailmark.episodes import same_groups
 from trailmark.types import Episode, Sample, Scored
 
 PATIENCE = 5  # steps in a row before a warning
@@ -27,17 +28,13 @@ GAP = 0.02  # mean difference in log-prob: float32 gives 1e-6 to 1e-4, bf16 up t
 
 def spread(episodes: Sequence[Episode]) -> dict[str, float]:
     """The variation of a step's rewards: over all episodes, and within groups of several."""
-    rewards: dict[str, list[float]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored):
-            rewards.setdefault(e.group, []).append(e.outcome.reward)
-    every = [r for group in rewards.values() for r in group]
+    every = [e.outcome.reward for e in episodes if isinstance(e.outcome, Scored)]
     if not every:
         return {}
-    several = [g for g in rewards.values() if len(g) > 1]
+    same, several = same_groups(episodes)
     # the mean of equal rewards of 0.1 is rounded, so their deviation would not be exactly 0
     out = {"reward_std": 0.0 if max(every) == min(every) else float(np.std(every))}
-    return out if not several else {**out, "same_groups": sum(max(g) == min(g) for g in several) / len(several)}
+    return out if not several else {**out, "same_groups": same / several}
 
 
 def summary(episodes: Sequence[Episode]) -> dict[str, float]:

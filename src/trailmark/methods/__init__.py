@@ -59,26 +59,22 @@ def method_names() -> list[str]:
 
 
 def resolve_recipe(loaded: Loaded) -> RunConfig:
-    """Check a recipe that a person wrote. A recipe with older names is refused, and the error says the new ones."""
+    """Check a recipe that a person wrote."""
     from trailmark.config import resolve
-    from trailmark.runs import older
 
-    older.refuse(loaded)
     return resolve(loaded, get_config(loaded.method))
 
 
 def complete(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a run in today's names, with every default filled in, so that two recipes can be compared."""
+    """The recipe of a run with every default filled in, so that two recipes can be compared."""
     from trailmark.config import resolve
-    from trailmark.runs import older
 
-    today = older.translate(recipe)
-    if today.get("method") not in registry.ours("methods"):
-        return today
+    if recipe.get("method") not in registry.ours("methods"):
+        return dict(recipe)
     try:
-        return resolve(today, get_config(today["method"])).model_dump(mode="json")
-    except RecipeError:  # an older version had other keys: compare the recipe as it is
-        return today
+        return resolve(recipe, get_config(recipe["method"])).model_dump(mode="json")
+    except RecipeError:  # another version of Trailmark, with other keys: compare the recipe as it is
+        return dict(recipe)
 
 
 def get_method(name: str) -> type[Method]:
@@ -124,17 +120,13 @@ def get_method(name: str) -> type[Method]:
 
 def _starts(config: RunConfig, task: Any) -> list[str]:
     """The first start of a task, and how many there are if epochs are counted. The task's files may not exist yet."""
-    from trailmark.tasks import get_task
-
     given = [task.options[key] for key in ("games", "path", "tasks") if isinstance(task.options.get(key), str)]
     if missing := [place for place in given if not Path(place).exists()]:
         return [f"task: {task.name}, whose {missing[0]} is not here yet"]
     method = get_method(config.method)
     try:
-        source = get_task(task.name, **task.options)
+        source = method.open_source(config)
         method.check_asked(config, source)
-        if config.eval.every:
-            method.starts(config, source, config.eval.split, 1, config.seed)  # an empty split fails now, not at step 20
         lines = [f"task: {task.name}, first start '{source.tasks(method.learns_from(config), 1)[0].id}'"]
         epochs = getattr(config, "epochs", None)
         if epochs is not None and (rows := method.walk(config, source)) is not None:

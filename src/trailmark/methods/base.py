@@ -90,11 +90,6 @@ class Method(Training):
         run starts from. Default: none."""
         return []
 
-    @classmethod
-    def can_go_on(cls, config: Any, run: Run) -> None:
-        """Raise an error if this version cannot resume the run. Default: it can."""
-        return None
-
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
@@ -151,6 +146,14 @@ class Method(Training):
         return draw_tasks(source, split, n, seed)
 
     @classmethod
+    def open_source(cls, config: Any) -> TaskSource:
+        """The task of a recipe. An empty split of its evaluations fails now, not at the first one."""
+        source = get_task(config.task.name, **config.task.options)
+        if config.eval.every:
+            cls.starts(config, source, config.eval.split, 1, config.seed)
+        return source
+
+    @classmethod
     def imitated(cls, config: Any, tokenizer: Any, context: int) -> Sequence[list[Sample]]:
         """The samples of each row of the file that the run imitates."""
         return []
@@ -199,11 +202,9 @@ class Method(Training):
         stages, begun = cls.stages(config, run), (run.path / "stages" / "used.json").exists()
         if stages:  # report mistakes before the stages take hours, and before any file is moved
             check_servers(seats)
-            source = None if (task := getattr(config, "task", None)) is None else get_task(task.name, **task.options)
+            source = cls.open_source(config) if getattr(config, "task", None) else None
             if source is not None and listed(run.checkpoints_dir):
                 keep_judge(source, run.path)  # a resumed run must use the judge that it began with
-            if source is not None and config.eval.every:
-                cls.starts(config, source, config.eval.split, 1, config.seed)  # an empty split
         if stages or begun:
             run_stages(run.path / "stages", stages)
             begun_from(run.path, stages)

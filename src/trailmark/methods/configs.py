@@ -22,10 +22,9 @@ from trailmark.config import (
 from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError
 from trailmark.objectives import OBJECTIVES, get_objective
-from trailmark.runs.older import PREFERENCES
 from trailmark.samples import Mean
 from trailmark.score.classes import Over
-from trailmark.score.config import judge_config
+from trailmark.score.config import JudgeConfig, judge_config, typed
 from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
 
@@ -35,6 +34,17 @@ from trailmark.steps import Split
 class TaskConfig(Config):
     name: str = Field("taxi", description="name of a task, or package.module:Class")
     options: Annotated[dict[str, Any], NamesFile()] = Field({}, description="options of the task")
+
+    @field_validator("options")
+    @classmethod
+    def _typed(cls, v: dict[str, Any], info: Any) -> dict[str, Any]:
+        return v if ":" in info.data.get("name", ":") else typed(v)
+
+    @property
+    def reward(self) -> JudgeConfig | None:
+        """The judge that the recipe names."""
+        found = self.options.get("reward")
+        return found if isinstance(found, JudgeConfig) else None
 
 
 Variant = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp"]
@@ -76,7 +86,6 @@ class PolicyGradientRecipe(RunConfig):
     passes: PositiveInt = Field(1, description="passes over the episodes of a step")
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
     overlap: bool = Field(False, description="play the next batch while the learner works; it is one step older")
-    truncate: float = Field(2.0, ge=1, description="largest importance weight of a token of an older policy (overlap)")
     old: Literal["learner", "sampler"] = Field("learner", description="where the old log-probs of the ratio come from")
     eval_fn: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="my_file.py:name, a function like a reward's; its mean over an evaluation is eval/name"
@@ -87,6 +96,16 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def spelled_out(cls, raw: dict[str, Any]) -> dict[str, Any]:
         return with_variant(with_prompts(raw))
+
+    @field_validator("task")
+    @classmethod
+    def _reader(cls, v: TaskConfig, info: Any) -> TaskConfig:
+        """A judge that needs a model but names none uses the model that training starts from."""
+        reward, model = v.reward, info.data.get("model")
+        if reward is None or not reward.reads or model is None or getattr(reward, "model", None) is not None:
+            return v
+        start = model.model_copy(update={"lora": None, "gradient_checkpointing": False})
+        return v.model_copy(update={"options": {**v.options, "reward": reward.model_copy(update={"model": start})}})
 
     @model_validator(mode="after")
     def _groups(self) -> PolicyGradientRecipe:
@@ -103,7 +122,7 @@ class PolicyGradientRecipe(RunConfig):
     @classmethod
     def _known(cls, v: dict[str, Any]) -> dict[str, Any]:
         if v.get("kind") not in ("clipped", "weighted_logp"):
-            if v.get("kind") in PREFERENCES:
+            if v.get("kind") in ("rejection", "dpo", "ipo", "kto"):
                 raise ValueError(
                     f"{v['kind']} is an objective of method preference: write method: preference and "
                     f"objective: {v['kind']}"
@@ -145,7 +164,7 @@ def with_variant(raw: dict[str, Any]) -> dict[str, Any]:
 
 def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     """Rewrite the short keys of a recipe: `data: FILE` becomes task `prompts` with that file, and `reward` becomes the
-    task's judge. A judge that needs a model but names none uses the model that training starts from."""
+    task's judge."""
     raw = dict(raw)
     data, reward = raw.pop("data", None), raw.pop("reward", None)
     if data is None and reward is None:
@@ -161,12 +180,7 @@ def with_prompts(raw: dict[str, Any]) -> dict[str, Any]:
     if reward is not None:
         if isinstance(reward, dict) and "kind" not in reward and isinstance(reward.get("path"), str):
             reward = {"kind": "function", **reward}
-        judge = judge_config(reward)
-        section: dict[str, Any] = {"kind": "function", "path": reward} if isinstance(reward, str) else dict(reward)
-        if judge.reads and not section.get("model"):
-            start = raw.get("model") or {}
-            section["model"] = {k: v for k, v in start.items() if k not in ("lora", "gradient_checkpointing")}
-        options["reward"] = section
+        options["reward"] = judge_config(reward).model_dump(mode="json")  # an error names the key as it is written
     return {**raw, "task": {**task, "options": options}}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from trailmark.answers import most_common, read_answer
 from trailmark.engines.local import LocalEngine, local_engine
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
@@ -29,6 +30,7 @@ from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method, reference_held, trained_seat
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
+from trailmark.methods.value_model import load_frozen
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.openrlhf_critic import in_our_layout
@@ -38,10 +40,9 @@ from trailmark.rollout.search_episodes import best_by_value
 from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
-from trailmark.score.classes import must_share_tokenizer
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import locate, locate_value, stored_model
+from trailmark.seats.locate import locate, locate_value
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Scored
@@ -144,13 +145,10 @@ class OfflineMethod(Method):
             value = str(self.config.final.value)
             folder = locate_value(value, "final.value")
             with in_our_layout(folder) as ours:
-                lm = load_model(stored_model(self.config.model, ours).model_copy(update={"lora": None})).freeze()
-            must_share_tokenizer(lm, seat.engine.tokenizer, value)
+                lm = load_frozen(self.config.model, ours, seat.engine.tokenizer, value)
             scorer = HeadValues(lm, **read_as(locate(str(folder)).section("read")))
             return best_by_value(every, scorer, seat, tuple(self.source.step_ends if self.source else ()))
-        groups: dict[str, list[Episode]] = {}
-        for e in every:
-            groups.setdefault(e.group, []).append(e)
+        groups = by_group(every)
         if how == "any":
             return [next(filter(won, group), group[0]) for group in groups.values()]
         return [voted(group) for group in groups.values()]
@@ -262,7 +260,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
             if format != "pairs" and not isinstance(e.outcome, Scored):
                 unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
             elif why := _useless(e, seat, max_len):
-                _count(useless, why, 1)
+                count(useless, why, 1)
             else:
                 kept.add(row, part, e)
                 if format == "episodes":
@@ -274,10 +272,10 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
         for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
-        _count(skipped, "no_action", len(wrong))
+        count(skipped, "no_action", len(wrong))
     for counts in (unscored, useless):
         for name, n in counts.items():
-            _count(skipped, name, n)
+            count(skipped, name, n)
     if not kept and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
@@ -293,7 +291,7 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     return Data(kept, skipped)
 
 
-def _count(counts: dict[str, int], name: str, more: int) -> None:
+def count(counts: dict[str, int], name: str, more: int) -> None:
     if more:
         counts[name] = counts.get(name, 0) + more
 
@@ -319,15 +317,3 @@ def sequence_length(e: Episode, turn: int | None) -> int:
         t = e.turns[turn]
         total, turn = total + len(t.prompt) + len(t.forced) + len(t.tokens), t.continues
     return total
-
-
-def won(e: Episode) -> bool:
-    """Whether a trajectory is a success: as its world says, or else if its reward is positive."""
-    outcome = e.outcome
-    if not isinstance(outcome, Scored):
-        return False
-    return outcome.reward > 0 if outcome.success is None else outcome.success
-
-
-def successes(episodes: Sequence[Episode]) -> list[Episode]:
-    return [e for e in episodes if won(e)]

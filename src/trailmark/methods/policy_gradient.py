@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
+from trailmark.episodes import equal, group_rewards, least_range
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap, spread, summary
@@ -28,15 +29,14 @@ from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
-from trailmark.score.config import judge_config
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table
-from trailmark.tasks import get_task, keep_judge
+from trailmark.tasks import keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.tasks.prompts import Prompts
 from trailmark.types import Annotation, Episode, Sample, Scored, Task
 
-SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
+MOST_RATIO = 2.0  # the largest importance weight of a token of an older policy (overlap)
 
 
 class PolicyGradientMethod(Method):
@@ -62,12 +62,10 @@ class PolicyGradientMethod(Method):
         """Open the task and the seats; the model that is trained."""
         config = self.config
         need_rows(config.starts * config.n, "starts * n")
-        self.source = get_task(config.task.name, **config.task.options)
+        self.source = self.open_source(config)
         self.check_asked(config, self.source)
         self.rows = self.walk(config, self.source)
         self.config = config = config.model_copy(update={"steps": self.rows.steps(config.steps)})
-        if config.eval.every:  # an empty split fails now, not at the first evaluation
-            draw_tasks(self.source, config.eval.split, 1, config.seed)
         keep_judge(self.source, self.run.path)
         given = getattr(config, "eval_fn", None)  # recipes of derived methods may not have this key
         self.eval_function = EvalFunction(given, config.model, self.run.path) if given else None
@@ -176,7 +174,7 @@ class PolicyGradientMethod(Method):
         self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", said))
         if fills:
             if c.old == "learner" and c.overlap:
-                samples, found = truncated(drawn, samples, c.truncate)
+                samples, found = truncated(drawn, samples, MOST_RATIO)
                 self._metrics |= found
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
@@ -249,8 +247,7 @@ class PolicyGradientMethod(Method):
 
 def reader_held(config: Any) -> list[Held]:
     """The frozen model that gives the reward, if it is in this process."""
-    reward = config.task.options.get("reward")
-    model = None if reward is None else judge_config(reward).held()
+    model = config.task.reward and config.task.reward.held()
     return [] if model is None else [Held("reward", model, stays=True)]
 
 
@@ -274,19 +271,9 @@ def truncated(
 
 def varied(episodes: Sequence[Episode]) -> set[str]:
     """The groups whose scored episodes do not all earn the same. "The same" is relative to the rewards of the batch."""
-    rewards: dict[str, list[float]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored):
-            rewards.setdefault(e.group, []).append(e.outcome.reward)
-    least = least_range([r for group in rewards.values() for r in group])
-    return {name for name, group in rewards.items() if max(group) - min(group) >= least}
-
-
-def least_range(rewards: Sequence[float]) -> float:
-    """The smallest range of a group that is a difference and no rounding: relative to the rewards of the batch, so that
-    rewards in any unit count."""
-    known = [r for r in rewards if np.isfinite(r)]
-    return max(SAME * (max(known) - min(known)) if known else 0.0, float(np.finfo(np.float64).tiny))
+    rewards = group_rewards(episodes)
+    every = [r for group in rewards.values() for r in group]
+    return {name for name, group in rewards.items() if not equal(group, every)}
 
 
 def penalised(samples: Sequence[Sample], weight: float) -> tuple[list[Sample], float]:
@@ -328,7 +315,7 @@ def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str
     if credit == "batch":
         each = np.array(rewards)  # against the batch once all its tokens are known (`whitened`)
     elif credit == "leave_one_out":
-        each = leave_one_out(rewards, groups)
+        each = leave_one_out(rewards, groups, guard=least_range(rewards))
     else:
         each = group_relative(rewards, groups, "std" if credit == "group" else "none", guard=least_range(rewards))
     return {e.id: [float(a)] * sum(t.seat == seat and bool(t.tokens) for t in e.turns) for e, a in zip(episodes, each)}

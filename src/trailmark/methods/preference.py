@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import Row, each
@@ -33,7 +34,7 @@ from trailmark.formats.scored import SIDES, tie_pairs
 from trailmark.learn.learner import Update
 from trailmark.methods.base import Held
 from trailmark.methods.configs import PAIRED, PreferenceRecipe
-from trailmark.methods.offline import OfflineMethod, Trajectories, won
+from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
 from trailmark.samples import build_samples, pair
@@ -221,13 +222,6 @@ def _nothing_between(name: str, tokens: int, start: int, end: int | None) -> str
     if 0 <= start < end <= tokens:
         return ""
     return f"episode '{name}' has {tokens} tokens: there is nothing between {start} and {end}."
-
-
-def by_group(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    groups: dict[str, list[Episode]] = {}
-    for e in episodes:
-        groups.setdefault(e.group, []).append(e)
-    return groups
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------

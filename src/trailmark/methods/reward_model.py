@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import won
 from trailmark.errors import DataError, ModelError
 from trailmark.formats.episode_file import StoredFile
 from trailmark.formats.on_demand import OnDemand
@@ -31,7 +32,7 @@ from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import RewardModelRecipe
-from trailmark.methods.offline import Trajectories, sequence_length, won
+from trailmark.methods.offline import Trajectories, count, sequence_length
 from trailmark.methods.preference import listed_pairs, places_of_pairs, places_of_stored
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -127,7 +128,7 @@ def read_answers(
         found = _Answers(config, file, tokenizer, limit, f"{number}:" if number else "")
         made = {"pairwise": found.pairs, "outcome": found.outcomes}.get(config.kind, found.labelled)()
         for why, n in found.skipped.items():
-            _count(skipped, why, n)
+            count(skipped, why, n)
         if not len(made):
             what = NEEDS.get(config.kind, f"a step with an annotation '{config.label}'")
             raise DataError(f"holds no row to learn from: kind {config.kind} needs {what}.", file)
@@ -162,7 +163,7 @@ class _Answers:
                 if why is None:
                     self.kept.add(row, part, e)
                 else:
-                    _count(self.skipped, why, 1)
+                    count(self.skipped, why, 1)
 
         self.kept.files[0].survey(fits if measured else None, use, skip_bad=False)
 
@@ -213,7 +214,7 @@ class _Answers:
         if c.pair_file:
             given, lost = listed_pairs(self.kept, c.pair_file, c.seat)
             for why, n in lost.items():
-                _count(self.skipped, why, n)
+                count(self.skipped, why, n)
         else:
             stored = c.format == "pairs" or (len(self.kept) > 0 and min(self.kept.pair) >= 0)
             places = places_of_stored(self.kept) if stored else places_of_pairs(self.kept, None, c.seed, good)
@@ -285,11 +286,6 @@ def _weighed(row: Sequence[int], at: int) -> Sample:
 
 def _long(e: Episode, seat: str) -> int:
     return max((sequence_length(e, i) for i, t in enumerate(e.turns) if t.seat == seat), default=0)
-
-
-def _count(counts: dict[str, int], name: str, more: int) -> None:
-    if more:
-        counts[name] = counts.get(name, 0) + more
 
 
 def tied(rows: Sequence[Row]) -> list[Sample]:

@@ -26,14 +26,14 @@ import numpy as np
 
 from trailmark.config import ModelConfig
 from trailmark.credit import against_greedy, discounted, gae, group_steps, kl_shaped, place, step_rewards
+from trailmark.episodes import won
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
 from trailmark.methods.base import Held, reference_held
 from trailmark.methods.configs import StepRewards, StepRlRecipe
-from trailmark.methods.offline import won
 from trailmark.methods.policy_gradient import PolicyGradientMethod
-from trailmark.methods.value_model import critic_held, load_critic
-from trailmark.models.load import load_model, load_reference
+from trailmark.methods.value_model import critic_held, load_critic, load_frozen
+from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Value, WeightedLogp
 from trailmark.rollout.play import play
@@ -232,9 +232,7 @@ class StepJudge:
 def open_rewards(settings: StepRewards, model: ModelConfig, tokenizer: Any) -> StepJudge:
     if settings.model is None:
         return StepJudge(None, settings)
-    lm = load_model(stored_model(model, settings.model).model_copy(update={"lora": None})).freeze()
-    must_share_tokenizer(lm, tokenizer, settings.model)
-    return StepJudge(lm, settings)
+    return StepJudge(load_frozen(model, settings.model, tokenizer), settings)
 
 
 def turn_rewards(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from trailmark.config import ModelConfig, OptimConfig
 from trailmark.methods.base import Held
@@ -10,6 +11,8 @@ from trailmark.methods.configs import CriticConfig
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.openrlhf_critic import foreign_head, import_critic
+from trailmark.score.classes import must_share_tokenizer
+from trailmark.seats.locate import stored_model
 
 
 def critic_held(model: ModelConfig, critic: CriticConfig, optim: OptimConfig) -> Held:
@@ -27,4 +30,11 @@ def load_critic(model: ModelConfig, critic: CriticConfig, scratch: Path) -> LM:
     lm = load_model(model.model_copy(update={"name": name, "lora": critic.lora}))
     if "value" not in lm.heads:
         lm.add_head("value")
+    return lm
+
+
+def load_frozen(model: ModelConfig, place: str | Path, tokenizer: Any, name: str | None = None) -> LM:
+    """A model with a head that only reads, from a folder. It must have the policy's tokenizer."""
+    lm = load_model(stored_model(model, place).model_copy(update={"lora": None})).freeze()
+    must_share_tokenizer(lm, tokenizer, name or str(place))
     return lm

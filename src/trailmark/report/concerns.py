@@ -8,7 +8,8 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from trailmark import registry
-from trailmark.types import Episode, Scored
+from trailmark.episodes import same_groups
+from trailmark.types import Episode
 
 Points = list[list[float]]
 FAR = 0.2  # a success in training that is so much above that of the evaluation is a concern
@@ -149,16 +150,9 @@ def _plays(episodes: Sequence[Episode], recipe: Mapping[str, Any]) -> list[dict[
         out.append(
             _info(f"{truncated / len(episodes):.0%} of the episodes ended at the limit of turns, not by the world.")
         )
-    groups: dict[str, list[float]] = {}
-    for e in episodes:
-        if isinstance(e.outcome, Scored):
-            groups.setdefault(e.group, []).append(e.outcome.reward)
-    several = [g for g in groups.values() if len(g) > 1]
-    same = sum(max(g) == min(g) for g in several)
-    if recipe.get("credit") in ("group", "leave_one_out") and several and same > 0.8 * len(several):
-        text = (
-            f"In {same} of {len(several)} groups on this page all episodes earned the same reward: they teach nothing."
-        )
+    same, several = same_groups(episodes)
+    if recipe.get("credit") in ("group", "leave_one_out") and several and same > 0.8 * several:
+        text = f"In {same} of {several} groups on this page all episodes earned the same reward: they teach nothing."
         out.append(_warn(text))
     return out
 

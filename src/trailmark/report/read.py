@@ -12,8 +12,7 @@ from trailmark.plain_files import read_json, read_plain
 from trailmark.runs.annotations import annotation_files, named_episodes
 from trailmark.runs.checkpoints import numbered
 from trailmark.runs.episode_json import Row, from_json
-from trailmark.runs.older import read_recipe
-from trailmark.runs.store import Run, metric_row, segments
+from trailmark.runs.store import Run, metric_row, read_recipe, segments
 from trailmark.types import Annotation
 
 

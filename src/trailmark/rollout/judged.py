@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.errors import JudgeError, TaskError, TrailmarkError
+from trailmark.errors import JudgeError, TaskError, TrailmarkError, shorten
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict
 from trailmark.tasks.base import Observation, TaskSource, declared
@@ -110,8 +110,7 @@ def _finite(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return shorten(repr(value))
 
 
 def _listed(sides: Any) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from trailmark.episodes import by_group
 from trailmark.rollout.play import Seat, play, stop_ids
 from trailmark.rollout.search import Plan, Searcher, Text, answer_ends
 from trailmark.run_async import wait
@@ -44,9 +45,7 @@ def best_by_value(
     """One episode of each group: the first with the highest value at its last state, or over its steps, as the scorer
     reads it. Failed episodes are only chosen if all failed. An invalid one may be chosen, because only the value is
     known when it is chosen."""
-    groups: dict[str, list[Episode]] = {}
-    for e in episodes:
-        groups.setdefault(e.group, []).append(e)
+    groups = by_group(episodes)
     can = {g: [e for e in es if e.turns and not isinstance(e.outcome, Failed)] for g, es in groups.items()}
     rows = [(g, e) for g, es in can.items() if len(groups[g]) > 1 for e in es]
     lines = [last_state(e, seat, step_ends, scorer) for _, e in rows]

@@ -44,7 +44,6 @@ class Collection:
                 e.id: e
                 for i, line in enumerate(whole_lines(self.partial), 1)
                 for e in [from_json(line, self.partial, i)]
-                if not isinstance(e.outcome, Failed)  # older versions stored them
             }
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:

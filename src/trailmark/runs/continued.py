@@ -18,8 +18,7 @@ from typing import Any
 from trailmark.errors import DataError, RunError
 from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
-from trailmark.runs.older import read_recipe
-from trailmark.runs.store import Run, atomic_write, read_metrics
+from trailmark.runs.store import Run, atomic_write, read_metrics, read_recipe
 
 MODELS = "models.json"  # file in a run: the folders that the model names of its recipe stood for
 PANELS = ("success", "reward", "loss")  # the default metrics of a curve

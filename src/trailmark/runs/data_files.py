@@ -95,7 +95,7 @@ def must_be_file(path: Path, key: str | None = None) -> None:
 
 
 def read_note(run: Path) -> Known:
-    """The content of data.json. Runs of older versions have no such file."""
+    """The content of data.json, if there is one."""
     file = run / NOTE
     if not file.exists():
         return {}

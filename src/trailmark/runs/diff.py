@@ -10,10 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError
+from trailmark.errors import DataError, shorten
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import open_plain, read_plain
-from trailmark.runs.older import NOT_WRITTEN, moved, translate
 from trailmark.runs.store import Run
 
 IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
@@ -50,8 +49,7 @@ def _only(second: bool) -> str:
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is _ABSENT else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "nothing" if value is _ABSENT else shorten(json.dumps(value, ensure_ascii=False))
 
 
 def _changes(a: Any, b: Any, path: str = "") -> Iterator[str]:
@@ -147,11 +145,11 @@ def _file(a: Path, b: Path, one: Path, two: Path) -> str | None:
 
 
 def diff_recipes(
-    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = translate,
+    a: str, b: str, ignored: Collection[str] = IGNORED, words: Callable[[Mapping[str, Any]], Any] = dict,
     files: tuple[str, str] = ("recipe.yaml", "recipe.yaml"),
 ) -> list[str]:  # fmt: skip
-    """A sentence for each key that differs between two resolved recipes, after both are translated by `words` to
-    today's names. Errors name the recipes by `files`."""
+    """A sentence for each key that differs between two resolved recipes, after `words` filled in what they leave out.
+    Errors name the recipes by `files`."""
     x, y = (parse(text, file)[0] for text, file in zip((a, b), files))
     keep = lambda recipe: compared(words(recipe), ignored) if isinstance(recipe, dict) else recipe
     return list(_changes(keep(x), keep(y)))
@@ -180,21 +178,15 @@ def few(found: Sequence[Difference], most: int = 3) -> list[str]:
 
 
 def diff_runs(
-    a: str | Path, b: str | Path, words: Callable[[Mapping[str, Any]], Any] = translate
+    a: str | Path, b: str | Path, words: Callable[[Mapping[str, Any]], Any] = dict
 ) -> list[Difference]:
     """Compare two run directories. An empty list means that they are identical. Clock times are not compared. Recipes
-    are compared in today's names (`words`), and files of an older run by the names that they have today."""
+    are compared as `words` completes them."""
     one, two = Run.open(a).path, Run.open(b).path
     recipes, files = (Run(one).recipe, Run(two).recipe), (str(Run(one).recipe_file), str(Run(two).recipe_file))
     found = [Difference("recipe.yaml", what) for what in diff_recipes(*recipes, words=words, files=files)]
     for top in ("metrics.jsonl", "episodes", "annotations", "checkpoints"):
         here, there = _files(one, top), _files(two, top)
-        for name in NOT_WRITTEN if top == "annotations" else ():
-            both = [any(file.startswith(f"annotations/{name}/") for file in found) for found in (here, there)]
-            if not all(both):  # credit is only compared if both runs stored it
-                here, there = (
-                    {f: p for f, p in x.items() if not f.startswith(f"annotations/{name}/")} for x in (here, there)
-                )
         for name in sorted({*here, *there}):
             if name not in here or name not in there:
                 found.append(Difference(name, _only(name not in here)))
@@ -204,7 +196,7 @@ def diff_runs(
 
 
 def _files(root: Path, top: str) -> dict[str, Path]:
-    """The files of one kind in a run, by today's names."""
+    """The files of one kind in a run."""
     paths = (root / top).rglob("*") if (root / top).is_dir() else [root / top]
     found = [p for p in paths if p.is_file() and not p.name.endswith(".tmp")]
-    return {moved(p.relative_to(root).as_posix()): p for p in found}
+    return {p.relative_to(root).as_posix(): p for p in found}

@@ -15,7 +15,6 @@ from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
 from trailmark.runs.data_files import named_files, no_pipes, note_files
 from trailmark.runs.diff import IGNORED, compared, diff_recipes
-from trailmark.runs.older import translate
 from trailmark.runs.stages import BEFORE, MADE, Stage
 from trailmark.runs.store import Run, atomic_write, read_metrics
 
@@ -101,25 +100,22 @@ def _version(name: str) -> str:
 
 
 def continue_run(config: RunConfig, text: str, method: Any) -> Run:
-    """The run in `config.out`, locked. Its recipe must be the one that it started with (old names count as the new
-    ones). Only `steps` may change, and keys that only stages read (`method.staged`): the stages check these."""
+    """The run in `config.out`, locked. Its recipe must be the one that it started with. Only `steps` may change,
+    and keys that only stages read (`method.staged`): the stages check these."""
 
     def whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
-        today = translate(recipe)
         try:
-            return resolve(today, type(config)).model_dump(mode="json")
-        except RecipeError:  # another method, or an older version with other keys: compare the recipe as it is
-            return today
+            return resolve(recipe, type(config)).model_dump(mode="json")
+        except RecipeError:  # another method, or other keys: compare the recipe as it is
+            return dict(recipe)
 
     out = config.out
     run = Run.open(out, lock=True)
     try:
-        # An older version wrote no records of stages.
         free = method.staged if any((run.path / "stages").rglob("*.json")) else ()
         files = str(run.recipe_file), "recipe.yaml"
         if changed := diff_recipes(run.recipe, text, (*IGNORED, "steps", *free), whole, files):
             raise RunError(f"{out} belongs to another recipe ({changed[0]}): choose another directory with out=DIR.")
-        method.can_go_on(config, run)
         note_files(run, config, method.staged)
     except TrailmarkError:
         run.close()

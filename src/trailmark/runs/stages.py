@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import stopping
-from trailmark.errors import RunError, TrailmarkError
+from trailmark.errors import RunError, TrailmarkError, shorten
 from trailmark.fault_points import point
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import read_json, read_plain
@@ -65,11 +65,8 @@ class Stage:
     outputs: tuple[str, ...] | None = None  # the outputs: files and folders below the stage's folder; None: all of them
     single: bool = False  # the output is one file, in place of the folder
     grows: tuple[str, ...] = ()  # settings that may change without making the stage again, such as a number of steps
-    # gives the summary of outputs that an older version finished
-    earlier: Callable[[Path], Summary | None] | None = None
     files: Mapping[str, Path] = field(default_factory=dict)  # files that settings name, by key; they may not exist
     unread: tuple[str, ...] = ()  # settings and inputs that do not change the outputs: stored, and not compared
-    later: tuple[str, ...] = ()  # settings that older versions did not store
     # writes changed settings that are not compared into finished outputs, for those who look for them there
     refresh: Callable[[Path], None] | None = None
     strict: bool = False  # a stage in progress goes on only if settings that are not compared are the same, too
@@ -195,7 +192,7 @@ def stage_state(folder: str | Path, stage: Stage, layout: Layout = Layout()) -> 
 
 def _must_be_done(place: _Place, later: str) -> None:
     wanted = _wanted(place.stage)
-    record = _record(place, wanted)
+    record = _record(place)
     if record is None:
         raise RunError(f"{place.folder}: stage '{later}' needs '{place.stage.name}', which is not done yet.")
     _unedited(place, record)
@@ -220,7 +217,7 @@ def _make(place: _Place, say: Say) -> Summary:
         place.set_aside(place.folder / shelf)
         _note(place.begun, wanted)
         begun = wanted
-    record = _record(place, wanted)
+    record = _record(place)
     if record is not None:
         if not (begun or {}).get("refreshes"):  # else killed inside `refresh`
             _unedited(place, record)
@@ -242,7 +239,7 @@ def _make(place: _Place, say: Say) -> Summary:
         changed = _changes(old, now, stage.grows)
         if changed and place.parts() and not _grows(stage, old, now):
             _replace(place, wanted, changed[0], say)
-    elif place.parts() and stage.earlier is None:
+    elif place.parts() and not (place.shared or stage.strict):
         raise RunError(
             f"stage '{stage.name}' writes to {place.home}, which holds files that it did not make ('{_first(place)}'): "
             "move them away."
@@ -271,21 +268,15 @@ def _finish(place: _Place, wanted: Mapping[str, Any], summary: Summary) -> Summa
     return summary
 
 
-def _record(place: _Place, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The content of stage.json. Outputs that an older version finished get a record here."""
-    earlier = place.stage.earlier
+def _record(place: _Place) -> dict[str, Any] | None:
+    """The content of stage.json."""
     found = _read(place.record) if place.record.exists() else None
-    if found is not None and all(k in found for k in ("settings", "inputs", "outputs", "summary")):
+    if found is None or all(k in found for k in ("settings", "inputs", "outputs", "summary")):
         return found
-    if found is not None and earlier is None:
-        raise RunError(
-            f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' "
-            "is made again."
-        )
-    if earlier is not None and not place.begun.exists() and (summary := earlier(place.home)) is not None:
-        _finish(place, wanted, summary)
-        return _read(place.record)
-    return None
+    raise RunError(
+        f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' "
+        "is made again."
+    )
 
 
 def _replace(place: _Place, wanted: Mapping[str, Any], why: str, say: Say) -> None:
@@ -355,7 +346,7 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
 
 def _compared(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both records without what the stage does not read."""
-    unread = {*stage.unread, *(key for key in stage.later if key not in old["settings"])}
+    unread = set(stage.unread)
     inputs = lambda record: {name: files for name, files in record["inputs"].items() if name not in unread}
     return tuple({**r, "settings": _without(r["settings"], unread), "inputs": inputs(r)} for r in (old, new))  # type: ignore[return-value]
 
@@ -393,7 +384,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str
 
 
 def _other_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys whose file has changed. Older versions stored no files here."""
+    """The keys whose file has changed."""
     before, now = old.get("files", {}), new.get("files", {})
     return [key for key in now if before.get(key, now[key]) != now[key]]
 
@@ -511,8 +502,7 @@ def _away(record: Path) -> Path:
 
 
 def _short(value: Any) -> str:
-    text = "not set" if value is _NOTHING else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "not set" if value is _NOTHING else shorten(json.dumps(value, ensure_ascii=False))
 
 
 def _has_files(path: Path) -> bool:

@@ -24,10 +24,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trailmark.errors import DataError, DiskFull, RunBusy, RunError
+from trailmark.errors import DataError, DiskFull, RecipeError, RunBusy, RunError
 from trailmark.fault_points import point
+from trailmark.marked_yaml import parse
 from trailmark.plain_files import open_plain, read_plain
 from trailmark.runs.episode_json import Row, from_json, object_from_json, object_to_json, to_json
+from trailmark.trust import named_by_run
 from trailmark.types import Annotation, Episode
 
 __all__ = [
@@ -469,3 +471,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_recipe(run: Run | str | Path) -> dict[str, Any]:
+    """The recipe of a run as plain values."""
+    run = run if isinstance(run, Run) else Run(run)
+    found = parse(run.recipe, str(run.recipe_file))[0]
+    if not isinstance(found, dict):
+        raise RecipeError(f"{run.recipe_file}: a recipe is a mapping of keys to values.")
+    named_by_run(found)
+    return found

@@ -45,13 +45,11 @@ class Verdict:
 
 
 class Judge(ABC):
-    """`source` describes the judge ("function my_file.py:score"). `fingerprint` changes if its verdicts may change.
-    `earlier` holds fingerprints that older versions of Trailmark gave to the same judge."""
+    """`source` describes the judge ("function my_file.py:score"). `fingerprint` changes if its verdicts may change."""
 
     name: str = "judge"
     source: str = "judge"
     fingerprint: str = ""
-    earlier: tuple[str, ...] = ()
     repeatable: bool = False  # asking again is free and gives the same verdicts, so `verify` asks again
 
     @abstractmethod
@@ -93,7 +91,6 @@ class Judge(ABC):
             )
         now = {"name": self.name, "source": self.source, "fingerprint": self.fingerprint}
         try:
-            # a note with another fingerprint is from an older version here: `changed` accepted it
             if not file.exists() or read_json(file)["fingerprint"] != self.fingerprint:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 temp = file.with_name(".judge.json.tmp")
@@ -115,7 +112,7 @@ class Judge(ABC):
             source = str(said.get("source", self.source))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
             raise JudgeError(f"{file} cannot be used ({problem}): remove it and go on.") from None
-        if before in ("", self.fingerprint, *self.earlier):  # without a fingerprint nothing can be compared
+        if before in ("", self.fingerprint):  # without a fingerprint nothing can be compared
             return ""
         prints = f"(fingerprint {before}, now {self.fingerprint})"
         if source != self.source:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, create
 
 from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
+from trailmark.errors import RecipeError
 from trailmark.recipe import Config, resolve
 
 
@@ -87,3 +88,14 @@ def _holder() -> Any:
 def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
     """The settings of a judge from the `reward` of a recipe."""
     return reward if isinstance(reward, JudgeConfig) else resolve({"reward": reward}, _holder()).reward
+
+
+def typed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task, with the settings of a judge as `reward`. One that cannot be read stays as it is: opening
+    the task reports the error."""
+    if not isinstance(options.get("reward"), Mapping):
+        return dict(options)
+    try:
+        return {**options, "reward": judge_config(options["reward"])}
+    except RecipeError:
+        return dict(options)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.errors import JudgeError
+from trailmark.errors import JudgeError, shorten
 from trailmark.functions import load_function, where_it_failed
 from trailmark.score.base import Judge, Play, Verdict, digest, scored
 from trailmark.score.config import FunctionJudgeConfig
@@ -81,7 +81,6 @@ class FunctionJudge(Judge):
         elif "scorer" in self.wanted and model is not None and Path(model.name).is_dir():
             from trailmark.models.adapters import weights_print
 
-            self.earlier = (self.fingerprint,)
             self.fingerprint = digest(text + weights_print(model).encode())
         self.repeatable = "scorer" not in self.wanted and not inspect.iscoroutinefunction(function)
 
@@ -187,5 +186,4 @@ def _number(value: Any, about: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = "None" if value is None else f"{type(value).__name__} {value!r}"
-    return text if len(text) <= 60 else text[:57] + "…"
+    return "None" if value is None else shorten(f"{type(value).__name__} {value!r}")

@@ -59,8 +59,7 @@ class ModelJudge(Judge):
         if engine is None and config.model is not None and Path(config.model.name).is_dir():
             from trailmark.models.adapters import weights_print
 
-            self.earlier = (self.fingerprint,)  # the weights in a folder may change
-            self._weights = digest(weights_print(config.model))
+            self._weights = digest(weights_print(config.model))  # the weights in a folder may change
             self.fingerprint = digest(json.dumps([self._weights, *rest]))
         self.asked = 0  # questions that were sent; the others were in the cache
         self._open: dict[str, asyncio.Future[str]] = {}

@@ -41,15 +41,12 @@ class Scorer(Protocol):
 
 
 class LogProb:
-    """The policy's own log-prob of the text: the sum, or the mean per token."""
+    """The policy's own log-prob of the text."""
 
     over = "last"  # where steps end does not matter
 
-    def __init__(self, mean: bool = False):
-        self.mean = mean
-
     async def score(self, lines: Sequence[Line]) -> list[float]:
-        return [sum(x.logp) / (max(1, len(x.logp)) if self.mean else 1) for x in lines]
+        return [sum(x.logp) for x in lines]
 
 
 class HeadValues:

@@ -22,7 +22,7 @@ from trailmark.config import EngineConfig, ModelConfig, SamplingConfig, resolve
 from trailmark.errors import ModelError
 from trailmark.plain_files import read_json
 from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, numbered
-from trailmark.runs.older import read_recipe
+from trailmark.runs.store import read_recipe
 
 MADE = ("tiny", "smollm2")
 VALUES = ("critic", "value", "policy")  # the folders of a checkpoint that may hold a value model, in order of search

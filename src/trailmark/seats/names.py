@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trailmark.config import Config, NamesModel
-from trailmark.errors import ModelError, RecipeError
+from trailmark.errors import ModelError
 from trailmark.runs.continued import MODELS, read_models
 from trailmark.runs.store import Run, atomic_write
-from trailmark.score.config import judge_config
+from trailmark.score.config import typed
 from trailmark.seats.locate import locate
 
 C = TypeVar("C", bound=Config)
@@ -48,7 +48,7 @@ def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
 def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
     """The same for the options of a task: `reward` may name a model as judge."""
     kept = read_models(run) if run else {}
-    return _options(options, "task.options", lambda key, name, mark: _folder(key, name, mark, kept, {}))
+    return _walk(typed(options), "task.options", lambda key, name, mark: _folder(key, name, mark, kept, {}))
 
 
 def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) -> str:
@@ -72,22 +72,8 @@ def _folder(key: str, name: str, mark: NamesModel, kept: Models, found: Models) 
     return at.folder
 
 
-def _options(options: Mapping[str, Any], key: str, fix: Fix) -> dict[str, Any]:
-    reward = options.get("reward")
-    if not isinstance(reward, Mapping):
-        return dict(options)
-    try:
-        section = judge_config(reward)
-    except RecipeError:  # opening the task reports the error
-        return dict(options)
-    fixed = _walk(section, f"{key}.reward", fix)
-    return dict(options) if fixed is section else {**options, "reward": fixed.model_dump(mode="json")}
-
-
 def _walk(value: Any, key: str, fix: Fix) -> Any:
     """`value` with `fix` applied to every text whose field is marked with NamesModel."""
-    if isinstance(value, Mapping) and key == "task.options":
-        return _options(value, key, fix)
     if isinstance(value, Mapping):
         return {k: _walk(v, f"{key}.{k}", fix) for k, v in value.items()}
     if not isinstance(value, Config):

@@ -14,7 +14,6 @@ All numbers, also those between steps, are natural numbers. Levels (operations, 
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -22,11 +21,11 @@ from typing import Any
 
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.tasks.splits import SPLITS, split_of
 from trailmark.types import Episode, Invalid, Scored, Task
 
 Expr = int | tuple[str, "Expr", "Expr"]
 DIGITS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
-SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 ANSWER = re.compile(r"#### ([+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9}))[ \t\r]*")
 
 
@@ -61,12 +60,6 @@ def step_spans(text: str) -> list[tuple[int, int]]:
             spans.append((at, end))
         at = end
     return spans
-
-
-def split_of(question: str) -> str:
-    """The split a question belongs to, by its hash: 80 % train, 10 % val, 10 % test, disjoint by construction."""
-    bucket = int.from_bytes(hashlib.sha256(question.encode()).digest()[:4], "big") % 100
-    return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
 
 def _value(e: Expr) -> int:

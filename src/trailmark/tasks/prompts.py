@@ -19,10 +19,10 @@ from typing import Any
 from trailmark.chat import must_render, render
 from trailmark.errors import DataError, TaskError
 from trailmark.formats.rows import parse_line
-from trailmark.plain_files import read_plain
 from trailmark.runs.data_files import must_be_file
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World
+from trailmark.tasks.row_files import file_text
 from trailmark.texts import encode
 from trailmark.types import Task
 
@@ -146,14 +146,8 @@ class PromptWorld(World):
 def read_prompts(path: Path) -> list[Task]:
     """The rows of a file as tasks, named by their `id` or by the number of their line."""
     must_be_file(path)
-    try:
-        lines = read_plain(path).decode("utf-8-sig").split("\n")
-    except OSError as e:
-        raise DataError(f"cannot be read ({e.strerror}).", path) from None
-    except UnicodeDecodeError as e:
-        raise DataError(f"is not UTF-8 text (byte {e.start}).", path) from None
     out: dict[str, Task] = {}
-    for i, line in enumerate(lines, 1):
+    for i, line in enumerate(file_text(path).split("\n"), 1):
         if not line.strip():
             continue
         row = parse_line(line, path, i)

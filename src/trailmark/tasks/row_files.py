@@ -4,7 +4,8 @@ from the hub. Every error names the file and the line."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,38 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 def file_text(path: Path) -> str:
     try:
         return read_unpacked(path).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise DataError("is not UTF-8 text.", path) from None
+    except UnicodeDecodeError as problem:
+        raise DataError(f"is not UTF-8 text (byte {problem.start}).", path) from None
     except OSError as problem:
         raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
+
+
+def words_of(path: Path) -> set[str]:
+    return set(re.split(r"[-_.]", path.name.lower()))
+
+
+def files_here(
+    path: Path, dataset: str, split: str, wanted: Collection[str], known: Collection[str],
+    endings: tuple[str, ...] = ENDINGS,
+) -> list[Path] | None:  # fmt: skip
+    """The data files in a folder; None if `path` is a file itself, which must not be called after another split.
+    `wanted`: the words for the split in a name, `known`: those for any split."""
+    if path.is_file():
+        if words_of(path) & set(known) and not words_of(path) & set(wanted):
+            raise TaskError(f"{path} is not split '{split}' by its name: give the folder, or the file of that split.")
+        return None
+    if not path.is_dir():
+        raise TaskError(f"there is no file or folder {path} to read {dataset} from.")
+    return sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith(endings))
+
+
+def one_of(ways: Iterable[list[Path]], path: Path, dataset: str, split: str) -> list[Path]:
+    """The first way to name files that finds any. Several must be parts of one table."""
+    found = next(filter(None, ways), [])
+    if len(found) > 1 and not all(p.suffix == ".parquet" for p in found):
+        names = ", ".join(p.name for p in found)
+        raise TaskError(f"{path} has several files for split '{split}' of {dataset}: name one ({names}).")
+    return found
 
 
 def file_rows(path: Path) -> Iterator[Row]:
@@ -33,17 +62,17 @@ def file_rows(path: Path) -> Iterator[Row]:
     text = file_text(path)
     whole = path.name.removesuffix(".gz").endswith(".json")
     if whole or text.lstrip()[:1] == "[":
-        value = _json(text, path, None)
+        value = read_value(text, path, None)
         yield from (
             (Row(v, path, None, i) for i, v in enumerate(value)) if isinstance(value, list) else (Row(value, path),)
         )
         return
     for n, line in enumerate(text.split("\n"), 1):
         if line.strip(" \t\r"):
-            yield Row(_json(line, path, n), path, n)
+            yield Row(read_value(line, path, n), path, n)
 
 
-def _json(text: str, path: Path, line: int | None) -> Any:
+def read_value(text: str, path: Path, line: int | None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:

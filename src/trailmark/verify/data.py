@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import by_group, same_groups
 from trailmark.types import Episode, Failed, Invalid, Scored
 from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
@@ -18,10 +19,9 @@ LONG = 0.5  # a rank correlation with length that is reported
 def check_groups(ev: Evidence) -> Check:
     """Members of a group play the same task and are shown the same first prompt."""
     found = Findings("groups")
-    groups: dict[str, list[Episode]] = {}
+    groups = by_group(ev.episodes)
     ids: dict[str, int] = {}
     for e in ev.episodes:
-        groups.setdefault(e.group, []).append(e)
         ids[e.id] = ids.get(e.id, 0) + 1
     for name, n in ids.items():
         if n > 1:
@@ -85,19 +85,11 @@ def check_rewards(ev: Evidence) -> Check:
     found.numbers["at_most_lately"] = float((last >= rewards.max() - 1e-9).mean())
     if found.numbers["at_most_lately"] >= SATURATED and np.ptp(rewards) > 0:
         found.notes.append("the reward is saturated: lately nearly all plays get the largest reward")
-    found.numbers["equal_groups"] = _equal_groups(good)
+    same, several = same_groups(e for e, _ in good)
+    found.numbers["equal_groups"] = same / several if several else 0.0
     _length(found, good, rewards)
     _sums(ev, found, good)
     return found.result(f"{len(good)} scored plays, rewards {rewards.min():g} to {rewards.max():g}")
-
-
-def _equal_groups(good: list[tuple[Episode, float]]) -> float:
-    """The share of groups in which all members have the same reward, so a group-relative advantage is 0."""
-    groups: dict[str, list[float]] = {}
-    for e, r in good:
-        groups.setdefault(e.group, []).append(r)
-    several = [g for g in groups.values() if len(g) > 1]
-    return float(np.mean([max(g) - min(g) < 1e-9 for g in several])) if several else 0.0
 
 
 def _length(found: Findings, good: list[tuple[Episode, float]], rewards: np.ndarray) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.runs.older import read_recipe
-from trailmark.runs.store import Run, read_segment, segments
+from trailmark.runs.store import Run, read_recipe, read_segment, segments
 from trailmark.samples import build_samples, scored
 from trailmark.seats.locate import models_in
 from trailmark.seats.names import fix_names, fix_options

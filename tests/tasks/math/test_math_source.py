@@ -16,7 +16,7 @@ from trailmark.rollout.play import Seat
 from trailmark.steps import LINES, SENTENCES, split_steps
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
-from trailmark.tasks.math.prompts import DEEPSEEK_BOS, messages, one_bos, prompt
+from trailmark.tasks.math.prompts import DEEPSEEK_BOS, messages, prompt
 from trailmark.types import Scored, Task
 
 GSM = [
@@ -255,11 +255,6 @@ def test_exactly_one_bos_reaches_the_engine(data, adds):
     evaluate(source, [Seat("policy", Watch(lambda *_: r" \boxed{4}", tokenizer))], split="test")
     assert [ids.count(tokenizer.bos_token_id) for ids in seen] == [1, 1, 1] and all(
         i[0] == tokenizer.bos_token_id for i in seen
-    )
-    text = source.prompt(source.tasks("test")[0])
-    assert one_bos(tokenizer, text) is adds
-    assert one_bos(tokenizer, text.removeprefix(DEEPSEEK_BOS)) is not adds and not one_bos(
-        tokenizer, DEEPSEEK_BOS + text
     )
 
 

@@ -9,17 +9,16 @@ from trailmark.errors import TaskError
 from trailmark.tasks import get_task
 from trailmark.tasks.puzzle.orders import (
     LEVELS,
-    SPLITS,
     Puzzle,
     make_puzzle,
     read_lines,
     read_puzzle,
-    split_of,
     true_step_values,
     written,
 )
-from trailmark.tasks.puzzle.policies import Walker, exact_soundness, exact_value, item_of
+from trailmark.tasks.puzzle.policies import Walker, exact_value, item_of
 from trailmark.tasks.puzzle.source import soundness
+from trailmark.tasks.splits import SPLITS, split_of
 from trailmark.types import Episode, Scored, Task, Turn
 
 HAND = read_puzzle("ab. bfa cD. dC. ebc fBd\ne?\n")[0]
@@ -106,20 +105,15 @@ def test_names_of_items_do_not_matter(turn):
     for begun in list(states(puzzle, policy, 2)):
         moved = tuple(map(say, begun))
         assert exact_value(renamed, moved, policy)[0] == pytest.approx(exact_value(puzzle, begun, policy)[0], abs=1e-12)
-        if not (begun and begun[-1].startswith("Finish")):
-            a, b = exact_soundness(puzzle, begun, policy), exact_soundness(renamed, moved, policy)
-            assert a == pytest.approx(b, abs=1e-12)
         for direct in (False, True):
             truth = [true_step_values(q, "\n".join(x), direct=direct) for q, x in ((puzzle, begun), (renamed, moved))]
             assert truth[0] == truth[1]
 
 
 def test_values_at_the_ends_of_the_rates():
-    assert exact_value(HAND, [], Walker())[0] == 1.0 and exact_soundness(HAND, [], Walker()) == 1.0
+    assert exact_value(HAND, [], Walker())[0] == 1.0
     assert exact_value(HAND, [], Walker(slips=1.0))[0] == 0.0
     assert exact_value(HAND, [], Walker(leaps=1.0))[0] == pytest.approx(0.25)  # a guess among four
-    assert exact_soundness(HAND, [], Walker(leaps=1.0)) == pytest.approx(0.25)
-    assert exact_soundness(HAND, [], Walker(errors=1.0)) == 0.0
     assert exact_value(HAND, ["eb"], Walker(), most=3)[0] == 0.0  # three lines hold no answer
     assert exact_value(HAND, ["eb"], Walker(), most=4)[0] == 1.0
     values = [exact_value(HAND, [], Walker(slips=s / 10))[0] for s in range(11)]

@@ -212,11 +212,11 @@ def curve(
     """What the reward model of a road says along right and wrong solutions, step by step."""
     import json
 
+    from trailmark.episodes import won
     from trailmark.errors import RunError
     from trailmark.methods.lpr.labels import step_curve
     from trailmark.methods.lpr.method import LAYOUT, Road
     from trailmark.methods.lpr.pairs import step_numbers
-    from trailmark.methods.offline import won
     from trailmark.runs.store import Run
 
     config = _config(recipe, words)
@@ -312,7 +312,7 @@ def exact_values(road: Any, k: int, most: int, floor: float) -> list[dict[str, A
     """Some states of a round with their exact and their Monte-Carlo values."""
     import random
 
-    from trailmark.methods.offline import won
+    from trailmark.episodes import won
     from trailmark.runs.store import read_segment
     from trailmark.types import Annotation
 

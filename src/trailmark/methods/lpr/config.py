@@ -106,7 +106,6 @@ class LprLabels(Config):
     """What the process reward model learns from."""
 
     full: bool = Field(True, description="whole solutions, too: the best class if right, else class 0")
-    dedupe: bool = Field(True, description="equal texts of a question are one example; different values are averaged")
     balance: bool = Field(False, description="as many examples of right solutions as of wrong ones")
     binary: bool = Field(False, description="two classes: some completion is right, or none")
     replay: float = Field(0.0, ge=0, le=1, description="share of earlier examples that are learnt again")
@@ -121,13 +120,6 @@ class LprRead(ReadConfig):
         None, description="the classes whose probabilities are summed; none: two or more right completions"
     )
     over: Over = Field("product", description="one number over all steps")
-
-
-class LprAccept(Config):
-    """Right answers are accepted by chance in place of a margin."""
-
-    beta: float = Field(0.5, gt=0, description="temperature: small takes the best ones, large takes any")
-    ratio: float = Field(0.5, gt=0, le=1, description="share of the right answers that are accepted")
 
 
 class LprStatePairs(Config):
@@ -181,12 +173,6 @@ class LprPairs(Config):
         "after", description="pairs of two right answers: behind the others, before them, nothing else, or none"
     )
     up_sampling: PositiveInt = Field(1, description="how often pairs of two right answers are repeated")
-    all_right: bool = Field(False, description="any right answer may be above another, not the chosen ones alone")
-    among_wrong: bool = Field(False, description="wrong answers are ranked among each other, too")
-    drop_losers: bool = Field(False, description="a right answer that loses to another is not set against wrong ones")
-    reject_surplus: bool = Field(False, description="right answers that were not chosen are rejected like wrong ones")
-    hard_only: bool = Field(False, description="right answers are compared only where some answer is wrong")
-    accept: LprAccept | None = Field(None, description="accept right answers by chance, in place of the margin")
     min_right_steps: NonNegativeInt = Field(0, description="shorter right answers take no part")
     min_wrong_steps: NonNegativeInt = Field(0, description="shorter wrong answers take no part")
     exclude: Annotated[str | None, NamesFile()] = Field(
@@ -197,10 +183,7 @@ class LprPairs(Config):
     values: LprValuePairs | None = Field(None, description="pairs of states by value, in the place of all others")
     min_chosen: float | None = Field(None, description="chosen answers with a lower reward make no pair; none: any")
     max_rejected: float | None = Field(None, description="rejected ones with a higher reward make no pair; none: any")
-    aliased: bool = Field(
-        False, description="all pairs of a question become its last one, as in the reference implementation"
-    )
-    seed: Seed = Field(0, description="of what is accepted by chance")
+    seed: Seed = Field(0, description="of the pairs of states that are drawn")
 
 
 class LprWorsen(Config):

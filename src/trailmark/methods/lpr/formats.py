@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import formats
+from trailmark.episodes import won
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, each
 from trailmark.formats.scored import SIDES, pair_sides
@@ -318,7 +319,7 @@ def solution_records(episodes: Sequence[Episode], tokenizer: Any) -> list[dict[s
             {"text": prompt_text(e, tokenizer), "label": label, "response": [], "pred": [], "id": question_of(e)},
         )
         v["response"].append(e.turns[-1].text)
-        v["pred"].append(e.info.get("pred", str(label) if _right(e) else ""))
+        v["pred"].append(e.info.get("pred", str(label) if won(e) else ""))
     return list(records.values())
 
 
@@ -361,7 +362,7 @@ def completion_records(
             },
         )
         v["response"].append(turn.text.removeprefix(begun) if turn else "")
-        v["pred"].append(e.info.get("pred", str(label) if _right(e) else ""))
+        v["pred"].append(e.info.get("pred", str(label) if won(e) else ""))
     return list(records.values())
 
 
@@ -405,12 +406,6 @@ def pair_records(
                 row[f"{key}_reward"] = p[f"{side}_reward"]
         out.append(row)
     return out
-
-
-def _right(e: Episode) -> bool:
-    if not isinstance(e.outcome, Scored):
-        return False
-    return e.outcome.reward > 0 if e.outcome.success is None else e.outcome.success
 
 
 def prompt_text(e: Episode, tokenizer: Any) -> str:

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 from trailmark import formats
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.data.gold import worked
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.rows import each, read_lines, write_lines
 from trailmark.functions import load_function
@@ -46,11 +47,11 @@ from trailmark.methods.lpr import pairs as lpr_pairs
 from trailmark.methods.lpr import states as lpr_states
 from trailmark.methods.lpr.config import LprRecipe
 from trailmark.methods.lpr.judged import judged, other_label, turned_pairs, world_reads
-from trailmark.methods.offline import won
-from trailmark.methods.preference import PreferenceMethod, by_group
+from trailmark.methods.preference import PreferenceMethod
 from trailmark.methods.reward_model import HEAD, RewardModelMethod
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.methods.unread import EVAL, of_imitation, of_request, of_reward_model, of_training
+from trailmark.methods.value_model import load_frozen
 from trailmark.models.load import load_model
 from trailmark.recipe import merged
 from trailmark.rollout.branch import branch_starts, must_be_shown, told_starts
@@ -60,10 +61,10 @@ from trailmark.runs.data_files import named_files
 from trailmark.runs.launch import training_stage, without_place
 from trailmark.runs.stages import Layout, Stage, Summary, run_stages
 from trailmark.runs.store import Run, read_metrics, read_segment, truncate_metrics
-from trailmark.score.classes import check_classes, must_share_tokenizer, output_notes, outputs_of, step_outputs
+from trailmark.score.classes import check_classes, output_notes, outputs_of, step_outputs
 from trailmark.score.tokens import source_of
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled
-from trailmark.seats.locate import load_tokenizer, locate, locate_value, stored_model
+from trailmark.seats.locate import load_tokenizer, locate, locate_value
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, check_servers
 from trailmark.steps import mark_steps, without_end
@@ -288,7 +289,7 @@ class Road:
         named = named_files(self.config) if reads else {}
         files = {key: path for key, path in named.items() if key.startswith(tuple(reads))}
         told = without_place(plain, str(self.root))
-        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread), later=("words",))
+        return Stage(name, build, told, dict(inputs), files=files, unread=tuple(unread))
 
     def unread(self, seat: str, sampling: SamplingConfig | None) -> tuple[str, ...]:
         """The settings of a stage that do not change what a seat answers."""
@@ -645,10 +646,8 @@ class Road:
         by_steps = c.pairs.steps is not None and c.pairs.steps.by == "score"
 
         def make(folder: Path) -> Any:
-            lm = load_model(
-                stored_model(c.model, locate_value(self.at("prm", k))).model_copy(update={"lora": None})
-            ).freeze()
-            must_share_tokenizer(lm, self.tokenizer, str(self.at("prm", k)))
+            place = self.at("prm", k)
+            lm = load_frozen(c.model, locate_value(place), self.tokenizer, str(place))
             check_classes(lm, HEAD, self.read().classes)
             lm.name = name_in_run(lm.name, self.run)
             every = self.solved(k)

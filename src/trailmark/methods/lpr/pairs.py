@@ -10,8 +10,7 @@ the whole (a product over steps, say), None where nobody scored them.
     step      two continuations of one state: what stands before is given and not trained
     value     beginnings of answers, ranked by how many of their completions were right
 
-What tells the versions of the reference implementation apart is a switch each (docs/lpr.md has the table). Rewards of
-solutions are read off what the reward model said of their steps at the end of this file.
+Rewards of solutions are read off what the reward model said of their steps at the end of this file.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trailmark.episodes import by_group, won
 from trailmark.errors import DataError
 from trailmark.methods.lpr.config import LprPairs, LprRead, LprValuePairs
 from trailmark.methods.lpr.vectors import same_groups, text_vectors
-from trailmark.methods.offline import won
-from trailmark.methods.preference import by_group
 from trailmark.models.lm import LM
 from trailmark.score.classes import Outputs, class_numbers, over_steps
 from trailmark.steps import step_types
@@ -73,18 +71,12 @@ def question_pairs(question: str, answers: Sequence[Answer], s: LprPairs, barred
         made = [Chosen(c, r, "outcome") for c in right for r in wrong]
     else:
         right, wrong = (_scored(side) for side in (right, wrong))
-        ranked = right_pairs(question, right, bool(wrong), s) if question not in barred else []
-        made = _ordered(against_wrong(right, wrong, ranked, s), ranked * s.up_sampling, s)
-        if s.among_wrong:
-            made += margin_pairs(wrong, wrong, s.margin)
-    if s.aliased and made:
-        made = [made[-1]] * len(made)
+        chosen = chosen_right(right, s)
+        outcome = [Chosen(c, r, "outcome") for c in chosen for r in best(wrong, s.max_wrong)]
+        ranked = [] if question in barred else margin_pairs(chosen, right, s.margin) * s.up_sampling
+        parts = {"after": outcome + ranked, "before": ranked + outcome, "only": ranked, "none": outcome}
+        made = parts[s.right_pairs]
     return made
-
-
-def _ordered(outcome: list[Chosen], ranked: list[Chosen], s: LprPairs) -> list[Chosen]:
-    parts = {"after": outcome + ranked, "before": ranked + outcome, "only": ranked, "none": outcome}
-    return parts[s.right_pairs]
 
 
 def _scored(answers: Sequence[Answer]) -> list[Answer]:
@@ -108,29 +100,6 @@ def chosen_right(right: Sequence[Answer], s: LprPairs) -> list[Answer]:
     return [a for a in right if a.id in kept]
 
 
-def against_wrong(
-    right: Sequence[Answer], wrong: Sequence[Answer], ranked: Sequence[Chosen], s: LprPairs
-) -> list[Chosen]:
-    """Right answers against wrong ones, the hardest wrong ones first."""
-    chosen = chosen_right(right, s)
-    losers = {p.rejected.id for p in ranked} if s.drop_losers else set()
-    kept = {a.id for a in chosen}
-    surplus = [a for a in right if a.id not in kept] if s.reject_surplus else []
-    rejected = best([*wrong, *surplus], s.max_wrong)
-    return [Chosen(c, r, "outcome") for c in chosen if c.id not in losers for r in rejected]
-
-
-def right_pairs(question: str, right: Sequence[Answer], has_wrong: bool, s: LprPairs) -> list[Chosen]:
-    """Right answers above right answers: by the margin, or those that were accepted above the rest."""
-    if s.hard_only and not has_wrong:
-        return []
-    if s.accept is not None:
-        taken = accepted(right, s.accept.ratio, s.accept.beta, random.Random(f"accept {s.seed} {question}"))
-        names = {a.id for a in taken}
-        return [Chosen(c, r, "process") for c in taken for r in right if r.id not in names]
-    return margin_pairs(right if s.all_right else chosen_right(right, s), right, s.margin)
-
-
 def margin_pairs(
     chosen: Sequence[Answer], others: Sequence[Answer], margin: float, kind: str = "process"
 ) -> list[Chosen]:
@@ -139,20 +108,6 @@ def margin_pairs(
     return [
         Chosen(c, p, kind) for c in chosen for p in others if not same(c, p) and reward_of(c) - reward_of(p) > margin
     ]
-
-
-def accepted(answers: Sequence[Answer], ratio: float, beta: float, draw: random.Random) -> list[Answer]:
-    """floor(ratio N) of N answers, at least one: pass after pass, each that is left is taken with probability
-    exp((r - the best that is left) / beta)."""
-    left, taken = list(answers), list[Answer]()
-    wanted = min(len(left), max(1, math.floor(ratio * len(left)))) if left else 0
-    while len(taken) < wanted:
-        top = max(map(reward_of, left))
-        for a in list(left):
-            if len(taken) < wanted and draw.random() < math.exp((reward_of(a) - top) / beta):
-                taken.append(a)
-                left.remove(a)
-    return taken
 
 
 def state_pairs(states: Sequence[Answer], best_of: int, margin: float) -> list[Chosen]:

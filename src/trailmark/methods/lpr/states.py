@@ -16,10 +16,10 @@ from itertools import pairwise
 from typing import Any
 
 from trailmark.answers import LETTERS, read_answer
+from trailmark.episodes import won
 from trailmark.errors import DataError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprClean, LprComplete, LprLabels, LprStates
-from trailmark.methods.offline import won
 from trailmark.rollout.branch import Point
 from trailmark.steps import NAMED, TYPED, mark_steps, step_types, token_border, without_end
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored, Turn
@@ -256,8 +256,7 @@ def examples(
                 text = tokenizer.decode(t.forced + t.tokens[: t.steps[n][1]])
                 found.append(Example(e.id, i, n, label, won(e), (e.group, text)))
     out: Counter[str] = Counter()
-    if s.dedupe:
-        found = one_of_each(found, out)
+    found = one_of_each(found, out)
     if s.binary:
         found = [replace(x, label=int(x.label > 0)) for x in found]
     if s.balance:

@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+from trailmark.episodes import won
 from trailmark.methods.collect import collect_starts, play_left
-from trailmark.methods.offline import won
 from trailmark.rollout.play import Protocol, Seat, start_all
 from trailmark.runs.collect import Collection
 from trailmark.samples import build_samples

@@ -85,7 +85,7 @@ class OreoRoundsMethod(Method):
             made = run_stages(run.path, [collection(config, run, k)], layout=EPISODES)[f"collect-{k}"]
             last = {f"collect/{n}": v for n, v in made.items()}
             if config.training:
-                made = run_stages(run.path, [round_stage(config, run, k, k in logged)], layout=LAYOUT)[f"round-{k}"]
+                made = run_stages(run.path, [round_stage(config, run, k)], layout=LAYOUT)[f"round-{k}"]
                 last |= {n: v for n, v in made.items() if n != "step"}
             if logged.get(k) != {"step": k, **last}:  # not logged yet, or a stage was made again
                 truncate_metrics(run, k - 1)
@@ -104,13 +104,10 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
     """The stage that plays the episodes of round k. Its summary holds their statistics."""
     path = run.episodes_dir / f"{k:06d}.jsonl"
 
-    def summarised() -> dict[str, float]:
-        good, dropped = scored(read_segment(path))
-        return {**summary(good), **dropped}
-
     def make(_: Path) -> dict[str, float]:
         gather(config, run, k, path)
-        return summarised()
+        good, dropped = scored(read_segment(path))
+        return {**summary(good), **dropped}
 
     model = config.model.model_copy(update={"name": policy_of(config, run.path, k)})
     said = {"collect": config.collect, "task": config.task, "model": model, "engine": config.engine}
@@ -122,12 +119,12 @@ def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
     return Stage(
         f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
         (path.name, f"{path.stem}.partial.jsonl", beside(path).name, f"{path.stem}.partial.annotations.jsonl"),
-        files=read, earlier=lambda _: summarised() if path.exists() else None,
+        files=read,
     )  # fmt: skip
 
 
-def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
-    """The stage that trains round k, as a run of its own. A round that an older version logged counts as finished."""
+def round_stage(config: RoundsRecipe, run: Run, k: int) -> Stage:
+    """The stage that trains round k, as a run of its own."""
     inner = round_config(config, run.path, k)
     reads = {
         "policy": inner.model.name,
@@ -135,9 +132,7 @@ def round_stage(config: RoundsRecipe, run: Run, k: int, logged: bool) -> Stage:
         "critic": getattr(inner, "critic", None) and inner.critic.name,
     }
     inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
-    earlier = lambda folder: read_metrics(folder)[-1] if logged and read_metrics(folder) else None
-    unread = of_training(inner)
-    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, earlier=earlier, unread=unread)
+    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, unread=of_training(inner))
 
 
 def _paths(named: Mapping[str, str | None]) -> dict[str, str]:

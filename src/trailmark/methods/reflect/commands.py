@@ -10,39 +10,29 @@ import typer
 
 from trailmark.commands.options import (
     MANY,
-    AtOnce,
-    Deadline,
-    Failures,
     Horizon,
-    Key,
-    Model,
-    Name,
     Out,
     Perturb,
-    Retries,
     Seed,
     Shuffle,
     Starts,
-    Temperature,
+    TeacherOptions,
     Tokenizer,
-    TopP,
-    Version,
     Words,
-    teacher_of,
+    grouped,
 )
 
 if TYPE_CHECKING:
     from trailmark.methods.reflect.teacher import Teacher
 
 
+@grouped
 def auto_explore(
     sources: Annotated[
         list[str] | None,
         typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages: click==8.1.7\\[#sha256=…]."),
     ] = None,
     out: Out = Path("auto-explore"),
-    teacher: Name = "offline",
-    model: Model = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Take questions from this file, not from the teacher.")] = None,
     rules: Annotated[
@@ -57,14 +47,7 @@ def auto_explore(
     shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
-    key: Key = None,
-    version: Version = None,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.9,
-    at_once: AtOnce = 8,
-    deadline: Deadline = 120.0,
-    retries: Retries = 5,
-    failures: Failures = 0.0,
+    asked: TeacherOptions = TeacherOptions(),
 ) -> None:  # fmt: skip
     """Make a data set of the repository world: repositories, questions, walks, a split, files for fine-tuning."""
     from dataclasses import asdict
@@ -75,9 +58,7 @@ def auto_explore(
     from trailmark.methods.reflect.explore.split import check_by, check_given
 
     writable(out)
-    about, open_teacher = teacher_of(
-        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
-    )
+    about = asked.settings()
     if check_by(split) == "given":
         check_given(tasks)
     found = sources_of(sources or [], tasks)
@@ -85,7 +66,7 @@ def auto_explore(
         seed, files, per_file, rules, str(tasks or ""), negatives, markov, horizon, check_by(split), shuffle, tokenizer
     )  # fmt: skip
     settings = {"kind": "auto-explore", "sources": [s.text for s in found], **asdict(plan), **about}
-    make(out, found, plan, _opened(open_teacher), settings, stage or STAGES, typer.echo)
+    make(out, found, plan, _opened(asked), settings, stage or STAGES, typer.echo)
 
 
 def sft(
@@ -127,23 +108,15 @@ def records(
     typer.echo(f"{target}: {len(found)} records")
 
 
+@grouped
 def taxi(
     words: Words = None,
     out: Out = Path("taxi-data"),
-    teacher: Name = "offline",
-    model: Model = None,
     starts: Starts = 100,
     perturb: Perturb = 0.5,
     fatal: Annotated[bool, typer.Option("--fatal", help="Random steps may end the game.")] = False,
     seed: Seed = 0,
-    key: Key = None,
-    version: Version = None,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.9,
-    at_once: AtOnce = 8,
-    deadline: Deadline = 120.0,
-    retries: Retries = 5,
-    failures: Failures = 0.0,
+    asked: TeacherOptions = TeacherOptions(),
 ) -> None:
     """Write plays of the taxi with a teacher's reflections, the action taken and the best one. The default horizon is
     20."""
@@ -151,35 +124,25 @@ def taxi(
     from trailmark.tasks import task_options
     from trailmark.tasks.taxi import Taxi
 
-    about, open_teacher = teacher_of(
-        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
-    )
+    about = asked.settings()
     options = {"horizon": 20, **task_options(words or [])}
     source = _task("taxi", options)
     assert isinstance(source, Taxi)
     settings = {"kind": "taxi", "options": options, "starts": starts, "perturb": perturb, "fatal": fatal, "seed": seed}
     draw = lambda: source.tasks("train", starts, seed)
-    _plays(out, {**settings, **about}, draw, lambda: TaxiGuide(source, fatal), open_teacher)
+    _plays(out, {**settings, **about}, draw, lambda: TaxiGuide(source, fatal), asked)
 
 
+@grouped
 def alfworld(
     words: Words = None,
     out: Out = Path("alfworld-data"),
-    teacher: Name = "offline",
-    model: Model = None,
     starts: Starts = 100,
     split: Annotated[str, typer.Option(help="Which games.")] = "train",
     perturb: Perturb = 0.5,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
-    key: Key = None,
-    version: Version = None,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 0.9,
-    at_once: AtOnce = 8,
-    deadline: Deadline = 120.0,
-    retries: Retries = 5,
-    failures: Failures = 0.0,
+    asked: TeacherOptions = TeacherOptions(),
 ) -> None:
     """Write plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH is
     the folder of the games."""
@@ -189,9 +152,7 @@ def alfworld(
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 
-    about, open_teacher = teacher_of(
-        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
-    )
+    about = asked.settings()
     options = task_options(words or [])
     source = _task("alfworld", options)
     assert isinstance(source, Alfworld)
@@ -202,20 +163,20 @@ def alfworld(
     settings = {"kind": "alfworld", "options": options, "starts": starts, "split": split, "perturb": perturb,
                 "tokenizer": tokenizer, "seed": seed}  # fmt: skip
     draw = lambda: source.tasks(split, starts, seed)
-    _plays(out, {**settings, **about}, draw, lambda: AlfworldGuide(source), open_teacher)
+    _plays(out, {**settings, **about}, draw, lambda: AlfworldGuide(source), asked)
     if source.games.skipped:
         typer.echo(
             f"games left out: {len(source.games.skipped)}; the first: {next(iter(source.games.skipped.values()))}"
         )
 
 
-def _opened(open_teacher: Callable[[Path, Any], Any]) -> Callable[[Path], Teacher]:
+def _opened(asked: TeacherOptions) -> Callable[[Path], Teacher]:
     from trailmark.methods.reflect.teacher import Offline, Server
 
-    return lambda answers: open_teacher(answers, Server) or Offline()
+    return lambda answers: asked.open(answers, Server) or Offline()
 
 
-def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:
+def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, asked: TeacherOptions) -> None:
     from trailmark.data.output_paths import writable
     from trailmark.data.stages import Counts, data_folder
     from trailmark.methods.reflect import plays
@@ -223,7 +184,7 @@ def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide:
 
     writable(out)
     with data_folder(out, settings) as place:
-        who = _opened(open_teacher)(out / "answers.jsonl")
+        who = _opened(asked)(out / "answers.jsonl")
 
         def stage() -> Counts:
             starts = tasks()

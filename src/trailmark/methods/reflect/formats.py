@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trailmark.errors import DataError
-from trailmark.formats.rows import Row, dump
+from trailmark.formats.rows import Row
 from trailmark.formats.turns import Imported, Reader, Writer, episode, plain, prompt_of, row_of, turns_of
 from trailmark.types import Episode
 
@@ -60,20 +59,6 @@ def join(prompt: str, response: str, marker: str) -> str:
     if not prompt.endswith(marker) or marker in response:
         raise DataError(f"the response {response[:40]!r} must follow the marker {marker!r} and not contain it.")
     return prompt + response
-
-
-def write_sft_files(folder: str | Path, steps: Sequence[SftStep]) -> dict[str, Path]:
-    """Write all five files and return their paths by name. Nothing is written if a step could not be read back."""
-    told = [(step.positive, step.texts()) for step in steps]
-    kinds = ["sft", "sft_policy", "sft_reflection"]
-    files = {kind: [{"text": texts[kind]} for _, texts in told] for kind in kinds}
-    files |= {f"{kind}_positive": [{"text": texts[kind]} for good, texts in told if good] for kind in kinds[1:]}
-    if not files["sft_policy_positive"]:
-        raise DataError("no step is positive: two of the five files would be empty.", folder)
-    paths = {name: Path(folder) / f"{name}.jsonl" for name in files}
-    for name, rows in files.items():
-        dump(paths[name], rows, "lines")
-    return paths
 
 
 def _from_row(r: Reader, row: Row, marker: str, name: str) -> Imported:

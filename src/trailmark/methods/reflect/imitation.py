@@ -22,7 +22,7 @@ import numpy as np
 
 from trailmark.config import ModelConfig, SamplingConfig
 from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.errors import RecipeError, TaskError
+from trailmark.errors import RecipeError, TaskError, shorten
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
@@ -419,4 +419,4 @@ def menus(source: Any, split: str) -> Iterator[tuple[str, str]]:
 
 
 def _brief(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "…") + "."
+    return repr(shorten(text, 80)) + "."

@@ -43,6 +43,7 @@ import numpy as np
 
 from trailmark.config import ModelConfig
 from trailmark.credit import turn_returns
+from trailmark.episodes import won
 from trailmark.errors import RunError, TaskError
 from trailmark.failures import must_be_answered
 from trailmark.learn.learner import Learner, Update
@@ -69,7 +70,6 @@ from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_all, start_all
 from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.run_async import wait
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
@@ -80,7 +80,7 @@ from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle
-from trailmark.types import Annotation, Episode, Sample, Scored
+from trailmark.types import Annotation, Episode, Sample
 
 
 class ReflectMethod(Players):
@@ -150,8 +150,8 @@ class ReflectMethod(Players):
 
     @classmethod
     def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
-        """The policy after imitation. (Runs of an older version have no stages.)"""
-        return seat_model(taught(config, run.path) if (run.path / "stages").is_dir() else config, "policy")
+        """The policy after imitation."""
+        return seat_model(taught(config, run.path) if imitated_steps(config) else config, "policy")
 
     @classmethod
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
@@ -168,24 +168,13 @@ class ReflectMethod(Players):
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
-        if not resume:  # in recipes of an older version `steps` counted imitation too
+        if not resume:
             print("\n".join(cls.check(config)), file=sys.stderr)
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
             # Find mistakes in the settings of play before the first lesson is trained.
             Players(fix_names(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
-
-    @classmethod
-    def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
-        """In runs of an older version imitation was part of the run, without stages. They cannot be resumed."""
-        if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
-            raise RunError(
-                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
-                f"go on. Begin a new run "
-                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
-                f"sft.policy=0 out=DIR."
-            )
 
     # -- reinforcement --------------------------------------------------------------------------------------------
 
@@ -324,8 +313,7 @@ class Replay:
     held: list[Episode] = field(default_factory=list)
 
     def add(self, episodes: Sequence[Episode]) -> None:
-        won = [e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success]
-        self.held = [*self.held, *won][-self.size :] if self.size else []
+        self.held = [*self.held, *filter(won, episodes)][-self.size :] if self.size else []
 
     def draw(self, n: int, seed: Sequence[int]) -> list[Episode]:
         """Draw `n` plays with replacement."""

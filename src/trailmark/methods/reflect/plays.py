@@ -131,6 +131,5 @@ def _kept(path: Path) -> dict[int, Played]:
     for i, line in enumerate(whole_lines(path), 1):
         row = Row(object_from_json(line, path, i), path, i)
         v = row.fields(row.value, "", ["play", "decisions", "left_out"])
-        if not v["left_out"].endswith("from the server"):  # older versions stored them
-            out[v["play"]] = Played([from_row(Row(d, path, i)) for d in v["decisions"]], v["left_out"])
+        out[v["play"]] = Played([from_row(Row(d, path, i)) for d in v["decisions"]], v["left_out"])
     return out

@@ -44,7 +44,6 @@ NEAR, NEAR_HALF = 0.01, 2.0  # percent by which improvements may differ, by the 
 EXACT = ("torch.float32", "torch.float64")
 BOUNDED = ("stepped", "clipped", "binary")  # kinds whose least reward does not depend on other answers
 FRAME = 64  # more tokens than a chat template writes around a message
-LATER = {"server", "baselines", "no_marker", "weight", "seed"}  # keys that judges of older runs did not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,14 @@ class LikelihoodJudge(Judge):
         self.repeatable = c.server is None
         self._world: Any = None
         self._others: dict[str, Task] = {}
-        settings = c.model_dump(mode="json", exclude={"success", "model", "cache", *LATER})
+        unread = {"success", "model", "cache", "server", "baselines", "no_marker", "weight", "seed"}
+        settings = c.model_dump(mode="json", exclude=unread)
         if c.empty is None:
-            del settings["empty"]  # judges of runs from before this key keep their fingerprint
+            del settings["empty"]
         if c.no_marker != "whole":
             settings["no_marker"] = c.no_marker
         if c.reward == "contrastive":
             settings |= {"weight": c.weight, "seed": c.seed}
-        self.earlier = (digest(json.dumps([named, settings])),) if c.server is None else ()
         weights = _weights_of(reader) if c.server is None else f"served {named}"  # the path of weights does not count
         self.fingerprint = digest(json.dumps([weights, settings]))
 

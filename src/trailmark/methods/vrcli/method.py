@@ -11,7 +11,7 @@ rules out other explanations of an improvement. Each row of the comparison is a 
     NAME           a model that reads the gold text without a plan (`final.readers`)
 
 The rewards in these files are improvements, 0.25 for 25 percent. results.json has three numbers of each: `improvement`
-in percent, `copied` (the share of a plan's words that stand in its prompt) and `words` (of a plan). Of `trained` it
+in percent, `words_in_prompt` (the share of a plan's words that stand there) and `words` (of a plan). Of `trained` it
 also has by how much it is above `other-plan`, with an interval; a warning says so if it is not.
 """
 
@@ -152,7 +152,7 @@ class VrcliMethod(PolicyGradientMethod):
     @classmethod
     def train(cls, config: Any, run: Run, resume: bool = False) -> dict[str, float]:
         last = super().train(config, run, resume)
-        markers = config.task.options.get("reward", {}).get("markers", [])
+        markers = getattr(config.task.reward, "markers", [])
         rows = []
         files = {name: read_segment(run.path / "evaluation" / f"{name}.jsonl")
                  for name in (*NAMES, *config.final.plans, *config.final.readers)}  # fmt: skip
@@ -190,5 +190,5 @@ def numbers(played: Sequence[Episode], markers: Sequence[str]) -> dict[str, floa
     known = [set(words_of(shown(e))) for e in good]
     copied = [np.mean([w in k for w in p]) for p, k in zip(plans, known) if p]
     mean = lambda values: float(np.mean(values)) if len(values) else 0.0
-    return {"improvement": 100 * mean([reward for _, reward in scored]), "copied": mean(copied),
+    return {"improvement": 100 * mean([reward for _, reward in scored]), "words_in_prompt": mean(copied),
             "words": mean([len(p) for p in plans])}  # fmt: skip

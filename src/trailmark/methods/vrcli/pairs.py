@@ -33,17 +33,6 @@ class Compared:
     failed: str = ""  # why there is no verdict
 
 
-@dataclass(frozen=True)
-class Tally:
-    """Of all pairs with a verdict: wins of the first, wins of the second, ties (an undecided pair is one)."""
-
-    wins: int
-    losses: int
-    ties: int
-    swayed: int
-    mean: float | None
-
-
 def question(prompt: str, first: str, second: str, criteria: dict[str, str] = CRITERIA) -> str:
     asked = "\n".join(f"- {name}: {what}" for name, what in criteria.items())
     return (
@@ -84,24 +73,3 @@ async def compare_pair(
     assert isinstance(straight, dict) and isinstance(turned, dict)
     better = {c: (straight[c] + 1 - turned[c]) / 2 for c in keys}
     return Compared(better, {c: straight[c] != 1 - turned[c] for c in keys})
-
-
-async def compare_pairs(
-    judge: ModelJudge, pairs: Sequence[tuple[str, str, str]], criteria: dict[str, str] = CRITERIA
-) -> list[Compared]:
-    """Many pairs (prompt, first answer, second answer), as many at once as the judge's settings say."""
-    gate = asyncio.Semaphore(judge.config.at_once)
-
-    async def one(pair: tuple[str, str, str]) -> Compared:
-        async with gate:
-            return await compare_pair(judge, *pair, criteria)
-
-    return list(await asyncio.gather(*map(one, pairs)))
-
-
-def tally(found: Sequence[Compared], criterion: str = "overall") -> Tally:
-    points = [c.better[criterion] for c in found if criterion in c.better]
-    swayed = sum(c.swayed.get(criterion, False) for c in found)
-    wins, losses = sum(p > 0.5 for p in points), sum(p < 0.5 for p in points)
-    mean = sum(points) / len(points) if points else None
-    return Tally(wins, losses, len(points) - wins - losses, swayed, mean)

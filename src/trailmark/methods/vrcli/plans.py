@@ -187,7 +187,7 @@ def markers_of(recipe: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def markers_beside(file: Path) -> tuple[str, ...] | None:
     """The markers of the run that holds a file of episodes (RUN/evaluation/NAME.jsonl), if it is in one."""
-    from trailmark.runs.older import read_recipe
+    from trailmark.runs.store import read_recipe
 
     run = file.parent.parent
     return markers_of(read_recipe(run)) if (run / "recipe.yaml").is_file() else None

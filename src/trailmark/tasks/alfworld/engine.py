@@ -85,11 +85,6 @@ class Game:
     def start(self) -> Play:
         return self._start.copy()
 
-    @property
-    def goal_text(self) -> str:
-        """The sentence that states the task."""
-        return self.grammar.write((Symbol("task"),), {}, self._start) if "task" in self.grammar.rules else ""
-
     @cached_property
     def things(self) -> Mapping[str, str]:
         """The id of each name: {"mug 1": "mug_bar_…"}."""

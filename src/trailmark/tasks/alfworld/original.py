@@ -62,10 +62,6 @@ class OriginalGame:
             raise
         return env
 
-    @property
-    def goal_text(self) -> str:
-        return self.start().observation.rpartition("\n\n")[2]
-
     def start(self) -> OriginalPlay:
         """Start a new play; the play before ends."""
         return OriginalPlay(self)

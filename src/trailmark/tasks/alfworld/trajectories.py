@@ -11,7 +11,6 @@ or "Thought: …" and "Action: <command>".
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +19,10 @@ from typing import Any
 
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row
-from trailmark.plain_files import read_unpacked
 from trailmark.tasks.alfworld.dialect import Dialect, command_in, observation_in
 from trailmark.tasks.alfworld.games import Games
 from trailmark.tasks.alfworld.source import WELCOME, Alfworld, AlfworldWorld, parse_action
+from trailmark.tasks.row_files import file_text, read_value
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 SHOWN = 5  # differences that a report prints
@@ -84,30 +83,16 @@ def read_trajectories(path: str | Path, skip_bad: bool = False) -> Told:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    try:
-        text = read_unpacked(path).decode("utf-8-sig")
-    except OSError as problem:
-        raise DataError(f"cannot be read ({problem.strerror}).", path) from None
-    except UnicodeDecodeError as problem:
-        raise DataError(f"cannot be read: {problem}.", path) from None
+    """The rows; lines are not parsed yet, so that a bad one can be left out."""
+    text = file_text(path)
     if text.lstrip()[:1] == "[":
-        for i, value in enumerate(_parse(text, path, None)):
-            yield Row(value, path, None, i)
+        yield from (Row(value, path, None, i) for i, value in enumerate(read_value(text, path, None)))
     else:
-        for n, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield Row(line, path, n)
-
-
-def _parse(text: str, path: Path, line: int | None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"is not JSON: {problem}.", path, line) from None
+        yield from (Row(line, path, n) for n, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def _trajectory(row: Row) -> Trajectory:
-    value = row.value if row.item is not None else _parse(row.value, row.file, row.line)
+    value = row.value if row.item is not None else read_value(row.value, row.file, row.line)
     item = row.fields(value, "", ["conversations"])
     listed = row.listed(item["conversations"], "conversations")
     talk = [_message(row, m, f"conversations[{k}]") for k, m in enumerate(listed)]

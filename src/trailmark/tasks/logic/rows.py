@@ -30,7 +30,7 @@ from typing import Any
 from trailmark.answers import HIDDEN, LETTERS
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.formats.rows import Row
-from trailmark.tasks.row_files import ENDINGS, file_rows, file_text, hub_rows
+from trailmark.tasks.row_files import ENDINGS, file_rows, file_text, files_here, hub_rows, one_of, words_of
 
 HUB = {
     "reclor": "metaeval/reclor",
@@ -265,25 +265,16 @@ def find_files(dataset: str, path: Path, split: str) -> list[Path]:
     AR_DevelopmentData.json) or only the split (train.json, Train.txt); of FOLIO and the like, a name without a split is
     `val`. Val, dev, eval and validation mean the same."""
     wanted = SPLITS.get(split, {split})
-    if path.is_file():
-        words = _words(path)
-        if words & WORDS and not words & wanted:
-            raise TaskError(f"{path} is not split '{split}' by its name: give the folder, or the file of that split.")
+    here = files_here(path, dataset, split, wanted, WORDS, (*ENDINGS, *TEXTS))
+    if here is None:
         return [path]
-    if not path.is_dir():
-        raise TaskError(f"there is no file or folder {path} to read {dataset} from.")
-    here = sorted(p for p in path.iterdir() if p.is_file() and p.name.lower().endswith((*ENDINGS, *TEXTS)))
     mine = [p for p in here if _set_of(p) in NAMES.get(dataset, (dataset,))]
-    named = [p for p in mine if _words(p) & wanted]
-    unsaid = [p for p in mine if not _words(p) & WORDS] if "val" in wanted else []
+    named = [p for p in mine if words_of(p) & wanted]
+    unsaid = [p for p in mine if not words_of(p) & WORDS] if "val" in wanted else []
     plain = [p for p in here if _stem(p) in wanted]
-    for found in (named, unsaid, plain):
-        if len(found) > 1 and not all(p.suffix == ".parquet" for p in found):
-            names = ", ".join(p.name for p in found)
-            raise TaskError(f"{path} has several files for split '{split}' of {dataset}: name one ({names}).")
-        if found:
-            return found
-    there = {w for p in mine for w in _words(p) & WORDS}
+    if found := one_of((named, unsaid, plain), path, dataset, split):
+        return found
+    there = {w for p in mine for w in words_of(p) & WORDS}
     raise TaskError(f"{path} has no split '{split}' of {dataset}.{nearest(split, there) if there else ''}")
 
 
@@ -296,7 +287,3 @@ def _set_of(path: Path) -> str:
     words = re.split(r"([-_.])", path.name.lower())
     end = next((k for k, w in enumerate(words) if w in WORDS or w in ("json", "jsonl", "txt", "parquet")), len(words))
     return "".join(words[:end]).rstrip("-_.")
-
-
-def _words(path: Path) -> set[str]:
-    return set(re.split(r"[-_.]", path.name.lower()))

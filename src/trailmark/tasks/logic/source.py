@@ -6,7 +6,6 @@ source = get_task("logic", dataset="choice", path="my_questions.jsonl", order="D
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -20,13 +19,13 @@ from trailmark.tasks.logic import prompts
 from trailmark.tasks.logic.prompts import Ending, Style
 from trailmark.tasks.logic.rows import DATASETS, Question, find_files, read_files, read_hub, two_ways
 from trailmark.tasks.logic.teach import TAUGHT, Problem, letter_of, read_problem, solution
+from trailmark.tasks.splits import SPLITS, drawn, split_of
 from trailmark.types import Invalid, Outcome, Scored, Task
 
 Dataset = Literal["reclor", "logiqa", "logiqa2", "arlsat", "folio", "proofwriter", "prontoqa", "choice"]
 Repeats = Literal["leave", "keep", "refuse"]
 NO_LABEL = "the label of this question is hidden"
 UNREAD, OTHER = "without a solution (a sentence cannot be read)", "without a solution (the proof contradicts the label)"
-CUTS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 
 
 class LogicWorld(World):
@@ -127,13 +126,13 @@ class Logic(TaskSource):
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         rows = self.questions(split)
-        picked = rows if n is None else _drawn(rows, n, random.Random(f"logic {self.dataset} {split} {seed}"))
+        picked = rows if n is None else drawn(rows, n, random.Random(f"logic {self.dataset} {split} {seed}"))
         return [self._task(split, seed, i, q) for i, q in picked]
 
     def questions(self, split: str) -> list[tuple[int, Question]]:
         """The questions of a split, each with its place in the files, before the options are ordered."""
         if split not in self._read:
-            if self.cut is not None and split not in CUTS:
+            if self.cut is not None and split not in SPLITS:
                 raise TaskError(f"split '{self.cut}' is cut into train, val and test; there is no '{split}'.")
             of = split if self.cut is None else self.cut
             every = self._files(of) if self.path else read_hub(self.dataset, of, self.hub, self.revision)
@@ -141,7 +140,7 @@ class Logic(TaskSource):
             numbered = [(i, q) for i, q in enumerate(_with_ids(every))]
             self._sizes[split] = len(numbered)
             if self.cut is not None:
-                numbered = [(i, q) for i, q in numbered if _bucket(q) in CUTS[split]]
+                numbered = [(i, q) for i, q in numbered if split_of(q.context or q.question) == split]
             self._read[split] = self._checked(split, numbered)
         return self._read[split]
 
@@ -266,17 +265,3 @@ def _with_ids(rows: Sequence[Question]) -> list[Question]:
         seen.add(name)
         out.append(replace(q, id=name))
     return out
-
-
-def _bucket(q: Question) -> int:
-    """By the context, so that the questions about one text stay together."""
-    return int.from_bytes(hashlib.sha256((q.context or q.question).encode()).digest()[:4], "big") % 100
-
-
-def _drawn(rows: Sequence[tuple[int, Question]], n: int, rng: random.Random) -> list[tuple[int, Question]]:
-    out: list[tuple[int, Question]] = []
-    while len(out) < n:
-        out += rng.sample(rows, min(len(rows), n - len(out)))
-    return out
-
-

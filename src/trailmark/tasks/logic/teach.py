@@ -38,7 +38,6 @@ from trailmark.tasks.logic.prover import (
 from trailmark.tasks.logic.rows import Question
 
 TAUGHT = ("prontoqa", "proofwriter")
-MISTAKES = ("backwards", "leap", "misread", "slip")
 WORDS = {True: "true", False: "false", None: "unknown"}
 
 
@@ -105,23 +104,6 @@ def solution(p: Problem, options: Sequence[str], rng: random.Random | None = Non
     if draw.random() < careless / 4:
         return writer.finish(p.answer, slip=True)
     return writer.finish(p.answer)
-
-
-def wrong_solution(p: Problem, options: Sequence[str], rng: random.Random) -> Solution:
-    """A plausible solution whose answer is wrong: sound up to a point drawn by `rng`, then a leap, a misread rule or a
-    slip."""
-    writer = _Writer(p, options)
-    if p.answer is None:
-        return writer.leap(rng.random() < 0.5)
-    kind = rng.choice(("leap", "misread", "slip") if p.proof else ("slip",))
-    stop = rng.randrange(len(p.proof)) if kind == "leap" else len(p.proof) - (kind == "misread")
-    for step in p.proof[:stop]:
-        writer.infer(step)
-    if kind == "leap":
-        return writer.leap(not p.answer)
-    if kind == "misread":
-        return writer.misread(p.proof[-1])
-    return writer.finish(p.answer, slip=True)
 
 
 class _Writer:

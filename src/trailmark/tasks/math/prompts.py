@@ -6,16 +6,16 @@ r"""How a problem is shown to a model. The words must be the same in training, s
 
 A prompt is encoded without further special tokens. Its control tokens are those of the style; in the problem itself
 they are plain characters. So the only BOS is the one written here. Qwen has none, DeepSeek's stands in front of its
-prompt, and for other models the option `bos` gives it. `one_bos` checks the result.
+prompt, and for other models the option `bos` gives it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from trailmark.errors import TaskError, nearest
 from trailmark.tasks.math.extract import Marker
-from trailmark.texts import Marked, encode, mark
+from trailmark.texts import Marked, mark
 
 Style = Literal["qwen-math", "deepseek-math", "plain"]
 IN_BOX = "Please reason step by step, and put your final answer within \\boxed{}."  # these models were trained with it
@@ -55,14 +55,6 @@ def prompt(question: str, style: Style, asks: Marker, bos: str | None = None) ->
     if style == "deepseek-math":
         return out + f"User: {told[0]['content']}\n\nAssistant:"
     return out + f"{question}\n"
-
-
-def one_bos(tokenizer: Any, text: str) -> bool:
-    """Whether the encoded `text` has exactly as many BOS tokens as this tokenizer wants: one in front, or none."""
-    ids = encode(tokenizer, text)
-    wants = tokenizer.bos_token_id is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-    found = ids.count(tokenizer.bos_token_id) if tokenizer.bos_token_id is not None else 0
-    return found == int(wants) and (not wants or ids[0] == tokenizer.bos_token_id)
 
 
 def _known(style: str) -> None:

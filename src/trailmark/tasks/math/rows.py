@@ -19,7 +19,7 @@ from pathlib import Path
 from trailmark.errors import DataError, TaskError, nearest
 from trailmark.formats.rows import Row
 from trailmark.tasks.math.extract import Marker, boxed
-from trailmark.tasks.row_files import ENDINGS, file_rows, hub_rows
+from trailmark.tasks.row_files import file_rows, files_here, hub_rows, one_of, words_of
 
 HUB = {
     "gsm8k": ("openai/gsm8k", ("main",)),
@@ -104,30 +104,18 @@ def find_files(dataset: str, path: Path, split: str) -> list[Path]:
     """The files of a split. `path` is a file or a folder. In a folder the names say data set and split
     (gsm8k_train.jsonl.gz) or only the split (train.jsonl, train-00000-of-00001.parquet), or the files lie in a folder
     with the split's name (train/algebra/1.json)."""
-    if path.is_file():
-        words = _words(path)
-        if split not in words and words & {"train", "test", "val", "valid", "validation", "dev"}:
-            raise TaskError(f"{path} is not split '{split}' by its name: give the folder, or the file of that split.")
+    known = {"train", "test", "val", "valid", "validation", "dev"}
+    here = files_here(path, dataset, split, {split}, known)
+    if here is None:
         return [path]
-    if not path.is_dir():
-        raise TaskError(f"there is no file or folder {path} to read {dataset} from.")
-    here = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(ENDINGS))
-    named = [p for p in here if p.name.lower().startswith(dataset) and split in _words(p)]
+    named = [p for p in here if p.name.lower().startswith(dataset) and split in words_of(p)]
     plain = [p for p in here if re.split(r"[-_.]", p.name.lower())[0] == split]
-    for found in (named, plain):
-        if len(found) > 1 and not all(p.suffix == ".parquet" for p in found):
-            names = ", ".join(p.name for p in found)
-            raise TaskError(f"{path} has several files for split '{split}' of {dataset}: name one ({names}).")
-        if found:
-            return found
+    if found := one_of((named, plain), path, dataset, split):
+        return found
     if deep := sorted((path / split).rglob("*.json"), key=lambda p: (str(p.parent), len(p.stem), p.stem)):
         return deep
-    there = {w for p in here if p.name.lower().startswith(dataset) for w in _words(p)} - {dataset}
+    there = {w for p in here if p.name.lower().startswith(dataset) for w in words_of(p)} - {dataset}
     raise TaskError(f"{path} has no split '{split}' of {dataset}.{nearest(split, there) if there else ''}")
-
-
-def _words(path: Path) -> set[str]:
-    return set(re.split(r"[-_.]", path.name.lower()))
 
 
 def read_hub(dataset: str, split: str, name: str | None, revision: str | None) -> list[Problem | None]:

@@ -19,6 +19,7 @@ from trailmark.tasks.math.extract import Marker
 from trailmark.tasks.math.pool import Pool
 from trailmark.tasks.math.prompts import Style, bos_of, marker_of, messages, prompt
 from trailmark.tasks.math.rows import DATASETS, Problem, asks, find_files, read_files, read_hub
+from trailmark.tasks.splits import drawn
 from trailmark.types import Scored, Task
 
 Dataset = Literal["gsm8k", "math", "svamp", "asdiv"]
@@ -110,7 +111,7 @@ class Math(TaskSource):
 
     def tasks(self, split: str = "train", n: int | None = None, seed: int = 0) -> list[Task]:
         rows = self.problems(split)
-        picked = rows if n is None else _drawn(rows, n, random.Random(f"math {self.dataset} {split} {seed}"))
+        picked = rows if n is None else drawn(rows, n, random.Random(f"math {self.dataset} {split} {seed}"))
         return [self._task(split, seed, i, p) for i, p in picked]
 
     def problems(self, split: str) -> list[tuple[int, Problem]]:
@@ -163,10 +164,3 @@ class Math(TaskSource):
     def example_actions(self, task: Task) -> list[str]:
         """A right answer, a wrong one, and a text without an answer."""
         return [task.meta["gold"], "#### 987654321 and \\boxed{987654321}", "I do not know"]
-
-
-def _drawn(rows: Sequence[tuple[int, Problem]], n: int, rng: random.Random) -> list[tuple[int, Problem]]:
-    out: list[tuple[int, Problem]] = []
-    while len(out) < n:
-        out += rng.sample(rows, min(len(rows), n - len(out)))
-    return out

@@ -25,7 +25,6 @@ after right steps gives a wrong one:
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Iterable, Sequence
@@ -41,7 +40,6 @@ Form = Literal["short", "react"]
 ITEMS = "abcdefghijklmn"  # a puzzle leaves out two of its letters
 LEVELS = {1: 2, 2: 3, 3: 4, 4: 5, 5: 6}  # relations of the chain; there are as many downs
 OPTIONS = "ABCD"
-SPLITS = {"test": range(0, 10), "val": range(10, 20), "train": range(20, 100)}
 OPENING = "Thought 1:"  # the end of a prompt in the form react
 RELATION = re.compile(r"\s*([a-zA-D])([a-zA-D])\s*")
 NONE = "."  # no item before this one is told
@@ -132,12 +130,6 @@ def make_puzzle(rng: random.Random, level: int) -> Puzzle:
         leads_to = item if rng.random() < 0.5 else rng.choice(others)
         entries += [f"{item}{after}{down}", f"{down}{leads_to}{NONE}"]
     return Puzzle(chain[0], tuple(sorted(entries)))
-
-
-def split_of(text: str) -> str:
-    """The split of a puzzle by its hash: 80 % train, 10 % val, 10 % test."""
-    bucket = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 100
-    return next(name for name, buckets in SPLITS.items() if bucket in buckets)
 
 
 def read_puzzle(text: str) -> tuple[Puzzle, str]:

@@ -114,16 +114,6 @@ def exact_value(
     return value(tuple(lines), 1.0)
 
 
-def exact_soundness(puzzle: Puzzle, lines: Sequence[str], policy: Policy) -> float:
-    """The probability that the next line is sound."""
-    from trailmark.tasks.puzzle.orders import true_step_values
-
-    total = 0.0
-    for line, p in policy.next(puzzle, lines).items():
-        total += p * true_step_values(puzzle, "\n".join([*lines, line])).steps[-1]
-    return total
-
-
 def player(form: Form = "short", **rates: Any) -> Callable[[str, random.Random], str]:
     """A function for a scripted seat: it goes on with whatever was written behind a puzzle."""
     walker = Walker(**rates)
@@ -139,5 +129,4 @@ def player(form: Form = "short", **rates: Any) -> Callable[[str, random.Random],
     return play
 
 
-careful = player()
 careless = player(errors=0.3, leaps=0.05, slips=0.05)

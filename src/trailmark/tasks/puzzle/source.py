@@ -12,18 +12,17 @@ from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.tasks.puzzle.orders import (
     LEVELS,
     OPENING,
-    SPLITS,
     Form,
     Puzzle,
     Truth,
     make_puzzle,
     read_lines,
     read_puzzle,
-    split_of,
     true_step_values,
     written,
 )
 from trailmark.tasks.puzzle.policies import Policy, Walker, exact_value
+from trailmark.tasks.splits import SPLITS, split_of
 from trailmark.types import Episode, Scored, Task
 
 TRIES = 20_000  # draws until a puzzle must be new

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from trailmark.score.likelihood import after_markers
 
 MARKERS = ("In summary:", "In summary,", "Detailed Plan:")
 
 
-def plan_of(answer: str, markers: Sequence[str] = MARKERS, without: Literal["whole", "empty"] = "whole") -> str:
+def plan_of(answer: str, markers: Sequence[str] = MARKERS) -> str:
     """The text after the last occurrence of each marker, cut in the order of the markers. Markers are case-sensitive. A
-    marker with nothing after it gives an empty plan. `without` says what an answer without a marker gives."""
-    if without == "empty" and not has_marker(answer, markers):
-        return ""
+    marker with nothing after it gives an empty plan."""
     return after_markers(answer, markers).strip()
 
 

@@ -92,10 +92,9 @@ def pieces(row: AnyRow, show: Show = Show()) -> Pieces:
     return _talk_pieces(row, show) if isinstance(row, TalkRow) else _story_pieces(row, show)
 
 
-def reasoning(p: Pieces, thoughts: Sequence[tuple[str, str]] = ()) -> Messages:
-    """The prompt of the policy. `thoughts` are earlier questions with their answers."""
-    said = "\n".join(f"{question}\n{answer}" for question, answer in thoughts)
-    return p.message(p.information, _section("Thoughts So Far", said) if said else "", p.reason)
+def reasoning(p: Pieces) -> Messages:
+    """The prompt of the policy."""
+    return p.message(p.information, p.reason)
 
 
 def baseline(p: Pieces) -> Messages:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.data.stages import Counts, DataFolder, data_folder
-from trailmark.errors import DataError, TrailmarkError, nearest
+from trailmark.errors import DataError, TrailmarkError
 from trailmark.methods.reflect.decisions import write_decisions
 from trailmark.methods.reflect.explore.explorer import Explorer
 from trailmark.methods.reflect.explore.records import Record, check_records, read_records, write_records
@@ -60,13 +60,10 @@ def make(
 ) -> dict[str, Counts]:  # fmt: skip
     """Run the wanted stages in `out`, continuing where an earlier run was stopped. Stages whose `settings` differ are
     made again. `open_teacher` gets the file that stores answers."""
-    for name in wanted:
-        if name not in STAGES:
-            raise TrailmarkError(f"there is no stage '{name}'.{nearest(name, STAGES)}")
     names = [s.name for s in sources]
     if twice := next((n for n in names if names.count(n) > 1), None):
         raise TrailmarkError(f"two repositories are called '{twice}': rename a folder.")
-    with data_folder(out, settings) as place:
+    with data_folder(out, settings, wanted, STAGES) as place:
         teacher = open_teacher(out / "answers.jsonl")
         repositories = [Repository(s.name, s.version, out / "repos" / s.name) for s in sources]
         return place.make(_stages(place, _Work(out, plan, teacher, repositories), sources, plan), wanted, say)

@@ -90,13 +90,10 @@ def _last_turn(value: Any) -> Any:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.table import Column, Table
+    from trailmark.evaluate.output import print_rows
 
-    from trailmark.evaluate.output import print_table
-
-    systems = result["systems"]
-    columns = [Column("mean [95 % interval]", no_wrap=True), *(f"{n} ({a['texts']})" for n, a in systems.items())]
-    table = Table(*columns, title="Written texts")
+    systems, rows = result["systems"], []
+    columns = ["mean [95 % interval]", *(f"{n} ({a['texts']})" for n, a in systems.items())]
     metrics = dict.fromkeys(m for a in systems.values() for m in a if m != "texts")
     for metric in metrics:
         cells = []
@@ -107,5 +104,5 @@ def _show(result: dict[str, Any]) -> None:
             else:
                 ends = "?" if v["low"] is None else f"{v['low']:.4g}, {v['high']:.4g}"
                 cells.append(f"{v['value']:.4g} [{ends}]")
-        table.add_row(metric, *cells)
-    print_table(table)
+        rows.append([metric, *cells])
+    print_rows(columns, rows, "Written texts")

@@ -7,45 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import (
-    MANY,
-    AtOnce,
-    Deadline,
-    Failures,
-    Key,
-    Model,
-    Name,
-    Out,
-    Retries,
-    Seed,
-    Temperature,
-    Tokenizer,
-    TopP,
-    Version,
-    finite,
-    teacher_of,
-)
+from trailmark.commands.options import MANY, Out, Seed, TeacherOptions, Tokenizer, finite, grouped
 
 
+@grouped
 def books(
     files: Annotated[list[Path], typer.Argument(metavar="BOOKS …", help="JSONL of chapters, plain, .gz or .xz.")],
     out: Out = Path("books"),
-    teacher: Name = "offline",
-    model: Model = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this: chapters, synopses, summaries, …")] = None,
     characters: Annotated[int, typer.Option(min=1, max=20, help="Main characters of a book.")] = 3,
     names: Annotated[Path | None, typer.Option(help="JSON: the characters of each book.")] = None,
     last: Annotated[int, typer.Option(min=1, max=100, help="Previous chapters that a row holds.")] = 1,
     skip: Annotated[int, typer.Option(min=1, max=100, help="First and last chapters that are no targets.")] = 2,
     tokenizer: Tokenizer = "",
-    key: Key = None,
-    version: Version = None,
-    temperature: Temperature = 0.6,
-    top_p: TopP = 0.9,
-    at_once: AtOnce = 8,
-    deadline: Deadline = 120.0,
-    retries: Retries = 5,
-    failures: Failures = 0.0,
+    asked: TeacherOptions = TeacherOptions(temperature=0.6),
 ) -> None:
     """Make rows of stories from books: synopses, summaries so far, character sheets. Then: trailmark data stories."""
     from dataclasses import asdict
@@ -59,14 +34,12 @@ def books(
     from trailmark.texts import token_count
 
     writable(out)
-    about, open_teacher = teacher_of(
-        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
-    )
+    about = asked.settings()
     read_books(files, 0, read_characters(names))  # a mistake in the files is reported before anything is made
     count = token_count(read_tokenizer(tokenizer))
 
     def open_writer(answers: Path) -> Writer | Rules:
-        who = open_teacher(answers, Asked)
+        who = asked.open(answers, Asked)
         return Rules(count) if who is None else Writer(who)
 
     how = Plan(characters, last, skip, tokenizer)
@@ -160,9 +133,6 @@ def stories(
     sizes = (max_tokens, drop_long, leak, drop_leaks, gold_words, drop_duplicates)
     how = s.Setup(show, bounds, by, tuple(shares), seed, *sizes)  # type: ignore[arg-type]
     said: dict[str, Any] = asdict(how)
-    for part, key in ((said, "gold_words"), (said, "drop_duplicates"), (said["show"], "instruction")):
-        if part[key] is None or part[key] is False:
-            del part[key]  # folders from before this option stay as they are
     settings = {"kind": "stories", **said, "tokenizer": tokenizer, "prompts": VERSION}
     words = read_tokenizer(tokenizer)
     with data_folder(out, settings) as place:

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from trailmark.commands.options import ServerOptions, grouped
 
+
+@grouped
 def judge(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
     systems: Annotated[list[str], typer.Argument(metavar="NAME=FILE …", help="JSONL of each system: id and text.")],
@@ -15,7 +18,6 @@ def judge(
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="The CSV to write; the same command asks what is missing.")
     ] = Path("votes.csv"),
-    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on the server.")] = None,
     genres: Annotated[Path | None, typer.Option(help="JSON: the genres of each book.")] = None,
     criteria: Annotated[Path | None, typer.Option(help="JSON: other dimensions, and what each asks.")] = None,
     n: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
@@ -24,11 +26,7 @@ def judge(
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of the judge.")] = 0.0,
     again: Annotated[int, typer.Option(min=0, max=100, help="Times it is asked again if no verdict can be read.")] = 2,
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Pairs at the same time.")] = 8,
-    header: Annotated[list[str] | None, typer.Option(help="HTTP header: NAME=VALUE or NAME=env:VARIABLE.")] = None,
-    query: Annotated[list[str] | None, typer.Option(help="Query parameter: NAME=VALUE.")] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the bearer key.")
-    ] = None,
+    how: ServerOptions = ServerOptions(),
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer, with retries.")] = 120.0,
     retries: Annotated[int, typer.Option(min=0, max=1000, help="Retries after a refused connection, 429 or 5xx.")] = 5,
     failures: Annotated[float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the pairs that may fail.")] = 0.0,
@@ -37,7 +35,6 @@ def judge(
     """Let a model compare the texts of all systems, two at a time and in both orders. Then: trailmark votes FILE."""
     from trailmark.data.output_paths import new_file
     from trailmark.errors import JudgeError, TrailmarkError
-    from trailmark.evaluate.players import pairs as options
     from trailmark.methods.vrcli import pair_judge as p
     from trailmark.methods.vrcli.chapters import clean as cleaned
     from trailmark.methods.vrcli.commands.chapters import named_files, read_texts
@@ -63,10 +60,8 @@ def judge(
     shown = lambda text: cleaned(text) if clean else text
     texts = {name: [(i, shown(t)) for i, t in read_texts(file, every) if i in found] for name, file in files}
     pairs = p.pairs_of(texts)
-    at: dict[str, Any] = dict(address=server, model=served or UNNAMED, headers=options(header or (), "--header"),
-              query=options(query or (), "--query"), api_key_env=key_env, deadline=deadline, retries=retries,
-              concurrency=2 * at_once)  # fmt: skip
-    engine = open_server(HttpSeat(**at), "")
+    at: dict[str, Any] = {"address": server, "model": UNNAMED, "concurrency": 2 * at_once, **how.section()}
+    engine = open_server(HttpSeat(**at, deadline=deadline, retries=retries), "")
     settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once}
     who = ModelJudge(ModelJudgeConfig.model_validate(settings), engine, answers)
     made = p.judged(pairs, p.ask_all(who, pairs, found, asked, failures), asked, flags)
@@ -91,14 +86,11 @@ def judge(
 
 def _show(result: dict[str, Any], made: Any) -> None:
     from rich.console import Console
-    from rich.table import Column, Table
 
-    from trailmark.evaluate.output import print_table
+    from trailmark.evaluate.output import print_rows
 
     kinds = ("wins", "losses", "ties", "swayed")
-    table = Table(Column("pair", no_wrap=True), "dimension", *kinds, title=f"Judged by {result['judge']}")
-    for (a, b), counts in made.counts.items():
-        for k, (dimension, c) in enumerate(counts.items()):
-            table.add_row("" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds))
-    print_table(table)
+    rows = (["" if k else f"{a} > {b}", dimension, *(str(c[kind]) for kind in kinds)]
+            for (a, b), counts in made.counts.items() for k, (dimension, c) in enumerate(counts.items()))  # fmt: skip
+    print_rows(["pair", "dimension", *kinds], rows, f"Judged by {result['judge']}")
     Console().print("swayed: the order of the two texts decided, so the file says `same`.")

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
+from trailmark.commands.options import ServerOptions, grouped
 
 
+@grouped
 def write(
     rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Rows of `trailmark data stories`, such as test.jsonl.")],
     variants: Annotated[
@@ -45,17 +47,10 @@ def write(
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda.")] = "auto",
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Texts at the same time.")] = 8,
-    served: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on a server.")] = None,
     tokenizer: Annotated[
         str, typer.Option(metavar="NAME", help="Counts a gold text for a server; default: four bytes each.")
     ] = "",
-    header: Annotated[
-        list[str] | None, typer.Option(help="HTTP header for a server: NAME=VALUE or NAME=env:VARIABLE.")
-    ] = None,
-    query: Annotated[list[str] | None, typer.Option(help="Query parameter for a server: NAME=VALUE.")] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="VARIABLE", help="Environment variable with a server's bearer key.")
-    ] = None,
+    server: ServerOptions = ServerOptions(),
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer of a server.")] = 600.0,
     failures: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plans, and of the texts, that may fail.")
@@ -77,7 +72,8 @@ def write(
     marks = given_markers(marker)
     how = w.How(temperature, top_p, top_k, plan_tokens, length, at_least, samples, seed, marks, tokenizer)
     servers = w.Servers(
-        served, pairs(header or (), "--header"), pairs(query or (), "--query"), key_env, deadline, failures
+        server.served, pairs(server.header or (), "--header"), pairs(server.query or (), "--query"), server.key_env,
+        deadline, failures,
     )
     quiet = (lambda line: None) if json else typer.echo
     made = w.write(rows, out, named, how, n, servers, device, at_once, quiet)
@@ -90,14 +86,12 @@ def write(
 
 
 def _show(made: dict[str, Any], out: Path) -> None:
-    from rich.table import Table
+    from trailmark.evaluate.output import print_rows
 
-    from trailmark.evaluate.output import print_table
-
-    table = Table("variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut", title=str(out))
+    rows = []
     for name, a in made.items():
         marked = "–" if a.get("markers") is None else f"{100 * a['markers']:.0f} %"
         plans = [str(a["plans"]), marked] if "plans" in a else ["–", "–"]
         texts = [str(a["texts"]), f"{a['words']:.1f}", str(a["cut"])]
-        table.add_row(name, a["planner"] or "–", a["writer"], *plans, *texts)
-    print_table(table)
+        rows.append([name, a["planner"] or "–", a["writer"], *plans, *texts])
+    print_rows(["variant", "planner", "writer", "plans", "with a marker", "texts", "words", "cut"], rows, str(out))

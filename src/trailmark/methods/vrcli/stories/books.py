@@ -26,15 +26,15 @@ from typing import Any, TypeVar
 
 from trailmark.ask.server import TeacherFailed, run_limited
 from trailmark.data.stages import Counts, DataFolder, data_folder
-from trailmark.errors import DataError, TrailmarkError, nearest
+from trailmark.errors import DataError
 from trailmark.formats.rows import Row, parse_line
 from trailmark.methods.vrcli.stories.sentences import common_run, main_names
 from trailmark.methods.vrcli.stories.setup import write_lines
 from trailmark.methods.vrcli.stories.writer import QUESTIONS, Writer
-from trailmark.plain_files import read_unpacked
 from trailmark.progress import Progress
 from trailmark.run_async import wait
 from trailmark.runs.stages import Stage
+from trailmark.tasks.row_files import file_text
 from trailmark.tasks.stories.rows import StoryRow, content_id
 
 STAGES = ("chapters", "synopses", "summaries", "facts", "verify", "sheets", "rows")
@@ -78,7 +78,7 @@ def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Seque
     splits: dict[str, str] = {}
     files: dict[str, Path] = {}
     for path in paths:
-        for number, line in enumerate(_text(path).split("\n"), 1):
+        for number, line in enumerate(file_text(path).split("\n"), 1):
             if not line.strip():
                 continue
             row = Row(parse_line(line, path, number), path, number)
@@ -108,15 +108,6 @@ def read_books(paths: Sequence[Path], characters: int, given: Mapping[str, Seque
     return books
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_unpacked(path).decode("utf-8-sig")
-    except UnicodeDecodeError as problem:
-        raise DataError(f"is not UTF-8 text (byte {problem.start}).", path) from None
-    except OSError as problem:
-        raise DataError(f"cannot be read ({getattr(problem, 'strerror', None) or problem}).", path) from None
-
-
 def make(
     out: Path, paths: Sequence[Path], plan: Plan, open_writer: Callable[[Path], Writer], count: Callable[[str], int],
     settings: dict[str, Any], characters: Path | None = None, wanted: Sequence[str] = STAGES,
@@ -124,10 +115,7 @@ def make(
 ) -> dict[str, Counts]:  # fmt: skip
     """Run the wanted stages in `out`, continuing where an earlier run was stopped. `open_writer` gets the file that
     stores answers. `characters` is a JSON file of names by book."""
-    for name in wanted:
-        if name not in STAGES:
-            raise TrailmarkError(f"there is no stage '{name}'.{nearest(name, STAGES)}")
-    with data_folder(out, settings) as place:
+    with data_folder(out, settings, wanted, STAGES) as place:
         work = _Work(out, plan, open_writer(out / "answers.jsonl"), count)
         return place.make(_stages(place, work, paths, characters), wanted, say)
 
@@ -329,7 +317,7 @@ def read_characters(path: Path | None) -> dict[str, list[str]]:
     if path is None:
         return {}
     try:
-        found = json.loads(_text(path))
+        found = json.loads(file_text(path))
     except ValueError as problem:
         raise DataError(f"is not JSON: {problem}.", path) from None
     ok = isinstance(found, dict) and all(
