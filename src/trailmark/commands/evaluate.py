@@ -231,7 +231,7 @@ def _play(
     from trailmark.failures import must_be_few
     from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
-    from trailmark.seats.table import NoServer
+    from trailmark.seats.open import NoServer
     from trailmark.types import Failed
 
     for file in (out, leaderboard):

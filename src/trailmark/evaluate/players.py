@@ -149,7 +149,7 @@ def _play_alone(
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.models.tiny import tiny_tokenizer
-        from trailmark.rollout.reference_players import oracle_player, random_player
+        from trailmark.seats.reference_players import oracle_player, random_player
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts() for _ in range(wish.samples)]
@@ -231,7 +231,8 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
     from trailmark.seats.config import HttpSeat
-    from trailmark.seats.table import UNNAMED, open_server, sampling_law
+    from trailmark.seats.open import UNNAMED, open_server
+    from trailmark.seats.table import sampling_law
 
     given = HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
                      query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
