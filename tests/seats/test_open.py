@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import trailmark
 from trailmark.config import EngineConfig, ModelConfig, ModelShape
 from trailmark.models.load import load_model
@@ -37,7 +39,8 @@ def test_engines_are_opened_in_one_package():
 
 def test_an_opened_engine_can_be_watched():
     lm, seen = load_model(ModelConfig(shape=ModelShape(layers=1, width=32, heads=2, context=64))), []
-    with watching(seen.append):
+    with pytest.raises(ZeroDivisionError), watching(seen.append):
         engine = open_engine(lm, EngineConfig(slots=2))
+        raise ZeroDivisionError
     open_engine(lm, EngineConfig(slots=2))
     assert seen == [engine]

@@ -150,6 +150,9 @@ class Searcher:
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         return await self.engine.score(tokens, start)
 
+    async def publish(self, version: int, weights: Any = None) -> None:
+        await self.engine.publish(version, weights)
+
     async def search(self, request: Request) -> Found:
         self.plan.check(request.law.temperature)
         searched = _Search(self.engine, self.scorer, self.plan, request)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
+from trailmark.engines.base import publish
+from trailmark.engines.weights import Weights
 from trailmark.errors import ModelError, RecipeError
 from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
@@ -95,7 +97,7 @@ class Table:
     def publish(self, version: int) -> None:
         """Give the current weights of the method's models to their engines."""
         for engine, lm in {id(self.engines[n]): (self.engines[n], lm) for n, lm in self.models.items()}.values():
-            engine.publish(version, lm)
+            publish(engine, version, Weights(lm))
 
     def _local(self, name: str, seat: LocalSeat) -> Any:
         from trailmark.models.load import load_model
