@@ -121,14 +121,47 @@ def test_a_world_of_two_sides_trains_one_of_them(room):
     assert [row["reward"] for row in read_metrics("run")] == [sum(rewards[:4]) / 4, sum(rewards[4:]) / 4]
 
 
+def test_a_model_learns_from_both_sides_that_it_plays(room):
+    """Self-play: two seats are one model. Each is credited with what its own side was paid; the samples are those of
+    both, and so are the tokens of the loss."""
+    local = {"kind": "local", "trained": True}
+    seats = {"anna": {**local, "side": "buyer"}, "bert": {**local, "side": "seller"}}
+    words = ["method=policy_gradient", "task={name: test_seats_at_desk:Haggle}", f"seats={json.dumps(seats)}"]
+    words += ["sampling.min_tokens=1", "credit=group_mean", "n=8", "learner.optim.lr=0.1"]
+    shell("train", "recipe.yaml", *words)
+    alone = {**seats, "bert": {"kind": "local", "model": TINY, "side": "seller"}}
+    shell("train", "recipe.yaml", *words, f"seats={json.dumps(alone)}", "out=alone")
+    episodes = read_segment("run/episodes/000001.jsonl")
+    assert [e.turns for e in episodes] == [e.turns for e in read_segment("alone/episodes/000001.jsonl")]  # one model
+    noted = {(a.episode, a.turn): a.values[0] for a in read_annotations("run/annotations/advantage")}
+    other = {(a.episode, a.turn): a.values[0] for a in read_annotations("alone/annotations/advantage")}
+    for group in {e.group for e in episodes}:
+        mine = [e for e in episodes if e.group == group]
+        for seat, side in (("anna", "buyer"), ("bert", "seller")):
+            earned = [e.outcomes[side].reward for e in mine]
+            want = [r - sum(earned) / len(earned) for r in earned]
+            for e, a in zip(mine, want):
+                at = [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
+                assert [noted[e.id, i] for i in at] == pytest.approx([a] * len(at), abs=1e-9)
+                assert [other.get((e.id, i)) for i in at] == [noted[e.id, i] if seat == "anna" else None for i in at]
+    for seat in seats:
+        assert any(noted[e.id, i] for e in episodes for i, t in enumerate(e.turns) if t.seat == seat and t.tokens)
+    assert any("checkpoints" in d.file for d in diff_runs("run", "alone"))  # other weights
+    assert {p.kind for e in episodes for p in e.players.values()} == {"trained"}
+    (row,) = json.loads(shell("eval", "run", "--json").stdout)["rows"]
+    assert row["scored"] == 2
+    assert "defect" not in shell("verify", "run").output
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["seats.actor.model=large"], "serves 'small', but no model 'large'. Set seats.actor.model"),
         (["seats.actor={kind: local}"], "seats.actor: this seat has no model: set seats.actor.model.name"),
+        (["seats.actor.trained=true"], "seats.actor.trained: a server takes no weights, so it cannot be trained"),
         (
-            ["seats.actor={kind: local, trained: true}"],
-            "adviser and actor are trained, and this method trains one model",
+            ["seats.adviser.model={name: tiny}", "seats.actor={kind: local, trained: true, model: {name: runs/a}}"],
+            "adviser (tiny) and actor (runs/a) are trained from different models, and what is trained is the recipe's",
         ),
         (["seats.actor={kind: person}"], "seats.actor: a person can sit at the table of `trailmark play`, not here"),
         (["seats.actor.address=http://127.0.0.1:9", "seats.actor.retries=0"], "cannot be reached"),

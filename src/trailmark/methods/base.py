@@ -53,6 +53,7 @@ class Method(Training):
     Config: ClassVar[type[RunConfig]] = RunConfig
     staged: ClassVar[tuple[str, ...]] = ()  # recipe keys that only the stages read
     asks: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
+    self_play: ClassVar[bool] = False  # whether it learns from several trained seats, which are one model
     imitates: ClassVar[bool] = False  # whether runs imitate the file `config.data`; then `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -101,7 +102,7 @@ class Method(Training):
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
         """The seats of the recipe's `seats` section, if it has one. Else one seat, `policy`, with the trained model."""
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
-        check_seats(given)
+        check_seats(given, shared=cls.self_play)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
 
     @classmethod

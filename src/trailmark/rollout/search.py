@@ -129,7 +129,7 @@ class Found:
         return out
 
 
-class Searcher:
+class Searcher(Engine):
     """An engine that searches. While `keep` is set, `found` stores the result of each search by the request's key."""
 
     def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, keep: bool = False):
@@ -149,9 +149,6 @@ class Searcher:
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         return await self.engine.score(tokens, start)
-
-    async def publish(self, version: int, weights: Any = None) -> None:
-        await self.engine.publish(version, weights)
 
     async def search(self, request: Request) -> Found:
         self.plan.check(request.law.temperature)

@@ -81,8 +81,7 @@ class Table:
         """One seat, with its own sampling settings or with `sampling`."""
         config = self.configs[name]
         s = sampling or config.sampling or SamplingConfig()
-        trained = isinstance(config, LocalSeat) and config.trained
-        kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
+        kind = "trained" if config.trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
         law, stop = sampling_law(s), tuple(s.stop)
         engine = self.engines[name]

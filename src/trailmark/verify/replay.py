@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.rollout.judged import as_played, judge_episodes, judged_rewards
 from trailmark.rollout.play import Seat, Start, play_all
@@ -19,7 +19,7 @@ from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
 
 
-class _Silent:
+class _Silent(Engine):
     """An engine of which only the tokenizer is used."""
 
     name, version = "stored", 0
