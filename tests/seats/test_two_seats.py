@@ -25,6 +25,17 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context
 PAGE = (HERE.parents[1] / "docs" / "seats.md").read_text()
 METHOD = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Advised" in block)
 
+LENGTHS = """from test_seats_at_desk import Haggle, HaggleWorld
+
+class Lengths(Haggle):
+    def make(self):
+        return World(False)
+
+class World(HaggleWorld):
+    def step(self, action):
+        return super().step(str(len(action) % 7))
+"""
+
 
 @pytest.fixture(scope="module")
 def url():
@@ -124,9 +135,10 @@ def test_a_world_of_two_sides_trains_one_of_them(room):
 def test_a_model_learns_from_both_sides_that_it_plays(room):
     """Self-play: two seats are one model. Each is credited with what its own side was paid; the samples are those of
     both, and so are the tokens of the loss."""
+    Path("lengths.py").write_text(LENGTHS)
     local = {"kind": "local", "trained": True}
     seats = {"anna": {**local, "side": "buyer"}, "bert": {**local, "side": "seller"}}
-    words = ["method=policy_gradient", "task={name: test_seats_at_desk:Haggle}", f"seats={json.dumps(seats)}"]
+    words = ["method=policy_gradient", "task={name: lengths:Lengths}", f"seats={json.dumps(seats)}"]
     words += ["sampling.min_tokens=1", "credit=group_mean", "n=8", "learner.optim.lr=0.1"]
     shell("train", "recipe.yaml", *words)
     alone = {**seats, "bert": {"kind": "local", "model": TINY, "side": "seller"}}
