@@ -25,6 +25,39 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context
 PAGE = (HERE.parents[1] / "docs" / "seats.md").read_text()
 METHOD = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Advised" in block)
 
+def test_an_adviser_of_one_run_before_an_actor_of_another(room, url):
+    """`eval --put` puts any model into any seat: each turn has the log-probs of the model that was put there."""
+    shell("train", "recipe.yaml", "eval.every=0", "out=first")
+    actor = f"seats.actor={json.dumps({'kind': 'local', 'model': TINY})}"
+    shell("train", "recipe.yaml", "eval.every=0", "out=second", actor, "model.seed=9", "sampling.max_tokens=3")
+    first, second = (f"{run}/checkpoints/000002/policy" for run in ("first", "second"))
+
+    def written_by(file, seat, model):
+        engine = LocalEngine(load_model(ModelConfig(name=model)), 4, 256)
+        turns = [(e.context(i) + t.forced, t) for e in read_segment(file) for i, t in enumerate(e.turns) if t.seat == seat]
+        assert len(turns) > 2
+        return all(engine.score_rows([[*before, *t.tokens]], [len(before)])[0] == pytest.approx(t.logp, abs=1e-5)
+                   for before, t in turns)  # fmt: skip
+
+    shell("eval", "second", "--out", "own.jsonl")
+    assert written_by("own.jsonl", "adviser", second) and not written_by("own.jsonl", "adviser", first)
+    told = shell("eval", "second", "--put", "adviser=first", "--out", "mixed.jsonl", "--json")
+    assert json.loads(told.stdout)["put"] == ["adviser=first"]
+    assert written_by("mixed.jsonl", "adviser", first) and not written_by("mixed.jsonl", "adviser", second)
+    assert read_segment("mixed.jsonl")[0].players["adviser"].model == first
+    assert all(len(t.tokens) <= 3 for e in read_segment("mixed.jsonl") for t in e.turns)  # as the second run samples
+    shell("eval", "second", "--put", "actor=first", "--put", f"adviser={second}", "--out", "turned.jsonl")
+    assert written_by("turned.jsonl", "actor", first) and written_by("turned.jsonl", "adviser", second)
+    shell("eval", "second", "--put", f"actor={url}", "--out", "served.jsonl")
+    assert read_segment("served.jsonl")[0].players["actor"].kind == "remote"
+    for put, said in (("actr=first", "the run has no seat 'actr' (seats: adviser, actor). Did you mean 'actor'?"),
+                      ("actor", "--put 'actor': expected SEAT=MODEL"),
+                      ("actor=first/checkpoints/000009", "there is no first/checkpoints/000009")):  # fmt: skip
+        assert said in " ".join(shell("eval", "second", "--put", put, code=2).output.split())
+    plain = " ".join(shell("eval", "tiny", "--put", "a=first", code=2).output.split())
+    assert "--put changes the seats of a run" in plain
+
+
 LENGTHS = """from test_seats_at_desk import Haggle, HaggleWorld
 
 class Lengths(Haggle):

@@ -123,6 +123,10 @@ def evaluate(
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
+    put: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SEAT=MODEL", help="Put another model into a seat of the run. May be repeated."),
+    ] = None,
     failed: FailedAs = Failures.apart,
     failures: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plays of a server that may fail.")
@@ -147,7 +151,7 @@ def evaluate(
     if episodes is not None:
         more = {"--task": task, "options": options, "--out": out, "--leaderboard": leaderboard, "--vary": vary,
                 "--search": search, "--split": split, "--n": n, "--samples": samples > 1, "--seed": seed is not None,
-                "--temperature": temperature is not None, "--max-tokens": max_tokens}  # fmt: skip
+                "--temperature": temperature is not None, "--max-tokens": max_tokens, "--put": put}  # fmt: skip
         if given := [name for name, value in more.items() if value]:
             raise TrailmarkError(f"eval --episodes recomputes what was played: it takes no {' or '.join(given)}.")
         return _recompute(episodes, tokenizer, side, seat, failed, json, best_by, over)
@@ -168,7 +172,7 @@ def evaluate(
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react, served,
                 header or (), query or (), key_env, search, value, budget, tree,
                 with_task([str(model), *extra]), leaderboard is not None, out,
-                1.0 if failed == Failures.lost else failures)  # fmt: skip
+                1.0 if failed == Failures.lost else failures, put or ())  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
 

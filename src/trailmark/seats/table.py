@@ -91,7 +91,8 @@ class Table:
         """Some worlds need a tokenizer: their actions are labels of one token, or they count tokens. They have a method
         `bind`, which gets the tokenizer of `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
-        declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
+        own = self.engines[name].tokenizer if name else None
+        declared(source).bind(self.tokenizer if own is None else own)
 
     def publish(self, version: int) -> None:
         """Give the current weights of the method's models to their engines."""
