@@ -34,7 +34,8 @@ def test_an_adviser_of_one_run_before_an_actor_of_another(room, url):
 
     def written_by(file, seat, model):
         engine = LocalEngine(load_model(ModelConfig(name=model)), 4, 256)
-        turns = [(e.context(i) + t.forced, t) for e in read_segment(file) for i, t in enumerate(e.turns) if t.seat == seat]
+        each = [(e, i) for e in read_segment(file) for i, t in enumerate(e.turns) if t.seat == seat]
+        turns = [(e.context(i) + e.turns[i].forced, e.turns[i]) for e, i in each]
         assert len(turns) > 2
         return all(engine.score_rows([[*before, *t.tokens]], [len(before)])[0] == pytest.approx(t.logp, abs=1e-5)
                    for before, t in turns)  # fmt: skip

@@ -23,8 +23,8 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
-from trailmark.rollout.overlap import NextBatch
 from trailmark.rollout.play import play
+from trailmark.rollout.pool import Ahead
 from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
@@ -86,7 +86,7 @@ class PolicyGradientMethod(Method):
             if self.source.judge is not None:
                 self.source.judge.must_read(rows, self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
-        self.next = NextBatch(policy.device)
+        self.next = Ahead(policy.device, self.overlap)
         return policy
 
     def play(
@@ -122,14 +122,7 @@ class PolicyGradientMethod(Method):
                 episodes += self._played(tasks, c.n, c.seed, prefix, notes)
             return episodes, notes
 
-        made = self.next.take(step)
-        if made is None:
-            self.table.publish(step - 1)
-            made = played(step)
-        if self.overlap and step < c.steps:
-            self.table.publish(step - 1)
-            self.next.start(step + 1, lambda: played(step + 1))
-        return made
+        return self.next.batch(step, c.steps, played, lambda: self.table.publish(step - 1))
 
     def collect(self, step: int) -> list[Episode]:
         """Play the episodes of a step and store them. Returns those that can be learnt from, if any."""

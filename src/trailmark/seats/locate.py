@@ -71,8 +71,8 @@ def is_address(name: str) -> bool:
 
 
 def locate(name: str, seat: str = "policy", key: str = "", otherwise: str = "") -> Located:
-    """What `name` means, if the model of `seat` is wanted; with `otherwise`, that of another seat where a checkpoint has
-    no such model. Errors begin with `key` (a recipe key or an option)."""
+    """What `name` means, if the model of `seat` is wanted, or `otherwise` that of another seat if a checkpoint has none
+    of this name. Errors begin with `key` (a recipe key or an option)."""
     says = f"{key}: " if key else ""
     if is_address(name):
         return Located(name, "server", name, seat)

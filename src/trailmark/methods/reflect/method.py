@@ -65,8 +65,7 @@ from trailmark.methods.reflect.play import two_players
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
-from trailmark.rollout.play import play, play_all, start_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import play, play_starts, start_all
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.launch import training_stage
@@ -271,7 +270,7 @@ class ReflectMethod(Players):
         self.table.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        return wait(play_all(self.source, starts, self.table.seats, always_reflecting(self.talk)))
+        return play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk))
 
 
 # --- the stages ----------------------------------------------------------------------------------------------------
@@ -394,4 +393,4 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
+        run.keep_evaluation(f"advice-{name}", play_starts(source, starts, seats, two_players(talk, advice)))
