@@ -14,6 +14,8 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
+from trailmark.evaluate.players import method_of
+from trailmark.methods import get_method
 from trailmark.models.load import load_model
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.store import read_annotations, read_episodes, read_metrics, read_segment
@@ -194,6 +196,8 @@ def test_a_model_learns_from_both_sides_that_it_plays(room):
         assert any(noted[e.id, i] for e in episodes for i, t in enumerate(e.turns) if t.seat == seat and t.tokens)
     assert any("checkpoints" in d.file for d in diff_runs("run", "alone"))  # other weights
     assert {p.kind for e in episodes for p in e.players.values()} == {"trained"}
+    held = [h.name for h in get_method("policy_gradient").holds(method_of(locate("run").recipe)[1])]
+    assert held == ["anna"]  # one model in memory
     (row,) = json.loads(shell("eval", "run", "--json").stdout)["rows"]
     assert row["scored"] == 2
     assert "defect" not in shell("verify", "run").output
@@ -209,6 +213,7 @@ def test_a_model_learns_from_both_sides_that_it_plays(room):
             ["seats.adviser.model={name: tiny}", "seats.actor={kind: local, trained: true, model: {name: runs/a}}"],
             "adviser (tiny) and actor (runs/a) are trained from different models, and what is trained is the recipe's",
         ),
+        (["seats={a: {kind: person}, a: {kind: local, trained: true}}"], "'a'"),
         (["seats.actor={kind: person}"], "seats.actor: a person can sit at the table of `trailmark play`, not here"),
         (["seats.actor.address=http://127.0.0.1:9", "seats.actor.retries=0"], "cannot be reached"),
         (
