@@ -20,8 +20,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.models.lm import LM
 from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.rollout.branch import Point, branch_starts
-from trailmark.rollout.play import Desk, Seat, play_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Desk, Seat, play_starts
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 
@@ -86,7 +85,7 @@ def completions(size: str, count: int, k: int, repeats: int) -> None:
     def play(engine: LocalEngine) -> dict[str, tuple[int, ...]]:
         made = {}
         seat = Seat("policy", engine, law, 10_000)
-        for e in wait(play_all(OneAnswer(), starts, [seat], last_words, at_once=len(starts))):
+        for e in play_starts(OneAnswer(), starts, [seat], last_words, at_once=len(starts)):
             if len(e.turns) != 1 or len(e.turns[0].tokens) != NEW:
                 raise SystemExit(f"{e.id}: {e.outcome}")
             made[e.id] = e.turns[0].tokens

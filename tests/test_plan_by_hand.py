@@ -198,16 +198,6 @@ def test_the_warnings_of_a_schedule_word_by_word(tmp_path):
     ]
 
 
-def test_an_engine_that_only_listens_is_itself_again():
-    from trailmark.engines.local import LocalEngine
-
-    own = LocalEngine.sample
-    with pytest.raises(ZeroDivisionError), plan.listening() as asked:
-        assert LocalEngine.sample is not own and asked == []
-        1 / 0  # noqa: B018
-    assert LocalEngine.sample is own
-
-
 def test_recipes_that_cannot_be_planned(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lpr.yaml").write_text(json.dumps({"method": "lpr", "model": {"name": "tiny"}}))

@@ -21,7 +21,7 @@ import contextlib
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from trailmark.models.load import describe, pick_device, shape_of
 from trailmark.models.reach import context_of, text_config
 from trailmark.runs.store import Run
 from trailmark.seats.names import fix_names
+from trailmark.seats.open import watching
 from trailmark.types import Sample
 
 STEPS = 3  # of the probe
@@ -136,9 +137,11 @@ def _part(name: str, cls: type[Method], config: Any, probe: bool) -> Part:
         run.episodes_dir.mkdir()
         run.checkpoints_dir.mkdir()
         seed_all(config.seed)
-        method = cls(config.model_copy(update={"out": folder}), run)
-        part.steps = method.config.steps
-        samples = _measure(part, method, probe)
+        engines = Watched()
+        with watching(engines):
+            method = cls(config.model_copy(update={"out": folder}), run)
+            part.steps = method.config.steps
+            samples = _measure(part, method, engines, probe)
         starts = config.eval.n or _all_starts(method, config)
         learner = method.learner
         packed = [p.ids.shape for p in learner.pack(samples)] if samples else []
@@ -285,30 +288,40 @@ def _too_large(part: Part) -> bool:
 # --- tokens and time -------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def listening() -> Iterator[list[tuple[Any, int]]]:
-    """Engines that answer nothing, and the (prompt, most tokens) that they were asked for."""
-    asked: list[tuple[Any, int]] = []
-    own = local.LocalEngine.sample
+class Watched:
+    """The engines that a method opens: what they are asked for (a prompt, the most tokens), and how long publishing to
+    them takes. Without `answers` the prompts are only measured."""
 
-    async def hear(self: Any, request: Any, *_: Any, **__: Any) -> Any:
-        asked.extend([(request.prompt, request.max_tokens)] * request.n)
-        raise local.EngineError("the prompt was only measured")
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, int]] = []
+        self.answers, self.publishing = True, 0.0
 
-    local.LocalEngine.sample = hear  # type: ignore[method-assign, assignment]
-    try:
-        yield asked
-    finally:
-        local.LocalEngine.sample = own  # type: ignore[method-assign]
+    def __call__(self, engine: Any) -> None:
+        draw, publish = engine.sample, engine.publish
+
+        async def sample(request: Any, *a: Any, **k: Any) -> Any:
+            self.asked.extend([(request.prompt, request.max_tokens)] * request.n)
+            if not self.answers:
+                raise local.EngineError("the prompt was only measured")
+            return await draw(request, *a, **k)
+
+        async def timed(*a: Any, **k: Any) -> None:
+            began = time.perf_counter()
+            try:
+                await publish(*a, **k)
+            finally:
+                self.publishing += time.perf_counter() - began
+
+        engine.sample, engine.publish = sample, timed
 
 
-def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
+def _measure(part: Part, method: Method, engines: Watched, probe: bool) -> list[Sample]:
     """Tokens of the first steps, and with the probe their seconds. Returns the samples of one step."""
     steps = min(STEPS, part.steps)
     if getattr(method.config, "overlap", False):  # play no batch that is not measured
         method.config = method.config.model_copy(update={"steps": steps if probe else 1})
     if probe:
-        return _probe(part, method, steps)
+        return _probe(part, method, engines, steps)
     try:
         drawn = [method.drawn(step) for step in range(1, steps + 1)]
         samples = [s for step in drawn for s in step or []]
@@ -317,10 +330,11 @@ def _measure(part: Part, method: Method, probe: bool) -> list[Sample]:
     if drawn[0] is not None:
         part.tokens = _of_samples(samples, steps)
         return drawn[0]
-    with listening() as asked, contextlib.suppress(TrailmarkError):
+    engines.answers = False
+    with contextlib.suppress(TrailmarkError):
         for _ in method.updates(1):
             break
-    if asked:
+    if asked := engines.asked:
         prompt, most = sum(len(p) for p, _ in asked), sum(n for _, n in asked)
         longest, once = max(len(p) + n for p, n in asked), sum(len(p) for p in {p for p, _ in asked})
         part.tokens = Tokens(prompt + most, most, prompt, most, longest, True, once + most)
@@ -339,61 +353,47 @@ def _in_loss(s: Sample) -> list[str]:
     return named or [n for n in ("value_weight",) if n in s.streams]
 
 
-def _probe(part: Part, method: Method, steps: int) -> list[Sample]:
+def _probe(part: Part, method: Method, engines: Watched, steps: int) -> list[Sample]:
     """The first steps, really made. The first one also warms up, so with several it is not timed."""
     spent = dict.fromkeys(("sample", "score", "update", "publish"), 0.0)
-    fill, publish, draw = method.learner.fill, local.LocalEngine.publish, local.LocalEngine.sample
-    asked: list[int] = []
+    fill = method.learner.fill
 
     def scored(*a: Any, **k: Any) -> Any:
-        return _timed(spent, "score", lambda: fill(*a, **k))
-
-    def published(self: Any, *a: Any, **k: Any) -> Any:
-        return _timed(spent, "publish", lambda: publish(self, *a, **k))
-
-    async def sampled(self: Any, request: Any, *a: Any, **k: Any) -> Any:
-        asked.append(len(request.prompt) * request.n)
-        return await draw(self, request, *a, **k)
+        began = time.perf_counter()
+        try:
+            return fill(*a, **k)
+        finally:
+            spent["score"] += time.perf_counter() - began
 
     method.learner.fill = scored  # type: ignore[method-assign]
-    local.LocalEngine.publish, local.LocalEngine.sample = published, sampled  # type: ignore[method-assign, assignment]
     every: list[Sample] = []
     written = learnt = trained = timed = 0
     last: list[Sample] = []
-    try:
-        for step in range(1, steps + 1):
-            if step == 2:
-                spent.update(dict.fromkeys(spent, 0.0))
-                timed = 0
-            timed += 1
-            last, began, before = [], time.perf_counter(), spent["score"] + spent["publish"]
-            for update in method.updates(step):
-                made = time.perf_counter()
-                spent["sample"] += made - began
-                inside = spent["score"]
-                method.learner.update(update)
-                began = time.perf_counter()
-                spent["update"] += began - made - (spent["score"] - inside)
-                last += update.samples
-                learnt += update.passes * sum(len(s.tokens) for s in update.samples)
-                trained += update.passes * int(_of_samples(update.samples, 1).trained)
-            spent["sample"] += time.perf_counter() - began - (spent["score"] + spent["publish"] - before)
-            every += last
-            written += int(method.metrics().get("written_tokens", 0))
-    finally:
-        local.LocalEngine.publish, local.LocalEngine.sample = publish, draw  # type: ignore[method-assign]
+    for step in range(1, steps + 1):
+        if step == 2:
+            spent.update(dict.fromkeys(spent, 0.0))
+            engines.publishing, timed = 0.0, 0
+        timed += 1
+        last, began, before = [], time.perf_counter(), spent["score"] + engines.publishing
+        for update in method.updates(step):
+            made = time.perf_counter()
+            spent["sample"] += made - began
+            inside = spent["score"]
+            method.learner.update(update)
+            began = time.perf_counter()
+            spent["update"] += began - made - (spent["score"] - inside)
+            last += update.samples
+            learnt += update.passes * sum(len(s.tokens) for s in update.samples)
+            trained += update.passes * int(_of_samples(update.samples, 1).trained)
+        spent["sample"] += time.perf_counter() - began - (spent["score"] + engines.publishing - before)
+        every += last
+        written += int(method.metrics().get("written_tokens", 0))
+    spent["publish"] = engines.publishing
     longest = max((len(s.tokens) for s in every), default=0)
-    part.tokens = Tokens(learnt / steps, trained / steps, sum(asked) / steps, written / steps, longest)
+    prompts = sum(len(prompt) for prompt, _ in engines.asked)
+    part.tokens = Tokens(learnt / steps, trained / steps, prompts / steps, written / steps, longest)
     part.seconds = {name: max(0.0, s) / timed for name, s in spent.items()}
     return last
-
-
-def _timed(spent: dict[str, float], name: str, work: Any) -> Any:
-    began = time.perf_counter()
-    try:
-        return work()
-    finally:
-        spent[name] += time.perf_counter() - began
 
 
 def _evaluations(config: Any, steps: int) -> int:

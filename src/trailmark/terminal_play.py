@@ -93,12 +93,12 @@ class _Replay(World):
 
 def episode_of(person_play: PersonPlay, tokenizer: Any) -> Episode:
     """The play as an episode with exact tokens."""
-    from trailmark.engines.scripted import ScriptedEngine
     from trailmark.rollout.judged import give_verdicts, judge_of
     from trailmark.rollout.play import Desk, Seat, Start
+    from trailmark.seats.open import open_script
 
     answers = iter([a for a, _ in person_play.played])
-    seat = Seat("policy", ScriptedEngine(lambda prompt, draw: next(answers), tokenizer, "person"), kind="person")
+    seat = Seat("policy", open_script(lambda prompt, draw: next(answers), tokenizer, "person"), kind="person")
     task, markov = person_play.task, person_play.source.markov
     start = Start(task, task.id, f"{task.id}/0", task.seed)
     desk = Desk(start, _Replay(person_play), {"policy": seat}, person_play.first)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trailmark.engines import local, prefill
-from trailmark.engines.base import EngineError, Request, run
+from trailmark.engines.base import EngineError, Request, publish, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefill import cpu_parts
 from trailmark.types import SamplingLaw
@@ -228,7 +228,7 @@ def test_one_bad_request_harms_no_other(make_lm):
     assert all(len(d[0].tokens) == 9 for d in done[:3])
     for problem, (_, says) in zip(done[3:], bad):
         assert isinstance(problem, EngineError) and says in str(problem)
-    engine.publish(1)
+    publish(engine, 1)
 
 
 def test_callers_that_go_away_free_their_slots(make_lm):
@@ -246,7 +246,7 @@ def test_callers_that_go_away_free_their_slots(make_lm):
     assert len(run(engine, [Request((1, 2), max_tokens=4)])[0][0].tokens) == 4  # also after its event loop has ended
     with pytest.raises(EngineError):
         run(engine, [Request((1, 2), max_tokens=400), Request(tuple(range(200)) * 3)])
-    engine.publish(2)
+    publish(engine, 2)
 
 
 def test_stop_strings_of_many_bytes(make_lm):

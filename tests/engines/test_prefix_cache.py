@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trailmark.engines import local
-from trailmark.engines.base import Request, run
+from trailmark.engines.base import Request, publish, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefix_cache import Kept, prefix_hashes
 from trailmark.types import SamplingLaw
@@ -81,7 +81,7 @@ def test_weights_that_change_make_slots_forget(make_lm, ahead):
     with torch.no_grad():
         for p in lm.model.parameters():
             p.mul_(1.5)
-    engine.publish(1)
+    publish(engine, 1)
     (got,) = run(engine, [Request(longer, SamplingLaw(temperature=0.0), 1, 8)])[0]
     (want,) = run(LocalEngine(lm, 4, 128), [Request(longer, SamplingLaw(temperature=0.0), 1, 8)])[0]
     assert engine.reused == 0 and got.tokens == want.tokens

@@ -7,9 +7,11 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from trailmark.config import LoraConfig, ModelConfig, ModelShape
-from trailmark.engines.base import EngineError, Request, run
+from trailmark.engines.base import EngineError, Request, publish, run
+from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
-from trailmark.engines.weights import engine_copy, mergeable
+from trailmark.engines.scripted import ScriptedEngine
+from trailmark.engines.weights import Weights, engine_copy, mergeable
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -30,7 +32,7 @@ def test_a_copy_takes_the_weights_over(lora):
         for _, p in lm.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
     assert run(engine, asked) == before  # not yet
-    engine.publish(7, lm)
+    publish(engine, 7, Weights(lm))
     (after,), (own,) = run(engine, asked), run(LocalEngine(lm, 4, 64), asked)
     assert [c.tokens for c in after] == [c.tokens for c in own] and [after] != before and engine.version == 7
     for mine, theirs in zip(after, own):  # merged adapters round differently
@@ -68,7 +70,7 @@ def test_what_is_more_than_a_sum_of_weights_is_not_merged(kind):
     with torch.no_grad():
         for _, p in lm.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)))
-    engine.publish(1, lm)
+    publish(engine, 1, Weights(lm))
     after, own = (e.score_rows([[1, 2, 3, 4, 5]], [1])[0] for e in (engine, LocalEngine(lm, 4, 64)))
     assert after == pytest.approx(own, rel=0.05) and max(abs(a - b) for a, b in zip(before, after)) > 0.05
 
@@ -77,14 +79,14 @@ def test_weights_that_do_not_arrive_are_noticed(monkeypatch):
     lm = load_model(ModelConfig(shape=SHAPE))
     held = engine_copy(lm, torch.bfloat16)
     engine = LocalEngine(held, 4, 64)
-    engine.publish(1, lm)
+    publish(engine, 1, Weights(lm))
     with torch.no_grad():
         for _, p in lm.parameters():
             p.add_(1.0)
     own = held.model.state_dict
     monkeypatch.setattr(held.model, "state_dict", lambda: dict(list(own().items())[:3]))  # most are not copied
     with pytest.raises(EngineError, match="does not hold the learner's weights"):
-        engine.publish(2, lm)
+        publish(engine, 2, Weights(lm))
     assert engine.version == 1
 
 
@@ -100,7 +102,7 @@ def test_weights_of_sixteen_bits_on_both_sides_arrive(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path)
     lm = load_model(ModelConfig(name=str(tmp_path), dtype="bfloat16"))
     engine = LocalEngine(engine_copy(lm, torch.bfloat16), 4, 64)
-    engine.publish(1, lm)
+    publish(engine, 1, Weights(lm))
     assert engine.version == 1
     assert all(torch.equal(a, b) for a, b in zip(engine.lm.model.parameters(), lm.model.parameters()))
 
@@ -112,8 +114,31 @@ def test_weights_do_not_change_under_a_sample():
         asked = asyncio.create_task(engine.sample(Request((1, 2), max_tokens=9)))
         await asyncio.sleep(0)
         with pytest.raises(EngineError, match="cannot change while"):
-            engine.publish(1)
+            await engine.publish(1)
         return await asked
 
     assert len(asyncio.run(meanwhile())[0].tokens) == 9
-    engine.publish(1)
+    publish(engine, 1)
+
+
+def test_an_adapter_alone_makes_an_equal_model():
+    """What an engine with the same base needs is the adapter: its trained tensors, without the rest."""
+    from peft import set_peft_model_state_dict
+
+    lm, other = (load_model(ModelConfig(shape=SHAPE, lora=LoraConfig(rank=2))) for _ in range(2))
+    with torch.no_grad():
+        for _, p in lm.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) * 0.3)
+    weights, ids = Weights(lm), [1, 2, 3, 4, 5]
+    assert weights.probe(ids) != Weights(other).probe(ids)
+    given = dict(weights.adapter())
+    assert sum(t.numel() for t in given.values()) == sum(p.numel() for _, p in lm.parameters())
+    set_peft_model_state_dict(other.model, given)
+    assert weights.probe(ids) == Weights(other).probe(ids)
+    assert not list(Weights(load_model(ModelConfig(shape=SHAPE))).adapter())
+
+
+def test_what_is_no_model_of_this_process_takes_no_weights():
+    for engine in (ScriptedEngine(lambda *_: "", tiny_tokenizer()), HttpEngine("http://127.0.0.1:9", "far")):
+        with pytest.raises(EngineError, match=f"'{engine.name}' takes no weights"):
+            publish(engine, 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trailmark.engines import local
-from trailmark.engines.base import EngineError, Request, run
+from trailmark.engines.base import EngineError, Request, publish, run
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.prefill import CPU_PASS, GPU_PREFILL, WORTH, Prefiller, cpu_parts
 from trailmark.engines.prefix_cache import LEAST, Kept
@@ -163,13 +163,13 @@ def test_weights_may_not_change_during_a_conversation_and_later_nothing_is_left(
         task = asyncio.create_task(engine.sample(Request(START, max_tokens=9)))
         await asyncio.sleep(0)
         with pytest.raises(EngineError) as found:
-            engine.publish(1)
+            await engine.publish(1)
         assert str(found.value) == "weights cannot change while sampling is in progress"
         return await task
 
     (done,) = asyncio.run(during())
     assert engine.version == 0 and engine._kept.find((*START, *done.tokens)) is not None
-    engine.publish(1)
+    publish(engine, 1)
     assert engine.version == 1 and engine._kept.find((*START, *done.tokens)) is None
 
 

@@ -1,7 +1,6 @@
 """Replies of API models are read correctly. An oracle that answers in many styles wins every world without a miss, and
 a reply that names no action is counted as a miss."""
 
-import asyncio
 import json
 import random
 import sys
@@ -15,8 +14,8 @@ from trailmark.evaluate.prompted import Prompted, read_choice
 from trailmark.evaluate.replies import read_reply
 from trailmark.evaluate.run import summarise
 from trailmark.models.tiny import tiny_tokenizer
-from trailmark.rollout.play import Seat, play_all, start_all
-from trailmark.rollout.reference_players import best_label
+from trailmark.rollout.play import Seat, play_starts, start_all
+from trailmark.seats.reference_players import best_label
 from trailmark.tasks import get_task
 from trailmark.types import Turn
 
@@ -63,7 +62,7 @@ class Oracle(Prompted):
 def play(source, tasks, style, react=False):
     prompted = Oracle(react, style=style)
     seat = Seat("policy", ScriptedEngine(lambda *_: "", tiny_tokenizer(), "oracle"))
-    played = asyncio.run(play_all(source, start_all(tasks), [seat], prompted.protocol()))
+    played = play_starts(source, start_all(tasks), [seat], prompted.protocol())
     return prompted.noted(played)
 
 

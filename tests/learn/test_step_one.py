@@ -1,6 +1,5 @@
 """At step one the ratio is exactly 1 and the KL exactly 0; and the sampler's log-probs are the learner's."""
 
-import asyncio
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from trailmark.engines.local import LocalEngine
 from trailmark.learn.learner import Learner
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped
-from trailmark.rollout.play import Desk, Seat, play_all, start_all
+from trailmark.rollout.play import Desk, Seat, play_starts, start_all
 from trailmark.samples import build_samples
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import SamplingLaw, Scored, Task
@@ -62,7 +61,7 @@ def collect(lm, law=SamplingLaw(temperature=0.9, top_p=0.95), chat=True):
     starts = start_all(source.tasks(n=7), n=2)
     forced = tuple(lm.tokenizer.encode("Hm, "))
     starts = [s if k % 3 else type(s)(s.task, s.group, s.id, s.seed, forced=forced) for k, s in enumerate(starts)]
-    return asyncio.run(play_all(source, starts, [seat], talk))
+    return play_starts(source, starts, [seat], talk)
 
 
 @pytest.mark.parametrize("layout", ["rows", "flat", "tree"])

@@ -11,7 +11,7 @@ from trailmark.errors import DataError, JudgeError, TaskError
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch
 from trailmark.rollout.judged import as_played, judge_episodes
-from trailmark.rollout.play import Seat, play, play_all, start_all
+from trailmark.rollout.play import Seat, play, play_starts, start_all
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.function import FunctionJudge
 from trailmark.tasks import get_task
@@ -172,7 +172,7 @@ def test_episodes_are_handed_on_when_they_are_judged():
     judge, seen, notes = Slow(lambda plays: [Verdict(Scored(float(len(p.answer)))) for p in plays]), [], []
     starts = start_all(Talk().tasks(n=7))
     seats = [Seat("policy", Counting())]
-    made = asyncio.run(play_all(Talk(), starts, seats, at_once=2, judge=judge, notes=notes, each=seen.append))
+    made = play_starts(Talk(), starts, seats, at_once=2, judge=judge, notes=notes, each=seen.append)
     assert sorted(e.id for e in seen) == [e.id for e in made] and len(made) == 7
     assert all(isinstance(e.outcome, Scored) for e in seen) and {e.id: e for e in seen} == {e.id: e for e in made}
     assert sum(judge.asked) == 7 == len(notes) and len(judge.asked) > 1

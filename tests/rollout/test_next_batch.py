@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 
-from trailmark.rollout.overlap import NextBatch
+from trailmark.rollout.pool import Ahead
 
 
 def test_a_batch_is_taken_once_and_by_its_step_only():
-    ahead = NextBatch(torch.device("cpu"))
+    ahead = Ahead(torch.device("cpu"))
     assert ahead.wait() is None and ahead.take(1) is None
     ahead.start(2, lambda: ["played", threading.current_thread().name])
     assert ahead.take(1) is None and ahead.take(3) is None  # it stays
@@ -20,7 +20,7 @@ def test_a_batch_is_taken_once_and_by_its_step_only():
 
 
 def test_it_is_played_while_the_caller_goes_on():
-    ahead, go, begun = NextBatch(None), threading.Event(), threading.Event()
+    ahead, go, begun = Ahead(None), threading.Event(), threading.Event()
 
     def play():
         begun.set()
@@ -34,7 +34,7 @@ def test_it_is_played_while_the_caller_goes_on():
 
 
 def test_an_error_is_told_where_the_batch_is_needed():
-    ahead = NextBatch(None)
+    ahead = Ahead(None)
 
     def fails():
         raise ValueError("the world broke")
@@ -47,13 +47,13 @@ def test_an_error_is_told_where_the_batch_is_needed():
 
 
 def test_a_batch_of_an_earlier_process():
-    ahead = NextBatch(None)
+    ahead = Ahead(None)
     ahead.ready(7, ([], []))  # an empty batch is a batch
     assert ahead.wait() == (7, ([], [])) and ahead.take(7) == ([], []) and ahead.take(7) is None
 
 
 def test_batches_are_played_one_after_the_other():
-    ahead, order = NextBatch(None), []
+    ahead, order = Ahead(None), []
     for step in range(1, 6):
         ahead.start(step, lambda step=step: order.append(step) or step * 10)
         assert ahead.take(step) == step * 10

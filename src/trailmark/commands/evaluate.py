@@ -111,6 +111,10 @@ def evaluate(
     ] = None,
     side: Annotated[str | None, typer.Option(help="Whose outcome counts, where there are several.")] = None,
     seat: Annotated[str | None, typer.Option(help="Whose turns and tokens are counted; all.")] = None,
+    put: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SEAT=MODEL", help="Put another model into a seat of the run. May be repeated."),
+    ] = None,
     failed: FailedAs = Failures.apart,
     failures: Annotated[
         float, typer.Option(min=0, max=1, metavar="SHARE", help="Of the plays of a server that may fail.")
@@ -135,7 +139,7 @@ def evaluate(
     if episodes is not None:
         more = {"--task": task, "options": options, "--out": out, "--leaderboard": leaderboard, "--vary": vary,
                 "--search": search, "--split": split, "--n": n, "--samples": samples > 1, "--seed": seed is not None,
-                "--temperature": temperature is not None, "--max-tokens": max_tokens}  # fmt: skip
+                "--temperature": temperature is not None, "--max-tokens": max_tokens, "--put": put}  # fmt: skip
         if given := [name for name, value in more.items() if value]:
             raise TrailmarkError(f"eval --episodes recomputes what was played: it takes no {' or '.join(given)}.")
         return _recompute(episodes, tokenizer, side, seat, failed, json, best_by, over)
@@ -156,7 +160,7 @@ def evaluate(
     wish = Wish(task, words, split, n, samples, seed, temperature, top_p, max_tokens, device, talk, react,
                 server.served, server.header or (), server.query or (), server.key_env, search, value, budget, tree,
                 with_task([str(model), *extra]), leaderboard is not None, out,
-                1.0 if failed == Failures.lost else failures)  # fmt: skip
+                1.0 if failed == Failures.lost else failures, put or ())  # fmt: skip
     _play([str(model), *extra], wish, side, seat, failed, out, json, vary, leaderboard)
 
 
@@ -219,7 +223,7 @@ def _play(
     from trailmark.failures import must_be_few, unanswered
     from trailmark.runs.collect import Collection
     from trailmark.seats.locate import is_address
-    from trailmark.seats.table import NoServer
+    from trailmark.seats.open import NoServer
     from trailmark.stopping import noting
     from trailmark.types import Failed
 

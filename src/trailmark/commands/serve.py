@@ -73,9 +73,9 @@ def serve(
     if missing := [m for m in ("fastapi", "uvicorn") if importlib.util.find_spec(m) is None]:
         raise TrailmarkError(f"serve needs {' and '.join(missing)}: pip install 'trailmark[serve]'")
     with listen(host, port) as listening:
-        from trailmark.engines.local import local_engine
         from trailmark.models.load import load_model
         from trailmark.seats.locate import locate
+        from trailmark.seats.open import open_engine
         from trailmark.serve.app import build_app
         from trailmark.serve.run_settings import longest, served_model
 
@@ -88,7 +88,7 @@ def serve(
             of = "its context" if length == lm.context else f"of its context of {lm.context}: --max-len says otherwise"
         other = home.engine.dtype if dtype is None else None
         settings = home.engine.model_copy(update={"slots": slots, "max_len": length, "fixed": fixed, "dtype": other})
-        engine = local_engine(lm, settings)
+        engine = open_engine(lm, settings)
         values = None
         if value is not None:
             from trailmark.evaluate.searched import load_values

@@ -6,11 +6,14 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trailmark.errors import TrailmarkError
 from trailmark.run_async import wait
 from trailmark.types import SamplingLaw, Tokens
+
+if TYPE_CHECKING:
+    from trailmark.engines.weights import Weights
 
 
 class EngineError(TrailmarkError):
@@ -52,6 +55,11 @@ class Engine(Protocol):
         """log p(token t | tokens before t) under the model, for t = start … end."""
         ...
 
+    async def publish(self, version: int, weights: Weights | None = None) -> None:
+        """From now on, sample with these weights; none: those of the model that the engine shares have changed. An
+        engine that holds a copy checks that they have arrived."""
+        raise EngineError(f"'{self.name}' takes no weights: only a model in this process can be trained")
+
 
 def draw_key(seed: int, key: str, sample: int) -> tuple[int, int]:
     """Two 32-bit words for one stream of draws."""
@@ -70,3 +78,8 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[Completion]]:
         return [d for d in done if not isinstance(d, BaseException)]
 
     return wait(together())
+
+
+def publish(engine: Engine, version: int, weights: Weights | None = None) -> None:
+    """Publish weights, from synchronous code."""
+    wait(engine.publish(version, weights))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trailmark.config import ServerConfig
-from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.base import Completion, Engine, EngineError, Request, draw_key
 from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.engines.stops import cut_text
 from trailmark.texts import encode
@@ -46,7 +46,7 @@ class About:
     lengths: Mapping[str, int] = field(default_factory=dict)
 
 
-class HttpEngine:
+class HttpEngine(Engine):
     """`base_url` ends before /v1, or names the one endpoint to use (Azure's, see `http_client.address`). `tokenizer` is
     a loaded tokenizer or its name; only `chat` works without one. `api_key` is sent as a bearer token, to Azure as
     `api-key`.

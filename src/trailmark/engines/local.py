@@ -18,24 +18,22 @@ import numpy as np
 import torch
 
 from trailmark.config import EngineConfig
-from trailmark.engines.base import Completion, EngineError, Request, draw_key
+from trailmark.engines.base import Completion, Engine, EngineError, Request, draw_key
 from trailmark.engines.decode_ahead import Ahead, draw
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
 from trailmark.engines.stops import Watch
 from trailmark.engines.turns import Line, Turns
-from trailmark.engines.weights import engine_copy, plain_weights
+from trailmark.engines.weights import Weights, engine_copy, read
 from trailmark.memory import need
 from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
-from trailmark.models.forward import fill, pack
 from trailmark.models.law import chosen, gumbel, law_logits, most_likely, working
-from trailmark.models.layout import lay_out
 from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
 from trailmark.models.probe import decodes
 from trailmark.models.readout import Readout
-from trailmark.types import Sample, SamplingLaw
+from trailmark.types import SamplingLaw
 
 BUCKET = 32  # prompt lengths and attended columns are rounded up to a multiple of this
 WORTH_KEEPING = 64  # a shorter prompt is not kept for later prompts
@@ -96,7 +94,7 @@ class _Live:
 
 def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
     """The engine of a recipe for a model. It uses the model's own weights, or a copy (`apart`, or in the dtype of
-    `engine.dtype`), which `publish(version, lm)` updates."""
+    `engine.dtype`), which `publish` updates."""
     wanted = lm.dtype if config.dtype is None else getattr(torch, config.dtype)
     own = wanted == lm.dtype and not apart
     if config.dtype == "bfloat16":
@@ -104,7 +102,7 @@ def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngi
     return LocalEngine(lm if own else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed)
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     def __init__(
         self, lm: LM, slots: int = 16, max_len: int | None = None, fixed: bool = True, prefill_rows: int | None = None
     ):
@@ -207,34 +205,35 @@ class LocalEngine:
         """Teacher-forced log-probs under the model itself."""
         return self.score_rows([tokens], [start])[0]
 
-    def publish(self, version: int, source: LM | None = None) -> None:
+    async def publish(self, version: int, weights: Weights | None = None) -> None:
         """From now on, sample with the learner's weights. If the engine shares the learner's model, nothing is copied.
         An engine with its own copy (`engine_copy`) copies the weights, and a fixed probe is scored on both sides to
         check it."""
         if self._open:
             raise EngineError("weights cannot change while sampling is in progress")
-        if source is not None and source is not self.lm:
-            with torch.no_grad():
-                theirs = plain_weights(source, self.lm.dtype)
-                for name, tensor in self.lm.model.state_dict().items():
-                    tensor.copy_(theirs[name])
-            self._compare(source, theirs)
+        if weights is not None and weights.lm is not self.lm:
+            self._take(weights)
         self.version = version
         self._ready.clear()
         self._kept.clear()  # these keys and values belong to the old weights
 
     @torch.no_grad()
-    def _compare(self, source: LM, theirs: dict[str, torch.Tensor]) -> None:
-        """Check that every weight is the learner's, rounded, and that both sides score a probe alike."""
-        other = [(mine != theirs[n].to(mine.dtype)).any() for n, mine in self.lm.model.named_parameters()]
+    def _take(self, weights: Weights) -> None:
+        """Copy the weights. Then check that every one is the learner's, rounded, and that both sides score a probe
+        alike."""
+        own, missing, other = self.lm.model.state_dict(), dict(self.lm.model.named_parameters()), list[torch.Tensor]()
+        for name, tensor in weights.named(self.lm.dtype):
+            if name in own:
+                own[name].copy_(tensor)
+            if (mine := missing.pop(name, None)) is not None:
+                other.append((mine != tensor.to(mine.dtype)).any())
         ids = [(7 * k + 3) % self.lm.vocab for k in range(min(32, self.max_len))]
-        plain = LocalEngine(source, 1, self.max_len)
-        here, there = self.score_rows([ids], [1])[0], plain.score_rows([ids], [1])[0]
+        here, there = self.score_rows([ids], [1])[0], weights.probe(ids)
         gap = float(np.abs(np.subtract(here, there)).mean())
         # The probe is random tokens: its log-probs are large, and so are their rounding errors in a short dtype.
-        exact = self.lm.dtype == source.dtype and torch.finfo(self.lm.dtype).bits >= 32
+        exact = self.lm.dtype == weights.lm.dtype and torch.finfo(self.lm.dtype).bits >= 32
         rounding = 1e-4 if exact else 0.02 * max(1.0, float(np.abs(there).mean()))
-        if bool(torch.stack(other).any()) or not gap <= rounding:
+        if missing or bool(torch.stack(other).any()) or not gap <= rounding:
             raise EngineError(
                 f"engine '{self.name}' does not hold the learner's weights: a probe differs by {gap:.3g} in log-prob "
                 "a token"
@@ -243,28 +242,18 @@ class LocalEngine:
     def score_rows(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[list[float]]:
         """The log-probs of each row's tokens from its start on. A single row is computed alone, and its numbers depend
         on nothing else. Several rows share their prefixes."""
-        logp = self._scored(rows, starts, Readout("logp", law=False))
+        logp = read(self.lm, rows, starts, Readout("logp", law=False))
         return [[0.0] * (start == 0) + s.streams["logp"][max(start, 1) :].tolist() for s, start in zip(logp, starts)]
 
     def score_top(self, tokens: Sequence[int], top: int = 0) -> list[tuple[float, int, list[tuple[int, float]]]]:
         """For each token but the first: its log-prob, its rank (1: the most likely), and the `top` most likely ones."""
         kinds = [Readout("logp", law=False), Readout("rank", "rank", law=False)]
         kinds += [Readout("top", "top", law=False, top=top)] if top else []
-        (s,) = self._scored([tokens], [1], *kinds)
+        (s,) = read(self.lm, [tokens], [1], *kinds)
         best = s.streams["top"][1:] if top else np.zeros((len(tokens) - 1, 2, 0))
         pairs = [list(zip(i.astype(int).tolist(), v.tolist())) for i, v in best]
         ranks = s.streams["rank"][1:].astype(int).tolist()
         return list(zip(s.streams["logp"][1:].tolist(), ranks, pairs))
-
-    def _scored(self, rows: Sequence[Sequence[int]], starts: Sequence[int], *readouts: Readout) -> list[Sample]:
-        self.lm.train(False)
-        samples = []
-        for tokens, start in zip(rows, starts):
-            read = np.arange(len(tokens)) >= max(start, 1)
-            samples.append(Sample(np.array(tokens, np.int64), {"weight": read}))
-        models = {"policy": self.lm}
-        packs = [lay_out(samples, "rows")] if len(samples) == 1 else pack(models, samples)
-        return fill(models, samples, packs, readouts)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

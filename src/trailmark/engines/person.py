@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.texts import encode
 
 
-class PersonEngine:
+class PersonEngine(Engine):
     """`ask()` returns a typed line, or None if the person has left; `say(text)` shows a text. In a conversation only
     new messages are shown. Typed tokens have log-prob 0, like a script's."""
 

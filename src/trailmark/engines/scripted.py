@@ -7,11 +7,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.texts import encode
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """`policy(prompt_text, draw) -> text`. `draw` is a random.Random seeded by (seed, key, sample), so a scripted
     player is as reproducible as a model. Its tokens have log-prob 0, because the function chose them with certainty."""
 

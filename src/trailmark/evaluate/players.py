@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trailmark.ask.answers import request_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
-from trailmark.errors import TrailmarkError
+from trailmark.errors import TrailmarkError, nearest
 from trailmark.failures import must_be_few, unanswered
 from trailmark.seats.locate import Located, is_address, locate
 from trailmark.seats.names import fix_options
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trailmark.evaluate.run import Kept
     from trailmark.methods.base import Method
     from trailmark.rollout.play import Seat
+    from trailmark.seats.config import HttpSeat
 
 Wanted = tuple[str, dict[str, Any], str, int | None, int]  # task, options, split, number of starts, seed
 
@@ -53,6 +54,7 @@ class Wish:
     whole: bool = False  # every question of the file, whatever the recipe's eval.n says (--leaderboard)
     out: Path | None = None  # the plays of a server are kept next to this file until all of them are there
     failures: float = 0.0  # share of them that may fail
+    put: Sequence[str] = ()  # SEAT=MODEL: another model in a seat of the run
 
 
 def varied(wish: Wish, vary: str | None) -> list[tuple[str, Wish]]:
@@ -119,7 +121,12 @@ def play_model(name: str, wish: Wish) -> tuple[list[Episode], dict[str, Any]]:
         raise TrailmarkError(
             f"eval --search cannot search what {name} plays: it needs one model that plays a task alone."
         )
-    if not alone:
+    if wish.put and (not recipe or wish.task is not None or wish.chat or wish.search is not None):
+        raise TrailmarkError(
+            "eval --put changes the seats of a run that plays its own task: name a run, and leave out --task, --chat "
+            "and --search."
+        )
+    if not alone or wish.put:
         return play_seats(found, wish)
     own = bool(recipe) and (wish.task is not None or bool(found.section("task")))
     whose = found if own or wish.beside is None else locate(wish.beside)
@@ -151,7 +158,7 @@ def _play_alone(
     starts = partial(starts_like, like if wish.task is None else {}, source, split, n, seed)
     if name in ("random", "oracle"):
         from trailmark.models.tiny import tiny_tokenizer
-        from trailmark.rollout.reference_players import oracle_player, random_player
+        from trailmark.seats.reference_players import oracle_player, random_player
 
         player = random_player if name == "random" else oracle_player
         every = [t for t in starts() for _ in range(wish.samples)]
@@ -239,12 +246,19 @@ def must_ask_all(source: Any, split: str) -> None:
 def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
     """The seat of a model behind an address. The server must answer."""
     from trailmark.rollout.play import Seat
-    from trailmark.seats.config import HttpSeat
-    from trailmark.seats.table import UNNAMED, open_server, sampling_law
+    from trailmark.seats.open import open_server
+    from trailmark.seats.table import sampling_law
 
-    given = HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
-                     query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
-    return Seat("policy", open_server(given, ""), sampling_law(sampling), sampling.max_tokens, kind="remote")
+    engine = open_server(server(url, wish), "")
+    return Seat("policy", engine, sampling_law(sampling), sampling.max_tokens, kind="remote")
+
+
+def server(url: str, wish: Wish) -> HttpSeat:
+    from trailmark.seats.config import HttpSeat
+    from trailmark.seats.open import UNNAMED
+
+    return HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
+                    query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
 
 
 def pairs(words: Sequence[str], option: str) -> dict[str, str]:
@@ -301,6 +315,7 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     stored = stored_seats(
         method.seats_of(config), found.checkpoint or Path(found.folder).parent, config.model, wish.device
     )
+    stored = {**stored, **other_players(stored, wish)}
     table = Table({name: redrawn(seat, wish) for name, seat in stored.items()}, seed=config.seed)
     table.bind(source)
     split, n = wish.split or config.eval.split, None if wish.whole else wish.n or config.eval.n
@@ -309,7 +324,8 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     seed = config.seed if wish.seed is None else wish.seed
     tasks, protocol = method.starts(config, source, split, n, seed), method.evaluation_protocol(config, source)
     about = {"model": found.folder, "task": config.task.name, "options": options, "split": split, "n": n,
-             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats]}  # fmt: skip
+             "samples": wish.samples, "seed": seed, "seats": [s.name for s in table.seats],
+             **({"put": list(wish.put)} if wish.put else {})}  # fmt: skip
     kept = kept_plays(found.name, wish, about | {"law": [wish.temperature, wish.top_p]}, source, table.seats)
     with noting(source) as notes:
         report = evaluate(source, table.seats, protocol, tasks=tasks, samples=wish.samples, seed=seed, kept=kept)
@@ -318,6 +334,31 @@ def play_seats(found: Located, wish: Wish) -> tuple[list[Episode], dict[str, Any
     if found.run is not None and (changed := changed_since(found.run, config, source)):
         about["warnings"] = changed
     return report.episodes, about
+
+
+def other_players(seats: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
+    """The seats that `--put SEAT=MODEL` fills with other models, which sample as the run's recipe says. Of a checkpoint
+    with several models, the one of this seat is meant, else its policy."""
+    from trailmark.seats.config import LocalSeat
+
+    out: dict[str, Any] = {}
+    for word in wish.put:
+        name, _, model = word.partition("=")
+        if not model:
+            raise TrailmarkError(f"eval --put '{word}': expected SEAT=MODEL, such as agent=runs/other.")
+        if (old := seats.get(name)) is None:
+            raise TrailmarkError(
+                f"eval --put {word}: the run has no seat '{name}' (seats: {', '.join(seats)}).{nearest(name, seats)}"
+            )
+        same = {"sampling": old.sampling, "side": old.side, "trained": old.trained}
+        if is_address(model):
+            out[name] = server(model, wish).model_copy(update=same)
+            continue
+        found = locate(model, name, f"--put {name}", otherwise="policy")
+        given = ModelConfig.model_validate({"name": found.folder, "device": wish.device, "dtype": found.dtype})
+        engine = old.engine if isinstance(old, LocalSeat) else found.engine
+        out[name] = LocalSeat(model=given, engine=engine, **same)
+    return out
 
 
 def redrawn(seat: Any, wish: Wish) -> Any:

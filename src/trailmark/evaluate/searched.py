@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.engines.http import HttpEngine
 from trailmark.errors import TrailmarkError
 from trailmark.evaluate.run import evaluate, summarise
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
 
 
-class AnswerSearch:
+class AnswerSearch(Engine):
     """An engine that returns the best of `k` answers of a server. Another server gives the values, or, with `search`,
     the server itself chooses."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trailmark.config import EngineConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
+from trailmark.config import EngineConfig, ModelConfig, OptimConfig, RunConfig
 from trailmark.errors import RecipeError
 from trailmark.learn.loop import Training, train
 from trailmark.methods.batches import Walk
@@ -20,7 +20,7 @@ from trailmark.models.adapters import is_adapter
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
 from trailmark.rollout.judged import noting
-from trailmark.rollout.play import Protocol, Seat
+from trailmark.rollout.play import Protocol
 from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.data_files import must_be_file
@@ -29,7 +29,7 @@ from trailmark.runs.store import Run, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
 from trailmark.seats.names import fix_names
-from trailmark.seats.table import check_servers, sampling_law
+from trailmark.seats.table import check_servers
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource, draw_tasks
 from trailmark.types import Annotation, Episode, Sample, Task
@@ -53,6 +53,7 @@ class Method(Training):
     Config: ClassVar[type[RunConfig]] = RunConfig
     staged: ClassVar[tuple[str, ...]] = ()  # recipe keys that only the stages read
     asks: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
+    self_play: ClassVar[bool] = False  # whether it learns from several trained seats, which are one model
     imitates: ClassVar[bool] = False  # whether runs imitate the file `config.data`; then `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -96,7 +97,7 @@ class Method(Training):
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:
         """The seats of the recipe's `seats` section, if it has one. Else one seat, `policy`, with the trained model."""
         given = getattr(config, "seats", None) or {"policy": LocalSeat(trained=True)}
-        check_seats(given)
+        check_seats(given, shared=cls.self_play)
         return filled(given, getattr(config, "sampling", None), getattr(config, "engine", None))
 
     @classmethod
@@ -224,8 +225,3 @@ def reference_held(model: ModelConfig, name: str | None = None) -> list[Held]:
     if name is None and model.lora and not is_adapter(model.name):
         return []
     return [Held("ref", model.model_copy(update={"lora": None, "name": name or model.name}))]
-
-
-def trained_seat(engine: Any, name: str, s: SamplingConfig) -> Seat:
-    """The seat whose model is trained."""
-    return Seat(name, engine, sampling_law(s), s.max_tokens, tuple(s.stop), "trained")

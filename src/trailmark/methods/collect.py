@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trailmark.failures import PATIENCE, gone, must_be_few, too_many
-from trailmark.rollout.play import Protocol, Seat, Start, must_show, play_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Protocol, Seat, Start, must_show, play_starts
 from trailmark.runs.collect import Collection, Keep
 from trailmark.score.base import Judge
 from trailmark.tasks.base import TaskSource
@@ -58,7 +57,7 @@ def play_left(
             if len(in_a_row) >= PATIENCE and too_many(lost, len(starts), failures) and lost < len(left):
                 raise gone(what, in_a_row, key)
 
-        wait(play_all(source, left, seats, protocol, judge=judge, notes=notes, each=over))
+        play_starts(source, left, seats, protocol, judge=judge, notes=notes, each=over)
 
     made = kept.play(starts, play)
     bad = [(e.id, e.outcome.error) for e in made if isinstance(e.outcome, Failed)]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.answers import most_common, read_answer
-from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.episodes import by_group, won
 from trailmark.errors import DataError, RecipeError
 from trailmark.formats.episode_file import StoredFile
@@ -27,7 +26,7 @@ from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, reference_held, trained_seat
+from trailmark.methods.base import Held, Method, reference_held
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.methods.value_model import load_frozen
@@ -43,6 +42,7 @@ from trailmark.samples import chains, scored
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate, locate_value
+from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Scored
@@ -74,13 +74,13 @@ class OfflineMethod(Method):
         self.learner = self.make_learner()
         self.objective = self.make_objective()
         self.source = get_task(config.task.name, **config.task.options) if config.task else None
-        self.engine = local_engine(policy, config.engine) if config.task else None
+        self.table = self.open_table(policy) if config.task else None
         if self.source is not None:
             keep_judge(self.source, run.path)
             self.source.bind(policy.tokenizer)
-            if config.eval.every and self.engine is not None:
+            if config.eval.every and self.table is not None:
                 asked = draw_tasks(self.source, config.eval.split, config.eval.n, config.seed)
-                must_show(self.source, asked, [trained_seat(self.engine, config.seat, config.sampling)])
+                must_show(self.source, asked, self.table.seats)
 
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """The rows that batches are drawn from, and how many trajectories could not be used, by reason. Episodes are
@@ -105,31 +105,34 @@ class OfflineMethod(Method):
         """The objective that is trained on the rows."""
         raise NotImplementedError(f"{type(self).__name__} must define make_objective(), which returns an Objective")
 
+    def open_table(self, policy: LM) -> Table:
+        return Table(self.seats_of(self.config), {self.config.seat: policy})
+
     def metrics(self) -> Mapping[str, float]:
         return self.counts
 
     def evaluate(self, step: int) -> Mapping[str, float]:
-        if self.source is None or self.engine is None:
+        if self.table is None:
             return {}
-        engine = self.engine
-        engine.publish(step, self.models["policy"])
-        episodes = self.keep_plays(step, lambda: self.play(engine))
+        (seat,) = self.table.seats
+        self.table.publish(step)
+        episodes = self.keep_plays(step, lambda: self.play(seat))
         good, dropped = scored(episodes)
         return {**summary(good), **dropped}
 
-    def play(self, engine: LocalEngine) -> list[Episode]:
+    def play(self, seat: Seat) -> list[Episode]:
         """Play the starts of an evaluation, with the random draws of evaluations."""
         c = self.config
         assert self.source is not None
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
-        seats, how = [trained_seat(engine, c.seat, c.sampling)], {"seed": c.seed + 1, "failures": c.failures}
-        return play(self.source, tasks, seats, prefix="eval:", **how)
+        how = {"seed": c.seed + 1, "failures": c.failures}
+        return play(self.source, tasks, [seat], prefix="eval:", **how)
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: evaluations of the policy as it was before training."""
         f, out = self.config.final, list[Evaluation]()
         if last and f.start:
-            first = lambda: self.play(local_engine(load_model(self.config.model), self.config.engine))
+            first = lambda: self.play(self.open_table(load_model(self.config.model)).seats[0])
             out.append(Evaluation("start", first, moves=False))
         if last and f.choose:
             out += [Evaluation(how, partial(self.chosen, how), moves=False) for how in CHOICES]
@@ -157,7 +160,7 @@ class OfflineMethod(Method):
     def _answers(self) -> tuple[Seat, list[Episode]]:
         c = self.config
         assert self.source is not None
-        seat = trained_seat(local_engine(load_model(c.model), c.engine), c.seat, c.sampling)
+        (seat,) = self.open_table(load_model(c.model)).seats
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         how = {"n": c.final.choose, "seed": c.seed + 1, "failures": c.failures}
         return seat, play(self.source, tasks, [seat], prefix="choose:", **how)

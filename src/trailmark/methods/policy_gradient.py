@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from trailmark.credit import group_relative, leave_one_out, turn_returns, whiten
+from trailmark.credit import group_relative, leave_one_out, outcome_of, turn_returns, whiten
 from trailmark.episodes import equal, group_rewards, least_range
 from trailmark.errors import TaskError
 from trailmark.learn.learner import Learner, Update
@@ -23,8 +24,8 @@ from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
-from trailmark.rollout.overlap import NextBatch
 from trailmark.rollout.play import play
+from trailmark.rollout.pool import Ahead
 from trailmark.runs.annotations import read_beside, write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.store import Run, read_segment, write_segment
@@ -40,7 +41,7 @@ MOST_RATIO = 2.0  # the largest importance weight of a token of an older policy 
 
 
 class PolicyGradientMethod(Method):
-    Config = PolicyGradientRecipe
+    Config, self_play = PolicyGradientRecipe, True
 
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         super().__init__(config, run)
@@ -71,10 +72,10 @@ class PolicyGradientMethod(Method):
         self.eval_function = EvalFunction(given, config.model, self.run.path) if given else None
         policy = load_model(config.model)
         seats = self.seats_of(config)
-        (self.seat,) = trained_seats(seats)
+        self.seat, *_ = self.trained = trained_seats(seats)
         # Recipes of derived methods may not have these keys.
         self.overlap, self.refill = getattr(config, "overlap", False), getattr(config, "refill", 0)
-        self.table = Table(seats, {self.seat: policy}, config.seed, apart=self.overlap)
+        self.table = Table(seats, dict.fromkeys(self.trained, policy), config.seed, apart=self.overlap)
         self.table.bind(self.source)
         if isinstance(self.source, Prompts) and not listed(self.run.path / "checkpoints"):  # before a run, not amid it
             rows = self.shown_rows(config, self.source)
@@ -83,7 +84,7 @@ class PolicyGradientMethod(Method):
             if self.source.judge is not None:
                 self.source.judge.must_read(rows, self.table.seats[0].max_tokens)
         self._metrics: dict[str, float] = {}
-        self.next = NextBatch(policy.device)
+        self.next = Ahead(policy.device, self.overlap)
         return policy
 
     def play(
@@ -120,14 +121,7 @@ class PolicyGradientMethod(Method):
                 episodes += self._played(tasks, c.n, c.seed, prefix, notes)
             return episodes, notes
 
-        made = self.next.take(step)
-        if made is None:
-            self.table.publish(step - 1)
-            made = played(step)
-        if self.overlap and step < c.steps:
-            self.table.publish(step - 1)
-            self.next.start(step + 1, lambda: played(step + 1))
-        return made
+        return self.next.batch(step, c.steps, played, lambda: self.table.publish(step - 1))
 
     def collect(self, step: int) -> list[Episode]:
         """Play the episodes of a step and store them. Returns those that can be learnt from, if any."""
@@ -158,9 +152,8 @@ class PolicyGradientMethod(Method):
             good = [e for e in good if e.group in kept]
         if not good:
             return
-        longest = self.table.seats[0].max_tokens
-        credited = {"advantage": advantages(good, c.credit, c.gamma, self.seat)}
-        samples = drawn = build_samples(good, self.seat, credited, c.mean, longest)
+        parts = {seat: self.samples_of(seat, good) for seat in self.trained}
+        samples = drawn = [s for part in parts.values() for s in part]
         fills = {"old": Readout("")} if c.old == "learner" else {}
         if self.ref and (c.kl_reward or getattr(self.objective, "kl", "") != "exact"):
             fills["ref"] = Readout("", model=self.ref)
@@ -171,7 +164,10 @@ class PolicyGradientMethod(Method):
         if c.credit == "batch":
             samples = whitened(samples)
         said = credit_name(c.credit, c.gamma, c.kl_reward)
-        self.run.annotate(step, annotate_turns(samples, good, self.seat, "advantage", said))
+        rest, notes = iter(samples), list[Annotation]()
+        for seat, part in parts.items():
+            notes += annotate_turns(list(islice(rest, len(part))), good, seat, "advantage", said)
+        self.run.annotate(step, notes)
         if fills:
             if c.old == "learner" and c.overlap:
                 samples, found = truncated(drawn, samples, MOST_RATIO)
@@ -179,6 +175,12 @@ class PolicyGradientMethod(Method):
             elif c.old == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
+
+    def samples_of(self, seat: str, good: Sequence[Episode]) -> list[Sample]:
+        """The samples of one trained seat, with the advantages of its side."""
+        c, mine = self.config, [e for e in good if isinstance(outcome_of(e, seat), Scored)]
+        credited = {"advantage": advantages(mine, c.credit, c.gamma, seat)}
+        return build_samples(mine, seat, credited, c.mean, self.table.seat(seat).max_tokens)
 
     @classmethod
     def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
@@ -200,15 +202,17 @@ class PolicyGradientMethod(Method):
     def players(cls, config: Any) -> list[Held]:
         """Every model at the table. With `overlap` the engine plays with a copy of the weights."""
         found: list[Held] = []
-        for name, seat in cls.seats_of(config).items():
-            if isinstance(seat, LocalSeat) and seat.trained:
+        seats = cls.seats_of(config)
+        first, *others = trained_seats(seats)  # one model, and one engine
+        for name, seat in seats.items():
+            if name == first and isinstance(seat, LocalSeat):
                 copied = getattr(config, "overlap", False)
                 found.append(Held(name, config.model, config.learner.optim, None if copied else seat.engine))
                 if copied:
                     dtype = seat.engine.dtype or config.model.dtype if seat.engine else config.model.dtype
                     copy = config.model.model_copy(update={"lora": None, "dtype": dtype})
                     found.append(Held(f"{name} in play", copy, None, seat.engine))
-            elif isinstance(seat, LocalSeat) and seat.model is not None:
+            elif name not in others and isinstance(seat, LocalSeat) and seat.model is not None:
                 found.append(Held(name, seat.model, None, seat.engine))
         return found
 
@@ -306,11 +310,12 @@ def credit_name(credit: str, gamma: float, kl: float = 0.0) -> str:
 
 
 def advantages(episodes: Sequence[Episode], credit: str, gamma: float, seat: str = "policy") -> dict[str, list[float]]:
-    """One advantage per turn of the trained seat: the discounted return to go, or the episode's reward relative to its
-    group."""
+    """One advantage per turn of a trained seat: the discounted return to go, or its side's reward relative to those of
+    its group."""
     if credit == "returns":
         return {e.id: list(turn_returns(e, seat, gamma)) for e in episodes}
-    rewards = [e.outcome.reward if isinstance(e.outcome, Scored) else np.nan for e in episodes]
+    outcomes = [outcome_of(e, seat) for e in episodes]
+    rewards = [o.reward if isinstance(o, Scored) else np.nan for o in outcomes]
     groups = [e.group for e in episodes]
     if credit == "batch":
         each = np.array(rewards)  # against the batch once all its tokens are known (`whitened`)

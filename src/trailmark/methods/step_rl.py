@@ -49,7 +49,7 @@ Paid = Mapping[str, list[np.ndarray]]  # episode -> what each token of each turn
 
 
 class StepRlMethod(PolicyGradientMethod):
-    Config = StepRlRecipe
+    Config, self_play = StepRlRecipe, False
     config: StepRlRecipe
 
     def __init__(self, config: StepRlRecipe, run: Run):

@@ -11,8 +11,7 @@ from typing import Any
 
 from trailmark.errors import DataError, TaskError
 from trailmark.rollout.bos import prompt_ids
-from trailmark.rollout.play import Desk, Protocol, Seat, Start, play_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Desk, Protocol, Seat, Start, play_starts
 from trailmark.score.base import Judge
 from trailmark.tasks.base import TaskSource
 from trailmark.types import Annotation, Episode, Parent
@@ -42,7 +41,7 @@ def branch(
     earlier turns are kept as they are. If the point is inside a turn, its tokens so far are forced on the seat that
     continues it."""
     starts = branch_starts(points, n, seed)
-    episodes = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
+    episodes = play_starts(source, starts, seats, protocol, at_once, judge=judge, notes=notes)
     return [episodes[k * n : (k + 1) * n] for k in range(len(points))]
 
 

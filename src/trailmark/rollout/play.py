@@ -8,10 +8,11 @@ world shows. Methods with two players write their own protocol, about a dozen li
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from trailmark.memory import need_starts
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
 from trailmark.rollout.judged import give_verdicts, judge_of
+from trailmark.rollout.pool import LocalPool, Pool
 from trailmark.run_async import wait
 from trailmark.score.base import Judge
 from trailmark.tasks.base import Observation, Step, TaskSource, World, declared
@@ -371,7 +373,104 @@ def solo(
     return play_one
 
 
+@dataclass(frozen=True)
+class Game:
+    """What is played: a pool plays its starts, one by one or many at once."""
+
+    source: TaskSource
+    seats: Mapping[str, Seat]
+    protocol: Protocol
+    side: str = "self"
+    judged: bool = False  # whether a judge gives outcomes to plays that end without one
+
+    async def play(self, start: Start, threads: Executor | None = None) -> tuple[Episode, Observation | None]:
+        """One episode; and its first observation, if a judge must give it an outcome. If a world or an engine crashes,
+        the episode is `Failed`."""
+        desk: Desk | None = None
+        try:
+            world = self.source.make()
+            desk = Desk(start, world, self.seats, await _call(threads, world.reset, start.task), threads)
+            first = desk.observation
+            await self.protocol(desk)
+            if desk.pending:
+                raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
+            outcome = desk.step.outcome if desk.step is not None and desk.over else None
+            if outcome is None and desk.over and self.judged:
+                return desk.episode(Invalid("not judged yet"), self.side), first
+            ended = Invalid("the protocol ended before the world did") if outcome is None else outcome
+            return desk.episode(ended, self.side), None
+        except EngineError as problem:
+            failure = Failed(f"engine: {problem}")
+        except Exception as problem:  # a world may raise anything; the other episodes must go on
+            failure = Failed(f"{type(problem).__name__}: {problem}")
+        if desk is None:
+            outcomes = {self.side: failure}
+            return Episode(start.id, start.task, start.group, (), outcomes, parent=start.parent, seed=start.seed), None
+        return desk.episode(failure, self.side), None
+
+
 async def play_all(
+    source: TaskSource,
+    starts: Sequence[Start],
+    seats: Sequence[Seat],
+    protocol: Protocol | None = None,
+    at_once: int = 256,
+    side: str = "self",
+    judge: Judge | None = None,
+    notes: list[Annotation] | None = None,
+    judge_each: bool = False,
+    pool: Pool | None = None,
+) -> AsyncGenerator[Episode, None]:
+    """Play every start, once. Gives each episode as soon as it is finished and judged. Who plays a start (`pool`;
+    default: this process, `at_once` at a time) cannot change it. A source may have `first_messages`, which come before
+    its first observation. If a source is `judged`, its plays go to `judge` (or the source's own judge), whose
+    annotations are added to `notes`: all together in the end, or with `judge_each` when they finish."""
+    source = declared(source)
+    judge, unjudged = judge_of(source, judge), dict[int, Observation]()
+    notes = source.judge_notes if notes is None else notes
+    played: dict[int, Episode] = {}
+    asking = asyncio.Lock()
+    if protocol is None:
+        opening, told = source.first_messages, source.messages
+        protocol = solo(seats[0].name, source.markov, opening=opening, told=told)
+    game = Game(source, {s.name: s for s in seats}, protocol, side, judge is not None)
+    pool = pool or LocalPool(at_once, source.slow)
+
+    async def verdicts() -> None:
+        async with asking:  # the first to get the lock asks about all episodes that are finished by then
+            if judge is not None and unjudged:
+                now = dict(unjudged)
+                unjudged.clear()
+                await give_verdicts(played, now, judge, notes)
+
+    async def one(number: int, start: Start) -> Episode | None:
+        played[number], first = await pool.play(game, start)
+        if first is not None:
+            unjudged[number] = first
+            if not judge_each:
+                return None
+            await verdicts()
+        return played.pop(number)
+
+    finished: asyncio.Queue[asyncio.Task[Episode | None]] = asyncio.Queue()
+    tasks = [asyncio.create_task(one(k, s)) for k, s in enumerate(starts)]
+    try:
+        for task in tasks:
+            task.add_done_callback(finished.put_nowait)
+        for _ in tasks:
+            if (episode := (await finished.get()).result()) is not None:
+                yield episode
+        await verdicts()
+        for number in sorted(played):
+            yield played[number]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        pool.close()
+
+
+def play_starts(
     source: TaskSource,
     starts: Sequence[Start],
     seats: Sequence[Seat],
@@ -382,78 +481,21 @@ async def play_all(
     notes: list[Annotation] | None = None,
     each: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
-    """Play every start. Returns episodes in the order of the starts. If a world or an engine crashes, its episode is
-    `Failed`. A source may have `first_messages`, which come before its first observation. If a source is `judged`, its
-    plays go to `judge` (or the source's own judge), whose annotations are added to `notes`. `each` gets every episode
-    when it is finished and judged. Without `each`, the judge is asked once, about all episodes."""
-    source = declared(source)
-    judge, unjudged = judge_of(source, judge), dict[int, Observation]()
-    notes = source.judge_notes if notes is None else notes
-    played: dict[int, Episode] = {}
-    asking = asyncio.Lock()
-    table = {s.name: s for s in seats}
-    if protocol is None:
-        opening, told = source.first_messages, source.messages
-        protocol = solo(seats[0].name, source.markov, opening=opening, told=told)
-    gate = asyncio.Semaphore(at_once)
-    threads = ThreadPoolExecutor(min(at_once, 64)) if source.slow else None
+    """`play_all` from synchronous code: the episodes in the order of the starts. `each` gets every episode when it is
+    finished and judged."""
 
-    async def verdicts() -> None:
-        async with asking:  # the first to get the lock asks about all episodes that are finished by then
-            if judge is not None and unjudged:
-                now = dict(unjudged)
-                unjudged.clear()
-                await give_verdicts(played, now, judge, notes)
+    async def all_of_them() -> dict[str, Episode]:
+        found: dict[str, Episode] = {}
+        playing = play_all(source, starts, seats, protocol, at_once, side, judge, notes, each is not None)
+        async with contextlib.aclosing(playing):
+            async for episode in playing:
+                found[episode.id] = episode
+                if each is not None:
+                    each(episode)
+        return found
 
-    async def told(number: int, start: Start) -> None:
-        async with gate:
-            played[number], first = await _play_one(source, start, table, protocol, threads, side, judge is not None)
-        if first is not None:
-            unjudged[number] = first
-        if each is not None:
-            await verdicts()
-            each(played[number])
-
-    try:
-        await asyncio.gather(*(told(k, s) for k, s in enumerate(starts)))
-    finally:
-        if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
-    await verdicts()
-    return [played[k] for k in range(len(starts))]
-
-
-async def _play_one(
-    source: TaskSource,
-    start: Start,
-    seats: Mapping[str, Seat],
-    protocol: Protocol,
-    threads: Executor | None,
-    side: str,
-    judged: bool,
-) -> tuple[Episode, Observation | None]:
-    """One episode; and its first observation, if a judge must give it an outcome."""
-    desk: Desk | None = None
-    try:
-        world = source.make()
-        desk = Desk(start, world, seats, await _call(threads, world.reset, start.task), threads)
-        first = desk.observation
-        await protocol(desk)
-        if desk.pending:
-            raise desk.cannot_enter(f"the play is now over after {len(desk.turns)} turns")
-        outcome = desk.step.outcome if desk.step is not None and desk.over else None
-        if outcome is None and desk.over and judged:
-            return desk.episode(Invalid("not judged yet"), side), first
-        ended = Invalid("the protocol ended before the world did") if outcome is None else outcome
-        return desk.episode(ended, side), None
-    except EngineError as problem:
-        failure = Failed(f"engine: {problem}")
-    except Exception as problem:  # a world may raise anything; the other episodes must go on
-        failure = Failed(f"{type(problem).__name__}: {problem}")
-    if desk is None:
-        outcomes = {side: failure}
-        return Episode(start.id, start.task, start.group, (), outcomes, parent=start.parent, seed=start.seed), None
-    return desk.episode(failure, side), None
+    found = wait(all_of_them())
+    return [found[s.id] for s in starts]
 
 
 async def _call(threads: Executor | None, function: Callable[..., Any], *args: Any) -> Any:
@@ -479,7 +521,7 @@ def play(
     """Play `n` episodes of every task. The episodes of one task form a group. Servers may fail to answer in at most a
     share `failures` of them."""
     starts = start_all(tasks, n, seed, prefix)
-    played = wait(play_all(source, starts, seats, protocol, at_once, judge=judge, notes=notes))
+    played = play_starts(source, starts, seats, protocol, at_once, judge=judge, notes=notes)
     must_be_answered(played, failures)
     return played
 

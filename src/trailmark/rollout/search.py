@@ -129,7 +129,7 @@ class Found:
         return out
 
 
-class Searcher:
+class Searcher(Engine):
     """An engine that searches. While `keep` is set, `found` stores the result of each search by the request's key."""
 
     def __init__(self, engine: Engine, scorer: Scorer, plan: Plan, keep: bool = False):

@@ -48,7 +48,7 @@ class Collection:
 
     def play(self, starts: Sequence[Start], play: Callable[[list[Start], Keep], Any]) -> list[Episode]:
         """The episodes of all starts, in order. `play(left, each)` plays the starts that are left and calls `each` with
-        every finished episode, as `rollout.play.play_all` does."""
+        every finished episode, as `rollout.play.play_starts` does."""
         if left := [s for s in starts if s.id not in self.found]:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             play(left, self._keep)

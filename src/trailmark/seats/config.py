@@ -1,4 +1,5 @@
-"""The `seats:` section of a recipe: which model, server, function or person plays. It imports without torch.
+"""The `seats:` section of a recipe. A seat says three independent things: which `model` plays, whether it is `trained`,
+and where it samples (`kind`). It imports without torch.
 
 seats:
   adviser: {kind: local, trained: true}                        # the model of the recipe, which is trained
@@ -11,7 +12,7 @@ seats:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +23,9 @@ from trailmark.errors import RecipeError
 class AnySeat(Config):
     """What every kind of seat has."""
 
+    takes_weights: ClassVar[bool] = False  # whether the place where it samples can be published to
+
+    trained: bool = Field(False, description="this seat is trained: it uses the recipe's `model`")
     sampling: SamplingConfig | None = Field(
         None, description="how this seat samples tokens; none: the recipe's `sampling`"
     )
@@ -31,8 +35,9 @@ class AnySeat(Config):
 class LocalSeat(AnySeat):
     """A model in this process."""
 
+    takes_weights: ClassVar[bool] = True
+
     kind: Literal["local"] = Field("local", description="a model in this process")
-    trained: bool = Field(False, description="this seat is trained: it uses the recipe's `model`")
     model: ModelConfig | None = Field(None, description="the model of a seat that is not trained")
     engine: EngineConfig | None = Field(None, description="the engine of this seat; none: the recipe's `engine`")
 
@@ -72,9 +77,16 @@ SeatConfig = Annotated[AnyKind, Field(discriminator="kind")]
 Seats = Mapping[str, AnyKind]
 
 
-def check_seats(seats: Seats, trains: int = 1) -> None:
-    """Raise an error if a seat cannot be filled. `trains` is the number of models that the method trains."""
+def check_seats(seats: Seats, trains: int = 1, shared: bool = False) -> None:
+    """Raise an error if a seat cannot be filled. `trains` is the number of models that the method trains; `shared`:
+    several trained seats may be one model, as in self-play."""
+    _one_model(seats, trains)
     for name, seat in seats.items():
+        if seat.trained and not seat.takes_weights:
+            raise RecipeError(
+                f"seats.{name}.trained: {_WHO[type(seat)]} takes no weights, so it cannot be trained: set kind: local, "
+                "or trained: false."
+            )
         if not isinstance(seat, LocalSeat):
             if isinstance(seat, HttpSeat) and seat.speaks == "text" and seat.tokenizer is None:
                 raise RecipeError(
@@ -93,7 +105,7 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
                 "model of the recipe."
             )
     learns = trained_seats(seats)
-    if len(learns) > trains:
+    if len(learns) > trains and not shared:
         what = "one model" if trains == 1 else f"{trains} models"
         raise RecipeError(
             f"seats: {' and '.join(learns)} are trained, and this method trains {what}: set trained: false for "
@@ -105,6 +117,21 @@ def check_seats(seats: Seats, trains: int = 1) -> None:
             "only a model in this process can be, so add a seat {kind: local, trained: true}"
         )  # fmt: skip
         raise RecipeError(f"seats: none of {', '.join(seats)} is trained: {cure}.")
+
+
+_WHO: dict[type, str] = {HttpSeat: "a server", ScriptedSeat: "a Python function", PersonSeat: "a person"}
+
+
+def _one_model(seats: Seats, trains: int) -> None:
+    """Trained seats that name models of their own must not name more than the method trains."""
+    named = {n: s.model for n, s in seats.items() if isinstance(s, LocalSeat) and s.trained and s.model is not None}
+    each = {model.model_dump_json(): name for name, model in reversed(named.items())}
+    if len(each) > trains:
+        told = " and ".join(f"{name} ({named[name].name})" for name in sorted(each.values(), key=list(named).index))
+        raise RecipeError(
+            f"seats: {told} are trained from different models, and what is trained is the recipe's `model`: leave "
+            "their models out, or set trained: false for the others."
+        )
 
 
 def filled(seats: Seats, sampling: SamplingConfig | None, engine: EngineConfig | None) -> dict[str, AnyKind]:
@@ -130,7 +157,7 @@ def described(seats: Seats) -> list[str]:
 
 
 def trained_seats(seats: Seats) -> list[str]:
-    return [name for name, seat in seats.items() if isinstance(seat, LocalSeat) and seat.trained]
+    return [name for name, seat in seats.items() if seat.trained]
 
 
 def seats_section(description: str = "the seats by name; empty: the trained model plays alone") -> Any:

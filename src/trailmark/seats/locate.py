@@ -70,8 +70,9 @@ def is_address(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-def locate(name: str, seat: str = "policy", key: str = "") -> Located:
-    """What `name` means, if the model of `seat` is wanted. Errors begin with `key` (a recipe key or an option)."""
+def locate(name: str, seat: str = "policy", key: str = "", otherwise: str = "") -> Located:
+    """What `name` means, if the model of `seat` is wanted, or `otherwise` that of another seat if a checkpoint has none
+    of this name. Errors begin with `key` (a recipe key or an option)."""
     says = f"{key}: " if key else ""
     if is_address(name):
         return Located(name, "server", name, seat)
@@ -93,6 +94,7 @@ def locate(name: str, seat: str = "policy", key: str = "") -> Located:
     elif folder.name == "checkpoints" and numbered(folder):
         raise ModelError(f"{says}{folder} holds the checkpoints of a run: name the run, or one of them.")
     if checkpoint is not None:
+        seat = otherwise if otherwise and seat not in models_in(checkpoint) else seat
         folder = _seat_folder(checkpoint, seat, says)
     elif is_checkpoint(folder.parent):
         checkpoint = folder.parent

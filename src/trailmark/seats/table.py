@@ -8,25 +8,20 @@ play(source, tasks, table.seats, protocol)
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trailmark.config import EngineConfig, ModelConfig, SamplingConfig
-from trailmark.engines.base import EngineError
-from trailmark.engines.http import HttpEngine, http_engine
-from trailmark.engines.http_client import EngineRefused, EngineTimeout
-from trailmark.engines.local import LocalEngine, local_engine
-from trailmark.engines.person import PersonEngine
-from trailmark.engines.scripted import ScriptedEngine
+from trailmark.engines.base import publish
+from trailmark.engines.weights import Weights
 from trailmark.errors import ModelError, RecipeError
 from trailmark.functions import load_function
 from trailmark.rollout.play import Seat
-from trailmark.run_async import wait
 from trailmark.seats.config import AnyKind, HttpSeat, LocalSeat, ScriptedSeat, Seats, trained_seats
-from trailmark.seats.locate import load_tokenizer, locate, models_in, stored_model
+from trailmark.seats.locate import locate, models_in, stored_model
 from trailmark.seats.names import fix_seats
+from trailmark.seats.open import open_engine, open_person, open_script, open_server
 from trailmark.tasks.base import declared
 from trailmark.types import SamplingLaw
 
@@ -34,7 +29,6 @@ if TYPE_CHECKING:
     from trailmark.models.lm import LM
 
 NO_PERSON = "seats.{name}: a person can sit at the table of `trailmark play`, not here."
-UNNAMED = "default"  # stands for the only model of a server, if no model is named
 # functions that read a line from a person, and show a text
 Terminal = tuple[Callable[[], str | None], Callable[[str], None]]
 
@@ -65,11 +59,11 @@ class Table:
                 self.engines[name] = open_server(seat, f"seats.{name}", seed)
             elif isinstance(seat, ScriptedSeat):
                 function = load_function(seat.function, f"seats.{name}.function")[0]
-                self.engines[name] = ScriptedEngine(function, self.tokenizer, seat.function)
+                self.engines[name] = open_script(function, self.tokenizer, seat.function)
             elif not isinstance(seat, LocalSeat):
                 if terminal is None:
                     raise RecipeError(NO_PERSON.format(name=name))
-                self.engines[name] = PersonEngine(self.tokenizer, *terminal)
+                self.engines[name] = open_person(self.tokenizer, *terminal)
         trained = trained_seats(self.configs)
         self.seats = [self.seat(n) for n in sorted(self.configs, key=lambda n: n not in trained)]
 
@@ -87,8 +81,7 @@ class Table:
         """One seat, with its own sampling settings or with `sampling`."""
         config = self.configs[name]
         s = sampling or config.sampling or SamplingConfig()
-        trained = isinstance(config, LocalSeat) and config.trained
-        kind = "trained" if trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
+        kind = "trained" if config.trained else {"local": "frozen", "http": "remote"}.get(config.kind, config.kind)
         speaks = config.speaks if isinstance(config, HttpSeat) else None
         law, stop = sampling_law(s), tuple(s.stop)
         engine = self.engines[name]
@@ -98,21 +91,22 @@ class Table:
         """Some worlds need a tokenizer: their actions are labels of one token, or they count tokens. They have a method
         `bind`, which gets the tokenizer of `seat`, or of the trained seat."""
         name = seat or next(iter(trained_seats(self.configs)), None)
-        declared(source).bind(self.engines[name].tokenizer if name else self.tokenizer)
+        own = self.engines[name].tokenizer if name else None
+        declared(source).bind(self.tokenizer if own is None else own)
 
     def publish(self, version: int) -> None:
         """Give the current weights of the method's models to their engines."""
         for engine, lm in {id(self.engines[n]): (self.engines[n], lm) for n, lm in self.models.items()}.values():
-            engine.publish(version, lm)
+            publish(engine, version, Weights(lm))
 
-    def _local(self, name: str, seat: LocalSeat) -> LocalEngine:
+    def _local(self, name: str, seat: LocalSeat) -> Any:
         from trailmark.models.load import load_model
 
         settings = seat.engine or EngineConfig()
         if name in self.models:  # two seats of one model, as in self-play, share one engine
             own = [n for n, lm in self.models.items() if lm is self.models[name] and n in self.engines]
             same = [n for n in own if getattr(self.configs[n], "engine", None) == seat.engine]
-            return self.engines[same[0]] if same else local_engine(self.models[name], settings, self.apart)
+            return self.engines[same[0]] if same else open_engine(self.models[name], settings, self.apart)
         if seat.model is None:
             raise RecipeError(f"seats.{name}: this seat has no model: set seats.{name}.model.name.")
         key = seat.model.model_dump_json()
@@ -121,7 +115,7 @@ class Table:
                 self._loaded[key] = load_model(seat.model).freeze()
             except ModelError as problem:
                 raise ModelError(f"seats.{name}.model: {problem}") from problem
-        return local_engine(self._loaded[key], settings)
+        return open_engine(self._loaded[key], settings)
 
 
 def stored_seats(seats: Seats, checkpoint: Path, model: ModelConfig, device: str | None = None) -> dict[str, AnyKind]:
@@ -158,42 +152,3 @@ def check_players(seats: Seats) -> None:
             load_function(seat.function, f"seats.{name}.function")
         elif not isinstance(seat, LocalSeat | HttpSeat):
             raise RecipeError(NO_PERSON.format(name=name))
-
-
-class NoServer(EngineError):
-    """No server answers at an address."""
-
-    code = 1
-
-
-def open_server(seat: HttpSeat, key: str, seed: int = 0) -> HttpEngine:
-    """The engine of a seat behind a server. The server must answer and serve the model that the seat names; else
-    hundreds of episodes would fail one by one. A seat without a model name (`UNNAMED`) takes the server's only model.
-    Errors begin with `key`; it is empty if the seat comes from a command line."""
-    tokenizer = None if seat.tokenizer is None else load_tokenizer(seat.tokenizer, f"{key}.tokenizer")
-    engine = http_engine(seat, tokenizer, exact=seat.exact, seed=seed, key=key or "server")
-    says = f"{key}: " if key else ""
-    wire = engine.wire
-    if "api-version" in wire.query:  # an Azure address has no other paths, such as a list of models
-        return engine
-    engine.wire = dataclasses.replace(wire, retries=min(1, wire.retries), deadline=min(10.0, wire.deadline))
-    try:
-        about = wait(engine.about())
-    except EngineTimeout as problem:
-        if "cannot be reached" in str(problem):
-            raise NoServer(f"{says}{problem}. Is the server running?") from None
-        return engine  # the server is there, but slow
-    except EngineError as problem:
-        hint = ". Is the server running?" if isinstance(problem, EngineRefused) else ""
-        raise NoServer(f"{says}{problem}{hint}") from None
-    finally:
-        engine.wire = wire
-    if seat.model == UNNAMED and len(about.models) == 1:
-        engine.name = about.models[0]
-    elif seat.model != UNNAMED:
-        try:
-            wait(engine.must_serve())
-        except EngineError as problem:
-            hint = f"Set {key}.model, or another {key}.address." if key else "Name one of them with --served."
-            raise EngineError(f"{says}{problem}. {hint}") from None
-    return engine

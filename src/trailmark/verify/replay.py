@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trailmark.credit.turns import side_of
-from trailmark.engines.base import Completion, EngineError, Request
+from trailmark.engines.base import Completion, Engine, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.rollout.judged import as_played, judge_episodes, judged_rewards
-from trailmark.rollout.play import Seat, Start, play_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Seat, Start, play_starts
 from trailmark.runs.annotations import annotation_files
 from trailmark.runs.store import read_segment
 from trailmark.score.base import Judge, Play, Verdict
@@ -19,7 +18,7 @@ from trailmark.verify.evidence import Evidence
 from trailmark.verify.report import Check, Findings
 
 
-class _Silent:
+class _Silent(Engine):
     """An engine of which only the tokenizer is used."""
 
     name, version = "stored", 0
@@ -116,7 +115,7 @@ def _prompts(ev: Evidence, found: Findings, episodes: Sequence[Episode]) -> int:
         served = {t.seat for t in e.turns if not t.prompt}  # turns of a chat server do not store their prompt
         seats = [Seat(n, engine, speaks="chat" if n in served else None, side=side_of(e, n)) for n in names]
         start = Start(e.task, e.group, e.id, e.seed, e.parent, as_played(e), players=e.players)
-        (again,) = wait(play_all(ev.source, [start], seats, own, judge=_AsStored(e)))
+        (again,) = play_starts(ev.source, [start], seats, own, judge=_AsStored(e))
         if isinstance(again.outcome, Failed):
             found.defect("a stored play cannot be repeated: another prompt or reward", again.outcome.error)
     return len(chosen)

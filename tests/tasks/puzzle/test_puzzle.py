@@ -14,8 +14,7 @@ from trailmark.errors import TaskError
 from trailmark.evaluate.run import evaluate, value_of
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.rollout.branch import Point, branch_starts
-from trailmark.rollout.play import Seat, play, play_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Seat, play, play_starts
 from trailmark.steps import mark_steps, react_steps, split_steps
 from trailmark.tasks import get_task
 from trailmark.tasks.check import check_task
@@ -181,7 +180,7 @@ def test_completions_from_states_come_to_the_exact_values():
     episodes = [mark_steps(e, "policy", tokenizer, "newline") for e in episodes]
     points = [Point(e, 0, e.turns[0].steps[1][1]) for e in episodes if len(e.turns[0].steps) > 3]
     k = 150
-    made = wait(play_all(source, branch_starts(points, k, 7), [seat]))
+    made = play_starts(source, branch_starts(points, k, 7), [seat])
     for n, point in enumerate(points):
         mine = made[n * k : (n + 1) * k]
         begun = tokenizer.decode(point.episode.turns[0].tokens[: point.token])

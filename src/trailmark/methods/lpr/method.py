@@ -310,7 +310,7 @@ class Road:
         """A seat, opened: with the policy of a round where it is the one that is trained."""
         config = LprMethod.seats_of(self.config)[seat]
         models = {}
-        if isinstance(config, LocalSeat) and config.trained:
+        if config.trained:
             lm = load_model(fix_names(model))
             lm.name = name_in_run(lm.name, self.run)
             models = {seat: lm}

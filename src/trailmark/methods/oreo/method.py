@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
-from trailmark.methods.base import Held, trained_seat
+from trailmark.methods.base import Held
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe
@@ -116,9 +116,9 @@ class OreoMethod(OfflineMethod):
 
     def searched(self, text: str, step: int) -> list[Episode]:
         c = self.config
-        assert self.source is not None and self.engine is not None
-        self.engine.publish(step, self.models["policy"])
-        seat = trained_seat(self.engine, c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
+        assert self.source is not None and self.table is not None
+        self.table.publish(step)
+        seat = self.table.seat(c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
         plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
         values = HeadValues(self.models["critic"], fixed=c.engine.fixed, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)

@@ -21,11 +21,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trailmark.engines.local import local_engine
 from trailmark.errors import RecipeError
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Method, name_in_run, trained_seat
+from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.batches import Walk
 from trailmark.methods.configs import OfflineFinal, OfflineRecipe, PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod
@@ -43,6 +42,7 @@ from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
 from trailmark.seats.names import fix_names
+from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 
 LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
@@ -148,10 +148,10 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
     keep_judge(source, run.path)
     lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
     lm.name = name_in_run(lm.name, run)
-    engine = local_engine(lm, config.engine)
-    engine.publish(k - 1, lm)
+    table = Table(OreoRoundsMethod.seats_of(config), {config.seat: lm})
+    table.publish(k - 1)
     source.bind(lm.tokenizer)
-    seats = [trained_seat(engine, config.seat, c.sampling)]
+    seats = [table.seat(config.seat, c.sampling)]
     tasks = Walk(source, c.starts, config.seed, c.split).take(k)
     if c.balanced is None:
         oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import numpy as np
 
 from trailmark.config import ModelConfig, SamplingConfig
-from trailmark.engines.local import LocalEngine, local_engine
 from trailmark.errors import RecipeError, TaskError, shorten
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
@@ -49,16 +48,17 @@ from trailmark.objectives import Sft
 from trailmark.progress import counted
 from trailmark.rollout.bos import prompt_ids
 from trailmark.rollout.encode import encode
-from trailmark.rollout.play import Desk, Protocol, Seat, label_ids, play, stop_ids
+from trailmark.rollout.play import Desk, Protocol, label_ids, play, stop_ids
 from trailmark.runs.store import Run
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import stored_model
+from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import TaskSource
 from trailmark.tasks.labels import add_labels
 from trailmark.token_bounds import Bounds
-from trailmark.types import Sample, SamplingLaw, Task
+from trailmark.types import Sample, Task
 
 STARTS = 16  # how many starts are checked if a world cannot list its menus
 
@@ -81,7 +81,7 @@ class Players(Method):
         self.source.bind(self.models["policy"].tokenizer)
         for lm in self.models.values():
             lm.name = name_in_run(lm.name, run) if run is not None else lm.name
-        self.engines = {n: local_engine(lm, config.engine) for n, lm in self.models.items()}
+        self.table = Table(self.seats_of(config), self.models)
         self.talk = talk_of(config, self.source, self.models["policy"].tokenizer)
         self.levels = make_levels(config.curriculum, self.source)
         self.lessons: list[Lesson] = []
@@ -108,30 +108,20 @@ class Players(Method):
         """Raise an error before the first step if a lesson would be cut, or if a list of actions does not fit."""
         c, policy = self.config, self.models["policy"]
         made = c.model.shape is not None and not c.load.policy
-        room = Room(self.engines["policy"].max_len, c.engine.max_len, policy.context, made)
+        room = Room(self.table.engines["policy"].max_len, c.engine.max_len, policy.context, made)
         if imitates:
             tokenizers = {name: lm.tokenizer for name, lm in self.models.items()}
             check_lessons(self.lessons, self.talk, tokenizers, room, imitates)
         if self.source.markov or self.source.menus() is not None:
             check_menus(self.source, c.eval.split, self.talk, policy.tokenizer, room)
 
-    def seats(self) -> list[Seat]:
-        return [_seat(n, e, self.config) for n, e in self.engines.items()]
-
-    def publish(self, version: int) -> None:
-        for name, engine in self.engines.items():
-            engine.publish(version, self.models[name])
-
     def evaluate(self, step: int) -> Mapping[str, float]:
-        self.publish(step)
+        self.table.publish(step)
         c = self.config
         tasks = starts_of(self.levels, self.source, c.eval.split, c.eval.n, c.seed)
         protocol = always_reflecting(self.talk)
-        seats = self.seats()
-        episodes = self.keep_plays(
-            step,
-            lambda: play(self.source, tasks, seats, protocol, 1, c.seed + 1, "eval:", failures=c.failures),
-        )
+        how = {"seed": c.seed + 1, "prefix": "eval:", "failures": c.failures}
+        episodes = self.keep_plays(step, lambda: play(self.source, tasks, self.table.seats, protocol, **how))
         good, dropped = scored(episodes)
         parts = {s.name: [e for e in good if e.task.meta.get("stage") == s.name] for s in self.levels if s.name}
         each = {f"{k}/{name}": v for name, part in parts.items() for k, v in summary(part).items() if k == "success"}
@@ -140,7 +130,7 @@ class Players(Method):
     def sample(self, lesson: Lesson, seat: str, place: str) -> Sample:
         """One lesson as a training sample of a player, with the prompt that play would use. `place` is its position in
         the run."""
-        tokenizer, limit = self.models[seat].tokenizer, self.engines[seat].max_len
+        tokenizer, limit = self.models[seat].tokenizer, self.table.engines[seat].max_len
         if seat == "reflector":
             prompt = prompt_ids(tokenizer, self.talk.reflector_prompt(tokenizer, lesson.state, limit))
             answer = [*encode(tokenizer, lesson.reflection), *stop_ids(tokenizer)[:1]]
@@ -297,11 +287,6 @@ def final_tasks(config: PlayersRecipe, source: Any, levels: Sequence[Level]) -> 
         return starts_of(levels, source, "all", final.n, 0)
     except TaskError:
         return starts_of(levels, source, config.eval.split, final.n or config.eval.n, config.seed)
-
-
-def _seat(name: str, engine: LocalEngine, config: PlayersRecipe, law: SamplingLaw = SamplingLaw()) -> Seat:
-    trained = name == "policy"
-    return Seat(name, engine, law, 1 if trained else config.thought, kind="trained" if trained else "frozen")
 
 
 # --- what imitation and play agree on ------------------------------------------------------------------------------

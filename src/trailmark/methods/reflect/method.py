@@ -67,9 +67,7 @@ from trailmark.methods.reflect.play import two_players
 from trailmark.models.critic import make_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
-from trailmark.rollout.play import play, play_all, start_all
-from trailmark.rollout.reference_players import oracle_player, random_player
-from trailmark.run_async import wait
+from trailmark.rollout.play import play, play_starts, start_all
 from trailmark.runs.episode_json import from_json, to_json
 from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
@@ -77,6 +75,7 @@ from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.locate import locate, newest_checkpoint
 from trailmark.seats.names import fix_names
+from trailmark.seats.reference_players import oracle_player, random_player
 from trailmark.seats.table import Table, stored_seats
 from trailmark.tasks import get_task
 from trailmark.tasks.base import TaskSource, has_oracle
@@ -190,14 +189,14 @@ class ReflectMethod(Players):
         c, (level, first) = self.config, self.level_of(step)
         if level != self.level:
             self.level, self.replay.held = level, []
-        self.publish(step - 1)
+        self.table.publish(step - 1)
         if self.rows is not None and c.curriculum.kind == "none":
             tasks = self.rows.take(step)
         else:
             tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
         with self.noting() as notes:
             how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
-            episodes = play(self.source, tasks, self.seats(), two_players(self.talk), **how)
+            episodes = play(self.source, tasks, self.table.seats, two_players(self.talk), **how)
         self.run.annotate(step, notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)
@@ -258,10 +257,10 @@ class ReflectMethod(Players):
         """Play the starts of the final evaluation."""
         if self.config.reflect and self.models["reflector"].fingerprint() != self.frozen:
             raise RunError("the reflector's weights have changed since imitation ended, but it must stay frozen")
-        self.publish(step)
+        self.table.publish(step)
         tasks = final_tasks(self.config, self.source, self.levels)
         starts = start_all(tasks, self.config.final.samples, self.config.seed + 1, f"{name}:")
-        played = wait(play_all(self.source, starts, self.seats(), always_reflecting(self.talk)))
+        played = play_starts(self.source, starts, self.table.seats, always_reflecting(self.talk))
         must_be_answered(played, self.config.failures)
         return played
 
@@ -385,4 +384,4 @@ def evaluate_advice(run: Run, config: ReflectRecipe, seed: int) -> None:
 
     for name, advice in (("on", None), ("shuffled", other), ("off", lambda state, thought: "")):
         starts = start_all(source.tasks("all"), 1, seed + 1, f"advice-{name}:")
-        run.keep_evaluation(f"advice-{name}", wait(play_all(source, starts, seats, two_players(talk, advice))))
+        run.keep_evaluation(f"advice-{name}", play_starts(source, starts, seats, two_players(talk, advice)))

@@ -148,7 +148,7 @@ class Speaker:
 
             self._engine = local_engine(self.lm, EngineConfig(slots=self.slots, max_len=longest))
         elif self._engine is None:
-            from trailmark.seats.table import UNNAMED, open_server
+            from trailmark.seats.open import UNNAMED, open_server
 
             s = self.servers
             seat = HttpSeat(address=self.name, model=s.served or UNNAMED, headers=dict(s.headers), query=dict(s.query),

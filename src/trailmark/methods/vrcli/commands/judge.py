@@ -44,7 +44,7 @@ def judge(
     from trailmark.score.config import ModelJudgeConfig
     from trailmark.score.judge import ModelJudge
     from trailmark.seats.config import HttpSeat
-    from trailmark.seats.table import UNNAMED, open_server
+    from trailmark.seats.open import UNNAMED, open_server
 
     answers = out.with_name(f"{out.name}.answers.jsonl")
     new_file(out, overwrite=answers.is_file())  # a file with its answers beside it is ours

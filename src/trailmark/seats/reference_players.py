@@ -6,10 +6,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import TaskError
-from trailmark.rollout.play import Desk, Protocol, Seat, play_all, start_all
-from trailmark.run_async import wait
+from trailmark.rollout.play import Desk, Protocol, Seat, play_starts, start_all
+from trailmark.seats.open import open_script
 from trailmark.tasks.base import World, has_oracle
 from trailmark.types import Episode, Task
 
@@ -50,6 +49,6 @@ def best_label(world: World) -> str:
 def _scripted(
     source: Any, seed: int, tokenizer: Any, policy: Any, protocol: Protocol, name: str, tasks: Sequence[Task] | None
 ) -> list[Episode]:
-    seat = Seat("policy", ScriptedEngine(policy, tokenizer, name), kind="scripted")
+    seat = Seat("policy", open_script(policy, tokenizer, name), kind="scripted")
     starts = start_all(source.tasks("all") if tasks is None else tasks, 1, seed, f"{name}:")
-    return wait(play_all(source, starts, [seat], protocol))
+    return play_starts(source, starts, [seat], protocol)

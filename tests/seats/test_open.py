@@ -1,0 +1,46 @@
+"""Engines are constructed in seats/ and engines/ alone: a tree of syntax for each file of the library."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trailmark
+from trailmark.config import EngineConfig, ModelConfig, ModelShape
+from trailmark.models.load import load_model
+from trailmark.seats.open import open_engine, watching
+
+ROOT = Path(trailmark.__file__).parent
+OPENERS = {"local_engine", "http_engine", "engine_copy"}
+ELSEWHERE = {"score/judge.py", "score/model_server.py", "methods/vrcli/written.py"}  # until `ask` holds every client
+
+
+def constructed(text):
+    """The constructors of engines that a module calls, under whatever name it imported them."""
+    tree = ast.parse(text)
+    named = {a.asname or a.name: a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names}
+    called = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    found = [f.attr if isinstance(f, ast.Attribute) else named.get(f.id, f.id) for f in called
+             if isinstance(f, ast.Attribute | ast.Name)]  # fmt: skip
+    return {name for name in found if name in OPENERS or (name.endswith("Engine") and name[0].isupper())}
+
+
+def test_a_constructor_is_found_under_any_name():
+    text = "from a import LocalEngine as L\nimport b\nL(1)\nb.HttpEngine(2)\nlocal_engine(3)\nsearch_engine(4)\n"
+    assert constructed(text) == {"LocalEngine", "HttpEngine", "local_engine"}
+
+
+def test_engines_are_opened_in_one_package():
+    found = {str(f.relative_to(ROOT)): constructed(f.read_text()) for f in ROOT.rglob("*.py")}
+    assert found["seats/open.py"] == {"local_engine", "http_engine", "ScriptedEngine", "PersonEngine"}
+    assert {n for n, names in found.items() if names and not n.startswith(("seats/", "engines/"))} <= ELSEWHERE
+    assert [n for n, names in found.items() if names and n.startswith("seats/")] == ["seats/open.py"]
+
+
+def test_an_opened_engine_can_be_watched():
+    lm, seen = load_model(ModelConfig(shape=ModelShape(layers=1, width=32, heads=2, context=64))), []
+    with pytest.raises(ZeroDivisionError), watching(seen.append):
+        engine = open_engine(lm, EngineConfig(slots=2))
+        raise ZeroDivisionError
+    open_engine(lm, EngineConfig(slots=2))
+    assert seen == [engine]
