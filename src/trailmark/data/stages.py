@@ -22,11 +22,10 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError
 from trailmark.plain_files import read_json as plain_json
-from trailmark.runs.stages import Layout, Stage, as_json, run_stages
+from trailmark.runs.stages import Stage, as_json, record_of, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
 OURS = (".lock", "settings.json")  # files that exist before the first stage
-LAYOUT = Layout(home=".", record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 
 
 @dataclass
@@ -70,22 +69,17 @@ class DataFolder:
             atomic_write(report, as_json(counts.plain()), "report")
             return counts.plain()
 
-        def earlier(_: Path) -> dict[str, Any] | None:
-            """Folders of an older version only have reports."""
-            if not report.exists() or not all((self.out / p).exists() for p in outputs if ".partial." not in p):
-                return None
-            return Counts.read(read_json(report), report).plain()
-
         return Stage(
             name, build, {k: v for k, v in self.settings.items() if keys is None or k in keys},
-            {**{n: self.out / n for n in inputs}, **(files or {})}, (*outputs, f"reports/{name}.json"), earlier=earlier,
+            {**{n: self.out / n for n in inputs}, **(files or {})}, home=".",
+            outputs=(*outputs, f"reports/{name}.json"),
         )  # fmt: skip
 
     def make(self, stages: Sequence[Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
         """Run the wanted stages in the order of `stages`. A finished stage is only reported again."""
-        counts = lambda name, value: Counts.read(value, self.out / LAYOUT.record.format(name=name))
-        each = lambda name, value: say(counts(name, value).line(name))
-        done = run_stages(self.out, stages, say, wanted, LAYOUT, each)
+        counts = lambda name, value: Counts.read(value, record_of(self.out, name))
+        each = lambda stage, value: say(counts(stage.name, value).line(stage.name))
+        done = run_stages(self.out, stages, say, wanted, each, alone=True)
         if read_json(self.out / "settings.json") != json.loads(as_json(self.settings)):
             atomic_write(self.out / "settings.json", as_json(self.settings), "settings")
         return {name: counts(name, value) for name, value in done.items()}
@@ -102,10 +96,7 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
             raise RunError(f"{out} is not empty and holds no data of ours ('{strangers[0]}'): choose another --out.")
         run.lock()  # locking deletes temporary files, so check first that the folder is ours
         if made.exists() and any(p.is_file() and p.name not in OURS for p in out.rglob("*")):
-            recorded = any(
-                (out / "stages").glob("*.json")
-            )  # else made by an older version, whose stages cannot be compared
-            _same(made, json.loads(as_json(settings)), ("kind",) if recorded else None)
+            _same_kind(made, settings["kind"])
         else:
             atomic_write(made, as_json(settings), "settings")
         (out / "reports").mkdir(exist_ok=True)
@@ -116,17 +107,16 @@ def data_folder(out: Path, settings: Mapping[str, Any]) -> Iterator[DataFolder]:
         run.close()
 
 
-def _same(made: Path, settings: Mapping[str, Any], keys: Sequence[str] | None) -> None:
-    """Raise an error if settings differ: some keys, or all (None)."""
+def _same_kind(made: Path, kind: str) -> None:
+    """Raise an error if a folder holds data of another kind."""
     old = read_json(made)
     if not isinstance(old, dict):
         raise DataError("is no settings of a data set.", made)
-    for k in sorted({*old, *settings}) if keys is None else keys:
-        if old.get(k) != settings.get(k):
-            raise RunError(
-                f"{made.parent} was begun with {k} {json.dumps(old.get(k))}, not {json.dumps(settings.get(k))}: "
-                "go on with the same options, or choose another --out."
-            )
+    if old.get("kind") != kind:
+        raise RunError(
+            f"{made.parent} was begun with kind {json.dumps(old.get('kind'))}, not {json.dumps(kind)}: go on with the "
+            "same options, or choose another --out."
+        )
 
 
 def read_json(path: Path) -> Any:

@@ -4,9 +4,9 @@ The reflector learns from a teacher's reflections and is frozen after that. The 
 actions, and then from its own play. Each imitation stage is a run of its own. Play is the run itself, and `steps`
 counts it:
 
-    RUN/stages/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
-    RUN/stages/policy       sft.policy steps on actions
-    RUN                     reinforcement learning: episodes, checkpoints with both players, evaluation
+    RUN/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
+    RUN/policy       sft.policy steps on actions
+    RUN              reinforcement learning: episodes, checkpoints with both players, evaluation
 
     reflect_play.py         prompts, labels, truncation, order of the players
     reflect_imitation.py    the players, their lessons, the stages of imitation
@@ -50,6 +50,7 @@ from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
 from trailmark.methods.batches import Walk, how_long
+from trailmark.methods.pipeline import training_stage
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.methods.reflect.curriculum import level_starts
 from trailmark.methods.reflect.imitation import (
@@ -68,9 +69,7 @@ from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_all, start_all
 from trailmark.rollout.reference_players import oracle_player, random_player
 from trailmark.run_async import wait
-from trailmark.runs.checkpoints import listed
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
@@ -149,42 +148,24 @@ class ReflectMethod(Players):
 
     @classmethod
     def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
-        """The policy after imitation. (Runs of an older version have no stages.)"""
-        return seat_model(taught(config, run.path) if (run.path / "stages").is_dir() else config, "policy")
+        """The policy after imitation."""
+        return seat_model(taught(config, run.path), "policy")
 
     @classmethod
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
-        made = []
-        for seat, steps in imitated_steps(config).items():
-            inner = imitation(config, run.path, seat, steps)
-            reads = {"policy": inner.load.policy, "reflector": inner.load.reflector, "lessons": config.teacher.path,
-                     "model": config.model.name}  # fmt: skip
-            ahead = {s.name: run.path / "stages" / s.name for s in made}
-            found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
-            inputs, unread = {**found, **ahead}, ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
-            made.append(training_stage(seat, ImitationMethod, inner, run.path, inputs, unread=unread))
-        return made
+        """Imitation: of the reflector, and of the policy, which hears it."""
+        recipes = {seat: imitation(config, run.path, seat, n) for seat, n in imitated_steps(config).items()}
+        return [training_stage(seat, ImitationMethod, recipe, run.path) for seat, recipe in recipes.items()]
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
-        if not resume:  # in recipes of an older version `steps` counted imitation too
+        if not resume:
             print("\n".join(cls.check(config)), file=sys.stderr)
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
             need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
             # Find mistakes in the settings of play before the first lesson is trained.
             Players(fix_names(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
-
-    @classmethod
-    def can_go_on(cls, config: ReflectRecipe, run: Run) -> None:
-        """In runs of an older version imitation was part of the run, without stages. They cannot be resumed."""
-        if imitated_steps(config) and listed(run.checkpoints_dir) and not (run.path / "stages").is_dir():
-            raise RunError(
-                f"{run.path} was trained by an older version, in which imitation was part of the run: it cannot "
-                f"go on. Begin a new run "
-                f"from its players with load.policy={run.path} load.reflector={run.path} sft.reflector=0 "
-                f"sft.policy=0 out=DIR."
-            )
 
     # -- reinforcement --------------------------------------------------------------------------------------------
 
@@ -284,7 +265,7 @@ def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
 
 def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
     """The recipe with the players that the imitation stages made."""
-    made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
+    made = {seat: locate(str(run / seat), seat).folder for seat in imitated_steps(config)}
     return config.model_copy(update={"load": config.load.model_copy(update=made)})
 
 
@@ -292,11 +273,11 @@ def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> Imitat
     """The recipe of an imitation stage."""
     given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
     taught = seat == "policy" and "reflector" in imitated_steps(config)
-    before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
+    before = {"reflector": str(run / "reflector")} if taught else {}
     given |= {
         "method": "reflect_imitation",
         "name": f"{config.name} {seat}",
-        "out": str(run / "stages" / seat),
+        "out": str(run / seat),
         "seat": seat,
         "steps": steps,
         "batch": config.sft.batch,
