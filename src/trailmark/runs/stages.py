@@ -71,7 +71,8 @@ class Stage:
     unread: tuple[str, ...] = ()  # settings that do not change the outputs: stored, and not compared when it is done
     # writes changed settings that are not compared into finished outputs, for those who look for them there
     refresh: Callable[[Path], None] | None = None
-    metrics: str | None = None  # what its summary is called in the metrics of its round; None: as the stage
+    # what the metrics of its round get from its summary; None: the numbers, with the name of the stage before them
+    metrics: Callable[[Summary], Mapping[str, Any]] | None = None
 
 
 class _Place:
@@ -450,8 +451,16 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
             raise RunError(
                 f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder."
             )
-        found[name] = fingerprint(path)
+        found[name] = _stage_files(path) or fingerprint(path)
     return found
+
+
+def _stage_files(path: Path) -> dict[str, str]:
+    """The recorded outputs of a stage: files that somebody put beside them do not count. Nothing if it is none."""
+    record = record_of(path.parent, path.name)
+    if not path.is_dir() or (path / "recipe.yaml").is_file() or not record.is_file():
+        return {}
+    return _read(record).get("outputs", {})
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,11 @@ def one_round(r: Round) -> Iterator[Stage]:
     if g.scores and r.needs_prm():
         yield r.stage("scores", given.scores, [], ["cleaned"], g.scores)
     elif r.needs_prm():
-        more = (["pairs.steps.by", "clean.split"], ["completions"]) if scores_steps(r) else ([], [])
-        yield r.stage("scores", scores, more[0], ["prm", "cleaned", *more[1]])
+        if c.pairs.steps is not None and c.pairs.steps.by == "score":
+            keys = ["pairs.steps.by", "clean.split"]
+            yield r.stage("scores", partial(scores, steps=True), keys, ["prm", "cleaned", "completions"])
+        else:
+            yield r.stage("scores", scores, [], ["prm", "cleaned"])
 
     if c.preference is not None:
         if c.worsen is not None and not g.pairs:
@@ -324,8 +328,8 @@ def values(r: Round, folder: Path) -> Made:
 
 def earlier_examples(r: Round) -> list[str]:
     """The stages of earlier rounds whose examples are learnt again."""
-    earlier = [Round(r.config, r.run, j) for j in range(1, r.k)] if r.config.labels.replay else []
-    return [e.name("examples") for e in earlier if e.learns_values()]
+    earlier = [Round(r.config, r.run, j) for j in range(1, r.k)]
+    return [e.name("examples") for e in earlier if r.config.labels.replay and e.learns_values()]
 
 
 def examples(r: Round, folder: Path) -> Made:
@@ -356,23 +360,19 @@ def examples(r: Round, folder: Path) -> Made:
 
 
 def replayed_files(r: Round) -> list[Path]:
-    given = map(Path, r.config.labels.replay_data if r.config.labels.replay else ())
-    return [*given, *(r.root / name / "train.jsonl" for name in earlier_examples(r))]
+    own = [Path(file) for file in r.config.labels.replay_data if r.config.labels.replay]
+    return [*own, *(r.root / name / "train.jsonl" for name in earlier_examples(r))]
 
 
-def scores_steps(r: Round) -> bool:
-    """Whether the steps of completions are scored, too."""
-    return r.config.pairs.steps is not None and r.config.pairs.steps.by == "score"
-
-
-def scores(r: Round, folder: Path) -> Made:
-    """f(. | x, steps 1..t) for every step t of every tau, in one pass over it."""
+def scores(r: Round, folder: Path, steps: bool = False) -> Made:
+    """f(. | x, steps 1..t) for every step t of every tau, in one pass over it. With `steps`, also for the steps of
+    completions."""
     place = r.at("prm")
     lm = load_model(stored_model(r.config.model, locate_value(place)).model_copy(update={"lora": None})).freeze()
     must_share_tokenizer(lm, r.tokenizer, str(place))
     check_classes(lm, HEAD, r.read().classes)
     lm.name = name_in_run(lm.name, r.run)
-    every = [*r.solved(), *(r.steps_of_completions() if scores_steps(r) else [])]
+    every = [*r.solved(), *(r.steps_of_completions() if steps else [])]
     write_notes(folder / "scores.jsonl", output_notes(step_outputs(lm, every, HEAD, SEAT), source_of(lm)))
     return {"solutions": len(every), "steps": sum(len(t.steps) for e in every for t in e.turns)}, {}
 
