@@ -43,7 +43,7 @@ def gone(what: str, reasons: Sequence[str], key: str = "failures") -> Unfinished
 def again(key: str, kept: bool = True) -> str:
     if not kept:
         return "With --out FILE the others are kept, and the same command asks only for what failed."
-    how = "the same command asks" if key.startswith("-") else "train --resume (or lpr run) asks"
+    how = "the same command asks" if key.startswith("-") else "train --resume (or stages --only) asks"
     return f"What was answered is kept: {how} only for what failed."
 
 

@@ -57,12 +57,9 @@ def preference(r: Round) -> Stage:
     elif r.given.pairs:
         section["data"] = str(folder / "sides.jsonl")
     else:
-        sides = ["completions"] if c.pairs.steps is not None else ["cleaned"]
-        if c.worsen is not None:
-            sides = [*dict.fromkeys([*sides, "cleaned", "worsened"])]
-        section |= {"data": [every(kind) for kind in sides], "pair_file": str(folder / "pairs.jsonl")}
-        if c.pairs.steps is not None and c.worsen is None:
-            section["data"] = every("completions")
+        sides = "completions" if c.pairs.steps is not None else "cleaned"
+        kinds = dict.fromkeys([sides, *(["cleaned", "worsened"] if c.worsen is not None else [])])
+        section |= {"data": [every(kind) for kind in kinds], "pair_file": str(folder / "pairs.jsonl")}
     recipe = training(r, PreferenceRecipe, "preference", r.name("policy"), r.policy(), section)
     return training_stage(r.name("policy"), PreferenceMethod, recipe, r.root, metrics=floats("policy"))
 
