@@ -96,13 +96,13 @@ class HintMethod(Method):
 
     @classmethod
     def stages(cls, config: HintRecipe, run: Run) -> list[Stage]:
-        lessons, imitation = run.path / "lessons", config.imitation
+        lessons, imitation, write = run.path / "lessons", config.imitation, partial(write_lessons, config.hints)
         recipe = SftRecipe(
             method="sft", name="imitation", seed=config.seed, model=config.model, chat=False, steps=imitation.steps,
             batch=imitation.batch, learner=imitation.learner, data=str(lessons / "lessons.jsonl"),
         )  # fmt: skip
         return [
-            recipe_stage("lessons", partial(write_lessons, config.hints), config, run.path, inputs={"hints": config.hints}),
+            recipe_stage("lessons", write, config, run.path, inputs={"hints": config.hints}),
             training_stage("policy", SftMethod, recipe, run.path),
         ]
 

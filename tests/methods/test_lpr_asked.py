@@ -79,7 +79,8 @@ def test_worse_versions_are_the_rejected_side(given):
     more = {"seats": seat(given, "worsener", "spoil"), "worsen": {"most": 1, "instruction": "Spoil it."}}
     c = resolve({**given, **more}, LprRecipe)
     road = Round(c, Run(c.out))
-    assert [s.name for s in LprMethod.stages(c, road.run)] == ["solutions-1", "cleaned-1", "worsened-1", "pairs-1", "policy-1"]
+    names = [s.name for s in LprMethod.stages(c, road.run)]
+    assert names == ["solutions-1", "cleaned-1", "worsened-1", "pairs-1", "policy-1"]
     launch(LprMethod, c)
     right = {}
     for e in road.solved():

@@ -93,8 +93,8 @@ def test_done_is_skipped_and_says_what_it_was_made_of(pipe):
     record = json.loads((pipe.folder / "stages/numbers.json").read_text())
     of = lambda text: sha256(text.encode()).hexdigest()
     assert record == {
-        "stage": "numbers", "settings": {"n": 3}, "inputs": {"seed": {"": of("7")}}, "files": {}, "summary": {"files": 3},
-        "outputs": {"0.txt": of("0"), "1.txt": of("1"), "2.txt": of("4")},
+        "stage": "numbers", "settings": {"n": 3}, "inputs": {"seed": {"": of("7")}}, "files": {},
+        "summary": {"files": 3}, "outputs": {"0.txt": of("0"), "1.txt": of("1"), "2.txt": of("4")},
     }  # fmt: skip
     assert sorted(p.name for p in pipe.folder.iterdir()) == ["numbers", "stages", "total"]
     assert sorted(p.name for p in (pipe.folder / "stages").iterdir()) == [
@@ -184,7 +184,7 @@ def test_a_mistake_before_anything_is_made_leaves_nothing(tmp_path):
 
     with pytest.raises(RecipeError):
         run_stages(tmp_path / "pipe", [Stage("a", make)])
-    assert [str(p.relative_to(tmp_path / "pipe")) for p in (tmp_path / "pipe").rglob("*")] == ["stages", "stages/.a.lock"]
+    assert [p.name for p in (tmp_path / "pipe").rglob("*")] == ["stages", ".a.lock"]
 
 
 def test_a_stage_that_grows_goes_on_in_its_folder(tmp_path):
@@ -223,7 +223,8 @@ def test_a_stage_is_made_again_on_demand(pipe):
     pipe()
     (pipe.folder / "numbers/1.txt").write_text("edited")  # what was edited is set aside, too
     assert pipe(only=["numbers"], redo=["numbers"]) == {"numbers": {"files": 3}}
-    assert pipe.calls == ["numbers", "total", "numbers"] and "'numbers' is made again: you want it again" in pipe.said[0]
+    assert pipe.calls == ["numbers", "total", "numbers"]
+    assert "'numbers' is made again: you want it again" in pipe.said[0]
     assert (pipe.folder / "replaced/numbers-1/1.txt").read_text() == "edited"
     pipe()
     assert pipe.calls == ["numbers", "total", "numbers"]
