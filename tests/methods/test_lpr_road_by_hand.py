@@ -150,7 +150,7 @@ def test_scores_of_completions_belong_to_pairs_by_score_alone(tmp_path):
     """With reinforcement there are scores either way: they are made again when pairs begin to need those of steps."""
     scores = lambda by: stage(road(tmp_path, pairs={"steps": {"by": by}}, rl={}), "scores")
     assert scores("outcome").settings == {} and scores("score").settings["pairs"] == {"steps": {"by": "score"}}
-    assert "completions" in scores("score").inputs and "completions" not in scores("outcome").inputs
+    assert "completions-1" in scores("score").inputs and "completions-1" not in scores("outcome").inputs
 
 
 def test_each_round_begins_with_the_last_policy(tmp_path):

@@ -284,7 +284,7 @@ def test_killed_at_every_point(tmp_path):
 
 
 def test_fingerprints_of_runs_leave_out_names_clocks_and_old_checkpoints(tmp_path):
-    from trailmark.runs.stages import fingerprint
+    from trailmark.runs.fingerprints import fingerprint
 
     def write(name, step="000004", weights="w"):
         run = tmp_path / name

@@ -22,7 +22,8 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError
 from trailmark.plain_files import read_json as plain_json
-from trailmark.runs.stages import Stage, as_json, record_of, run_stages
+from trailmark.runs.fingerprints import as_json
+from trailmark.runs.stages import Stage, record_of, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
 OURS = (".lock", "settings.json")  # files that exist before the first stage

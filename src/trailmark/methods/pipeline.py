@@ -24,8 +24,9 @@ from trailmark.methods.base import Method
 from trailmark.runs.checkpoints import is_run
 from trailmark.runs.data_files import named_files
 from trailmark.runs.diff import compared
+from trailmark.runs.fingerprints import MADE
 from trailmark.runs.launch import launch
-from trailmark.runs.stages import MADE, Stage, Summary, run_stages
+from trailmark.runs.stages import Stage, Summary, run_stages, without_keys
 from trailmark.runs.store import Run, atomic_write, read_metrics, truncate_metrics
 from trailmark.seats.names import fix_names, named_models
 
@@ -65,11 +66,14 @@ def training_stage(
 
     # Without defaults, so that a new key of a later version is no change.
     settings = without_place(compared(config.model_dump(mode="json", exclude_defaults=True)), str(root))
-    inputs: dict[str, str | Path] = {p: Path(root) / p for p in dict.fromkeys(_places(settings))}
-    inputs |= {k: p for k, p in _models(config).items() if not _inside(p, root)}
+    unread = (*method.unread(config), *unread)
+    inputs: dict[str, str | Path] = {p: Path(root) / p for p in _places(without_keys(settings, unread))}
+    inputs |= {k: p for k, p in _models(config).items() if not _inside(p, root) and not _among(k, unread)}
     known = {os.path.realpath(p) for p in inputs.values()}
-    files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
-    more |= {"unread": (*method.unread(config), *unread), "refresh": refresh if method.reread else None}
+    files = {
+        k: p for k, p in named_files(config).items() if os.path.realpath(p) not in known and not _among(k, unread)
+    }
+    more |= {"unread": unread, "refresh": refresh if method.reread else None}
     return Stage(name, make, settings, inputs, files, **more)
 
 

@@ -24,7 +24,6 @@ inputs from what a stage reads of a recipe.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -39,15 +38,12 @@ from typing import Any
 from trailmark import stopping
 from trailmark.errors import RunError, TrailmarkError
 from trailmark.fault_points import point
-from trailmark.marked_yaml import parse
-from trailmark.plain_files import read_json, read_plain
-from trailmark.runs.checkpoints import listed
+from trailmark.plain_files import read_json
 from trailmark.runs.data_files import known_files
-from trailmark.runs.diff import compared
-from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
+from trailmark.runs.fingerprints import as_json, fingerprint, json_text, passing, text_hash
+from trailmark.runs.store import atomic_write, cannot_write, hold
 
 BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
-MADE = "recipe.made.yaml"  # the recipe of a training, where settings that do not change it were changed later
 # The files that a run writes itself.
 TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
@@ -347,18 +343,18 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
 
 def _compared(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both records without what the stage does not read."""
-    one, two = ({**r, "settings": _without(r["settings"], stage.unread)} for r in (old, new))
+    one, two = ({**r, "settings": without_keys(r["settings"], stage.unread)} for r in (old, new))
     return one, two
 
 
-def _without(settings: Mapping[str, Any], unread: Collection[str], path: str = "") -> dict[str, Any]:
+def without_keys(settings: Mapping[str, Any], unread: Collection[str], path: str = "") -> dict[str, Any]:
     """Settings without some keys; a section of which nothing is left goes, too."""
     out = {}
     for key, value in settings.items():
         if f"{path}{key}" in unread:
             continue
         if isinstance(value, dict) and value:
-            value = _without(value, unread, f"{path}{key}.")
+            value = without_keys(value, unread, f"{path}{key}.")
             if not value:
                 continue
         out[key] = value
@@ -396,7 +392,7 @@ def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             yield from _keys(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{path}.{key}" if path else key)
-    elif json_text(a) != json_text(b):
+    elif a is _NOTHING or b is _NOTHING or json_text(a) != json_text(b):
         yield path, a, b
 
 
@@ -406,41 +402,7 @@ def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool
     return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"] and not _other_files(old, new)
 
 
-# --- fingerprints --------------------------------------------------------------------------------------------------
-
-
-def fingerprint(path: Path, every: bool = False) -> dict[str, str]:
-    """Hashes of a file ({"": hash}), a run or a folder. `every`: of every file, also of a run."""
-    if not path.is_dir():
-        return {"": file_hash(path)}
-    if not every and (path / "recipe.yaml").is_file():
-        return _run_files(path)
-    files = [p for p in sorted(path.rglob("*")) if p.is_file() and not _passing(p.relative_to(path))]
-    return {p.relative_to(path).as_posix(): file_hash(p) for p in files}
-
-
-def _passing(path: Path) -> bool:
-    """Whether a file is temporary: locks, temporary files and half-written checkpoints. All are hidden files."""
-    return path.name == ".lock" or any(
-        p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts
-    )
-
-
-def _run_files(run: Path) -> dict[str, str]:
-    """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
-    file = next(p for name in (MADE, "recipe.yaml") if (p := run / name).is_file())
-    recipe = parse(str(read_plain(file), "utf-8"), str(file))[0]
-    found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
-    if (run / "metrics.jsonl").is_file():
-        found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")
-    for last in listed(run / "checkpoints")[-1:]:
-        for path in sorted(p for p in last.rglob("*") if p.is_file()):
-            found[path.relative_to(run).as_posix()] = file_hash(path)
-    return found
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+# --- inputs --------------------------------------------------------------------------------------------------------
 
 
 def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
@@ -464,15 +426,6 @@ def _stage_files(path: Path) -> dict[str, str]:
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------
-
-
-def json_text(value: Any) -> str:
-    """JSON that is equal for equal values, whatever the order of their keys."""
-    return "" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-
-
-def as_json(value: Any) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def _plain(stage: Stage) -> Any:
@@ -503,7 +456,7 @@ def _short(value: Any) -> str:
 
 
 def _has_files(path: Path) -> bool:
-    return path.is_file() or any(p.is_file() and not _passing(p.relative_to(path)) for p in path.rglob("*"))
+    return path.is_file() or any(p.is_file() and not passing(p.relative_to(path)) for p in path.rglob("*"))
 
 
 def _first(place: _Place) -> str:

@@ -400,7 +400,8 @@ def worsened(r: Round, folder: Path) -> Made:
     other = [e for e in good if e.turns[-1].text.strip() != told[e.id].turns[-1].text.strip()]
     out["the same as before"] += len(good) - len(other)
     if not other:
-        raise DataError(f"stage '{r.name('worsened')}': none of {len(told)} versions can be used: {because(out)}.")
+        why = f"none of {len(told)} worse versions can be used: {because(out)}."
+        raise DataError(f"stage '{r.name('worsened')}': {why}")
     write_lines(folder / "versions.jsonl", [{"id": e.id, "of": told[e.id].id} for e in other])
     formats.write("episodes", folder / "all.jsonl", other, None)
     return {"versions": len(other), "of": len(chosen), "still right": sum(map(won, other))}, out
