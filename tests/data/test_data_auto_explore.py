@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -194,17 +193,6 @@ def test_the_same_command_goes_on_and_another_makes_its_stages_again(tmp_path):
     assert {n: v for n, v in tree(out, but=[".lock"]).items() if not n.startswith("replaced/")} == fresh
     other = CliRunner().invoke(app, ["data", "taxi", "--out", str(out)])
     assert other.exit_code == 2 and 'was begun with kind "auto-explore", not "taxi"' in other.stderr
-
-
-def test_a_folder_of_before_goes_on_and_its_settings_must_be_the_same(tmp_path):
-    """An older version kept reports, but no records of stages."""
-    out = make(tmp_path)
-    before = tree(out)
-    shutil.rmtree(out / "stages")
-    (out / "reports" / "sft.json").unlink()  # killed there
-    again = run(tmp_path / "kettle", tmp_path / "garden", "--out", out, "--split", "exact", "--seed", "1")
-    assert again.exit_code == 2 and "was begun with seed 0, not 1" in again.stderr
-    assert tree(make(tmp_path)) == before
 
 
 def test_an_output_that_was_edited_is_refused(tmp_path):

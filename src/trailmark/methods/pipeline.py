@@ -47,11 +47,12 @@ def recipe_stage(
 
 
 def training_stage(
-    name: str, method: Any, config: RunConfig, root: str | Path, unread: Sequence[str] = (), **more: Any
-) -> Stage:
+    name: str, method: Any, config: RunConfig, root: str | Path, unread: Sequence[str] = (),
+    inputs: Mapping[str, str | Path] | None = None, **more: Any,
+) -> Stage:  # fmt: skip
     """A stage that is an ordinary run. `root` is the folder of the pipeline. What the recipe names below it is an
     input, and its place is no part of the settings, so the folder may be moved. Keys that do not change what is trained
-    (`method.unread`, and `unread`) do not make it again."""
+    (`method.unread`, and `unread`) do not make it again. `inputs` are files that it reads and does not name."""
 
     def make(folder: Path) -> dict[str, Any]:
         launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
@@ -67,14 +68,14 @@ def training_stage(
     # Without defaults, so that a new key of a later version is no change.
     settings = without_place(compared(config.model_dump(mode="json", exclude_defaults=True)), str(root))
     unread = (*method.unread(config), *unread)
-    inputs: dict[str, str | Path] = {p: Path(root) / p for p in _places(without_keys(settings, unread))}
-    inputs |= {k: p for k, p in _models(config).items() if not _inside(p, root) and not _among(k, unread)}
-    known = {os.path.realpath(p) for p in inputs.values()}
+    found: dict[str, str | Path] = {p: Path(root) / p for p in _places(without_keys(settings, unread))}
+    found |= {k: p for k, p in _models(config).items() if not _inside(p, root) and not _among(k, unread)}
+    known = {os.path.realpath(p) for p in found.values()}
     files = {
         k: p for k, p in named_files(config).items() if os.path.realpath(p) not in known and not _among(k, unread)
     }
     more |= {"unread": unread, "refresh": refresh if method.reread else None}
-    return Stage(name, make, settings, inputs, files, **more)
+    return Stage(name, make, settings, {**found, **(inputs or {})}, files, **more)
 
 
 class Pipeline(Method):

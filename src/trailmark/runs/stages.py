@@ -237,7 +237,7 @@ def _make(place: _Place, say: Say, again: bool = False) -> Summary:
         changed = _changes(begun, wanted, stage.grows)
         if changed and place.parts() and not _grows(stage, begun, wanted):
             _replace(place, wanted, changed[0], say)
-    elif place.parts():
+    elif place.parts() and not stage.home:
         raise RunError(
             f"stage '{stage.name}' writes to {place.home}, which holds files that it did not make ('{_first(place)}'): "
             "move them away."
