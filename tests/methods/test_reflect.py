@@ -90,7 +90,7 @@ def test_the_reflector_stays_frozen_and_is_the_one_saved(tmp_path):
     state = json.loads((last / "state.json").read_text())
     assert list(state["optimiser_steps"]) == ["policy"] and state["optimiser_steps"]["policy"] >= 4
     for stage in ("reflector", "policy"):
-        rows = read_metrics(tmp_path / "run/stages" / stage)
+        rows = read_metrics(tmp_path / "run" / stage)
         assert len(rows) == 5 and "nll" in rows[4]
     assert "rl/policy" in read_metrics(tmp_path / "run")[3]
     for name, version in (("reflect-sft", 0), ("reflect-rl", 4)):

@@ -291,7 +291,7 @@ def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> No
     """Store which stages a run trains from. If they have changed since the run began, its results are moved to
     RUN/replaced, and the run starts again."""
     note, say = run / "stages" / "used.json", say or (lambda line: print(line, file=sys.stderr, flush=True))
-    now = {s.name: text_hash(json_text(fingerprint(_Place(run, s).home))) for s in stages}
+    now = {s.name: text_hash(json_text(_content(_Place(run, s).home))) for s in stages}
     old = _read(note) if note.exists() else now
     shelf = old.pop("replaces", None)
     if shelf is None and old != now:
@@ -413,16 +413,17 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
             raise RunError(
                 f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder."
             )
-        found[name] = _stage_files(path) or fingerprint(path)
+        found[name] = _content(path)
     return found
 
 
-def _stage_files(path: Path) -> dict[str, str]:
-    """The recorded outputs of a stage: files that somebody put beside them do not count. Nothing if it is none."""
+def _content(path: Path) -> dict[str, str]:
+    """The fingerprint of an input. Of a stage it is what its record says: files that somebody put beside its outputs do
+    not count."""
     record = record_of(path.parent, path.name)
-    if not path.is_dir() or (path / "recipe.yaml").is_file() or not record.is_file():
-        return {}
-    return _read(record).get("outputs", {})
+    if path.is_dir() and not (path / "recipe.yaml").is_file() and record.is_file():
+        return _read(record).get("outputs", {})
+    return fingerprint(path)
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------
