@@ -174,17 +174,6 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     assert a.read_bytes() == b.read_bytes()
 
 
-def test_older_runs_are_told_how_to_go_on(tmp_path):
-    config = run(tmp_path / "run", final={"n": 2})
-    shutil.rmtree(tmp_path / "run/stages")  # imitation was part of the run
-    before = (tmp_path / "run/recipe.yaml").read_bytes()
-    with pytest.raises(
-        RunError, match=rf"load.policy={tmp_path}/run load.reflector={tmp_path}/run sft.reflector=0 sft.policy=0"
-    ):
-        launch(get_method("reflect"), config.model_copy(update={"steps": 5}), resume=True)
-    assert (tmp_path / "run/recipe.yaml").read_bytes() == before
-
-
 def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     """The same commands at toy size: the table, the page, one JSON line, and the same numbers from the episodes."""
     monkeypatch.setattr("trailmark.methods.reflect.quickstart._recipe", lambda file, out, seed, reflecting: {

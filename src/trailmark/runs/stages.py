@@ -41,7 +41,7 @@ from trailmark.fault_points import point
 from trailmark.plain_files import read_json
 from trailmark.runs.data_files import known_files
 from trailmark.runs.fingerprints import as_json, fingerprint, json_text, passing, text_hash
-from trailmark.runs.store import atomic_write, cannot_write, hold
+from trailmark.runs.store import atomic_write, beside, cannot_write, file_hash, hold
 
 BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
 # The files that a run writes itself.
@@ -419,11 +419,11 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
 
 def _content(path: Path) -> dict[str, str]:
     """The fingerprint of an input. Of a stage it is what its record says: files that somebody put beside its outputs do
-    not count."""
-    record = record_of(path.parent, path.name)
+    not count. A file of episodes is read with the annotations next to it."""
+    record, notes = record_of(path.parent, path.name), beside(path)
     if path.is_dir() and not (path / "recipe.yaml").is_file() and record.is_file():
         return _read(record).get("outputs", {})
-    return fingerprint(path)
+    return {**fingerprint(path), **({notes.name: file_hash(notes)} if path.is_file() and notes.is_file() else {})}
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------------
