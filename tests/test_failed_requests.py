@@ -221,9 +221,9 @@ def lpr(stage, *before):
         }  # fmt: skip
         (at / "r.yaml").write_text(json.dumps(recipe))
         for name in before:
-            done = CliRunner().invoke(app, ["lpr", "run", name, str(at / "r.yaml")])
+            done = CliRunner().invoke(app, ["stages", str(at / "r.yaml"), "--only", name])
             assert done.exit_code == 0, done.output
-        return ["lpr", "run", stage, at / "r.yaml"], ["failures=0.95"]
+        return ["stages", at / "r.yaml", "--only", stage], ["failures=0.95"]
 
     return words
 

@@ -40,7 +40,7 @@ def test_commands_that_take_a_recipe(shell):
     assert done.exit_code == 0 and "steps: 1\n" in done.output
     done = shell("plan", "recipes/taxi-policy-gradient.yaml", "--no-probe")
     assert done.exit_code == 0 and "tokens" in done.output
-    done = shell("lpr", "stages", "recipes/lpr-puzzle.yaml")
+    done = shell("stages", "recipes/lpr-puzzle.yaml")
     assert done.exit_code == 0 and "policy-1" in done.output
     assert os.listdir() == []
 

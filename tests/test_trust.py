@@ -76,7 +76,7 @@ play made --seat policy
 curves made
 prune made
 convert made new --to transformers
-lpr stages made/recipe.yaml
+stages made/recipe.yaml
 """.strip().splitlines()
 ]
 

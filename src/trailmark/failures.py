@@ -56,7 +56,7 @@ def must_be_answered(plays: Sequence[Episode], share: float) -> None:
 
 
 def again(key: str) -> str:
-    how = "the same command asks" if key.startswith("-") else "train --resume (or lpr run) asks"
+    how = "the same command asks" if key.startswith("-") else "train --resume (or stages --only) asks"
     return f"What was answered is kept: {how} only for what failed."
 
 

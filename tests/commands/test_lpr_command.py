@@ -1,4 +1,5 @@
-"""`trailmark lpr`: names of stages, rounds, what is printed, what is exported, and the sentences for mistakes."""
+"""`trailmark stages` and `trailmark lpr`: names of stages, rounds, what is printed and exported, and the sentences for
+mistakes."""
 
 import json
 from pathlib import Path
@@ -14,7 +15,8 @@ SOLVER = Path(__file__).parents[1] / "methods" / "lpr_careless.py"
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
-    """Runs a command on a recipe of three questions with four solutions each: (exit code, stdout, stderr in a line)."""
+    """Runs a command on a recipe of three questions with four solutions each: (exit code, stdout, stderr in a line).
+    `only NAME`: makes a stage."""
     monkeypatch.chdir(tmp_path)
     recipe = {
         "method": "lpr",
@@ -29,7 +31,10 @@ def shell(tmp_path, monkeypatch):
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
 
     def run(*words):
-        done = CliRunner().invoke(app, ["lpr", *words])
+        command, *more = words
+        if command == "only":
+            words = ["stages", "r.yaml", *more[1:], "--only", more[0]]
+        done = CliRunner().invoke(app, words if words[0] == "stages" else ["lpr", *words])
         assert "Traceback" not in done.output
         return done.exit_code, done.stdout.strip(), " ".join(done.stderr.split())
 
@@ -45,26 +50,36 @@ def test_the_list_of_stages(shell):
 
 
 def test_stages_one_by_one_and_again(shell):
-    first = shell("run", "solutions", "r.yaml")
-    assert first[:2] == (0, "solutions-1: solutions 12, questions 3") == shell("run", "solutions-1", "r.yaml")[:2]
+    first = shell("only", "solutions")
+    assert first[:2] == (0, "solutions-1: solutions 12, questions 3") == shell("only", "solutions-1")[:2]
     kept = Path("run/solutions-1/000.jsonl").read_bytes()
-    assert shell("run", "cleaned", "r.yaml", "--round", "1")[1].startswith("cleaned-1: solutions 12, right ")
-    assert shell("run", "states", "r.yaml")[1] == "states-1: states 24, of type step 24"
+    assert shell("only", "cleaned", "--round", "1")[1].startswith("cleaned-1: solutions 12, right ")
+    assert shell("only", "states")[1] == "states-1: states 24, of type step 24"
     assert Path("run/solutions-1/000.jsonl").read_bytes() == kept
     listed = shell("stages", "r.yaml")[1].splitlines()
     assert [line.split()[1:] for line in listed[:4]] == [["done"], ["done"], ["done"], ["to", "do"]]
 
 
 def test_the_list_says_what_will_be_made_again(shell):
-    assert shell("run", "solutions", "r.yaml")[0] == 0
+    assert shell("only", "solutions")[0] == 0
     first = lambda *words: shell("stages", "r.yaml", *words)[1].splitlines()[0].split(maxsplit=1)[1]
     assert first() == "done"
     assert first("sample.n=5") == "to do again: key 'sample.n' was 4 and is 5"
-    assert shell("run", "cleaned", "r.yaml")[0] == 0
+    assert shell("only", "cleaned")[0] == 0
     second = shell("stages", "r.yaml", "sample.n=5")[1].splitlines()[1]
     assert second == "cleaned-1       done, and looked at again after solutions-1"
     Path("run/stages/solutions-1.json").rename("run/stages/solutions-1.begun.json")
     assert first() == "begun"
+
+
+def test_a_stage_is_made_again_on_demand(shell):
+    assert shell("stages", "r.yaml", "--only", "solutions", "--only", "cleaned")[0] == 0
+    kept = Path("run/cleaned-1/all.jsonl").read_bytes()
+    code, said, why = shell("stages", "r.yaml", "--redo", "cleaned")
+    assert code == 0 and said.startswith("cleaned-1: solutions 12") and "is made again: you want it again" in why
+    old, now = Path("run/replaced/cleaned-1-1/all.jsonl"), Path("run/cleaned-1/all.jsonl")
+    assert old.read_bytes() == kept == now.read_bytes()
+    assert not Path("run/metrics.jsonl").exists()
 
 
 def test_held_out_questions_follow_the_number_of_shards(shell):
@@ -72,14 +87,14 @@ def test_held_out_questions_follow_the_number_of_shards(shell):
     for shards, held in ((2, 2), (3, 1)):
         words = [f"states.shards={shards}", "labels.dev_shards=[1]"]
         for stage in ("solutions", "cleaned", "states", "completions", "values", "examples"):
-            code, _, why = shell("run", stage, "r.yaml", *words)
+            code, _, why = shell("only", stage, *words)
             assert code == 0, why
         rows = [json.loads(line) for line in Path("run/examples-1/dev.jsonl").read_text().splitlines()]
         assert len({r["group"] for r in rows}) == held
 
 
 def test_a_stage_whose_inputs_are_not_there(shell):
-    code, _, why = shell("run", "cleaned", "r.yaml")
+    code, _, why = shell("only", "cleaned")
     assert code == 2 and "cleaned-1" in why and "solutions" in why
     assert not Path("run/cleaned-1").exists()
     code, _, why = shell("export", "cleaned", "r.yaml", "out.json")
@@ -89,11 +104,11 @@ def test_a_stage_whose_inputs_are_not_there(shell):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("run", "stats", "r.yaml"), "there is no stage 'stats' of round 1 in this recipe. Did you mean 'states-1'?"),
-        (("run", "prm", "r.yaml", "--round", "3"), "there is no stage 'prm' of round 3 in this recipe. Did you mean"),
-        (("run", "rl", "r.yaml"), "there is no stage 'rl' of round 1 in this recipe."),
-        (("run", "scores", "r.yaml", "pairs.process=false"), "there is no stage 'scores' of round 1 in this recipe."),
-        (("stages", "other.yaml"), "other.yaml: it is of method 'sft', and these are the stages of method lpr."),
+        (("only", "stats"), "there is no stage 'stats' of round 1 in this recipe. Did you mean 'states-1'?"),
+        (("only", "prm", "--round", "3"), "there is no stage 'prm' of round 3 in this recipe. Did you mean"),
+        (("only", "rl"), "there is no stage 'rl' of round 1 in this recipe."),
+        (("only", "scores", "pairs.process=false"), "there is no stage 'scores' of round 1 in this recipe."),
+        (("stages", "other.yaml"), "other.yaml: its method 'sft' has no stages: `trailmark train` makes the run."),
         (("stages", "none.yaml"), "none.yaml"),
     ],
 )
@@ -104,9 +119,9 @@ def test_mistakes(shell, words, why):
 
 
 def test_exported_records(shell):
-    shell("run", "solutions", "r.yaml")
-    shell("run", "cleaned", "r.yaml")
-    shell("run", "states", "r.yaml")
+    shell("only", "solutions")
+    shell("only", "cleaned")
+    shell("only", "states")
     assert shell("export", "states", "r.yaml", "s.json")[:2] == (0, "s.json: 3 records")
     assert shell("export", "states-1", "r.yaml", "s.jsonl")[:2] == (0, "s.jsonl: 3 records")
     rows = json.loads(Path("s.json").read_text())
@@ -126,4 +141,4 @@ def test_exported_records(shell):
         ["text", "label", "response", "pred", "id"]
     ] * 3
     code, _, why = shell("export", "prm", "r.yaml", "p.json")
-    assert code == 2 and "stage 'prm-1' is not done yet: make it with `trailmark lpr run`." in why
+    assert code == 2 and "stage 'prm-1' is not done yet: make it with `trailmark stages`." in why

@@ -22,7 +22,7 @@ SHORT = {
 def test_the_quickstart_of_oreo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quickstart, "further", SHORT.__getitem__)
-    monkeypatch.setattr(quickstart, "SUMS", 20)
+    monkeypatch.setattr("trailmark.methods.oreo.quickstart.SUMS", 20)
     Path("rows.jsonl").write_text('{"prompt": "1+1?\\n", "response": "2", "reward": 1}\n')
     done = CliRunner().invoke(app, ["quickstart", "--method", "oreo", "--out", "q"])
     assert done.exit_code == 0, done.output

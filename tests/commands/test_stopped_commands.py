@@ -139,7 +139,7 @@ def test_a_quickstart(here):
         "oreo": ["steps=1", "batch=2", "eval.n=4"],
     }
     here.setattr(quickstart, "further", short.__getitem__)
-    here.setattr(quickstart, "SUMS", 20)
+    here.setattr("trailmark.methods.oreo.quickstart.SUMS", 20)
     Path("rows.jsonl").write_text('{"prompt": "1+1?\\n", "response": "2", "reward": 1}\n')
     words = ["quickstart", "--method", "oreo", "--out", "q"]
     for point in ("file.half", "collected.after#2", "checkpoint.begin#2"):

@@ -14,7 +14,7 @@ from from_pages import ROOT, commands, first_cell, keys_of, own_questions, serve
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_method
-from trailmark.methods.lpr.method import Road
+from trailmark.methods.lpr.round import Round
 
 PAGE = (ROOT / "docs/from/lpr.md").read_text()
 SOLVER = ROOT / "tests/methods/lpr_careless.py"
@@ -95,8 +95,8 @@ def test_command(place, monkeypatch, command):
 
 def test_the_stages_of_the_page_are_those_of_a_recipe(place, monkeypatch):
     monkeypatch.chdir(place)
-    listed = [line.split()[0] for line in shell("lpr", "stages", "recipes/lpr-arith.yaml").splitlines()]
-    run = [shlex.split(c)[3] for c in commands(PAGE) if c.startswith("trailmark lpr run")]
+    listed = [line.split()[0] for line in shell("stages", "recipes/lpr-arith.yaml").splitlines()]
+    run = [shlex.split(c)[4] for c in commands(PAGE) if c.startswith("trailmark stages") and "--only" in c]
     assert [name.removesuffix("-1") for name in listed] == run
     told = "".join(table(PAGE, "The stages"))
     assert all(f"`{name}`" in told for name in listed) and "`rl-1`" in told
@@ -188,7 +188,7 @@ def test_the_papers_recipes_hold_the_papers_numbers(name, sft, prm, dpo, margin,
     assert c.preference["beta"] == 0.1 and lengths == [2048, 4096, 2048]
     assert (c.sample.n, c.sampling.temperature, c.sampling.max_tokens) == sampled and c.complete.k == 3
     assert (c.complete.sampling.temperature, c.complete.sampling.top_p) == completed
-    read = Road(c, SimpleNamespace(path=None)).read()
+    read = Round(c, SimpleNamespace(path=None)).read()
     assert (c.pairs.margin, c.pairs.best_of, c.pairs.max_wrong, read.classes, read.over) == (
         margin, 10, 10, [2, 3], "product",
     )  # fmt: skip

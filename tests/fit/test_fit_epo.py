@@ -16,12 +16,12 @@ from trailmark.engines.scripted import ScriptedEngine
 from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
 from trailmark.methods.collect import collect_starts
+from trailmark.methods.pipeline import training_stage
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.objectives import WeightedLogp
 from trailmark.rollout.judged import judge_episodes
 from trailmark.rollout.play import start_all
-from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage, run_stages
 from trailmark.runs.store import read_metrics, read_segment
 from trailmark.samples import build_samples, turn_values
@@ -194,7 +194,7 @@ def round_stages(root, number, judge):
         Stage(play.name, played, {"seed": number}, start),
         Stage(label.name, labelled, {"judge": judge.fingerprint}, {"play": play}),
         Stage(shape.name, shaped, {"gamma": 0.99}, {"label": label}),
-        training_stage(train.name, EpoTraining, config, root, {"shape": shape, **start}),
+        training_stage(train.name, EpoTraining, config, root, inputs={"shape": shape, **start}),
     ]
 
 

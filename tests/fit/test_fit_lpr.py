@@ -22,12 +22,12 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.methods.base import Method
 from trailmark.methods.collect import collect_starts
 from trailmark.methods.configs import PreferenceRecipe
+from trailmark.methods.pipeline import training_stage
 from trailmark.methods.preference import PreferenceMethod
 from trailmark.models.load import load_model
 from trailmark.objectives import Classify, Pairwise
 from trailmark.rollout.branch import Point, branch_starts
 from trailmark.rollout.play import start_all
-from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage, run_stages
 from trailmark.runs.store import read_metrics, read_segment
 from trailmark.samples import class_sample
@@ -174,10 +174,10 @@ def lpr(root, tasks=6, n=8, margin=1e-3, seed=0):
         Stage("states", states, settings, {"solutions": at["solutions"]}),
         Stage("completions", completions, {**settings, "k": K}, {"states": at["states"]}),
         Stage("values", values, {}, {"completions": at["completions"], "solutions": at["solutions"]}),
-        training_stage("head", StepHead, head, root, {"values": at["values"]}),
+        training_stage("head", StepHead, head, root, inputs={"values": at["values"]}),
         Stage("scores", scores, {"classes": [2, 3]}, {"head": at["head"]}),
         Stage("pairs", pairs, {"margin": margin}, {"scores": at["scores"]}),
-        training_stage("dpo", PreferenceMethod, dpo, root, {"pairs": at["pairs"]}),
+        training_stage("dpo", PreferenceMethod, dpo, root, inputs={"pairs": at["pairs"]}),
     ]
 
 

@@ -11,7 +11,9 @@ from trailmark.config import resolve
 from trailmark.errors import DataError
 from trailmark.methods.lpr import formats as lpr
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.method import Road, part
+from trailmark.methods.lpr.method import LprMethod
+from trailmark.methods.lpr.round import Round
+from trailmark.methods.pipeline import some
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment
@@ -92,8 +94,8 @@ def road(out, questions, only, **given):
         "clean": {"distinct": False}, "labels": {},
     }  # fmt: skip
     c = resolve(recipe, LprRecipe)
-    launch(part(only), c, True)
-    return Road(c, Run.open(out))
+    launch(some(LprMethod, only), c, True)
+    return Round(c, Run.open(out))
 
 
 def summary(road, name):
@@ -134,7 +136,7 @@ def test_imported_completions_are_judged_by_their_text(tmp_path, questions):
         "completions with another label than their question (its own counts)": 2,
         "another pred than the text says (the text counts)": 2,
     }
-    assert [e.outcome.success for e in made.completed(1)] == [False, True] and solutions.exists()
+    assert [e.outcome.success for e in made.completed()] == [False, True] and solutions.exists()
 
 
 def test_a_completion_label_of_99_is_refused_or_counted(tmp_path):

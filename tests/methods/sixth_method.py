@@ -10,6 +10,7 @@ docs/write-a-method.md walks through this file.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.methods.base import Method
 from trailmark.methods.configs import SftRecipe, TaskConfig
+from trailmark.methods.pipeline import recipe_stage, training_stage
 from trailmark.methods.sft import SftMethod
 from trailmark.objectives import WeightedLogp
 from trailmark.rollout.play import Desk, Protocol, play
-from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
@@ -95,14 +96,14 @@ class HintMethod(Method):
 
     @classmethod
     def stages(cls, config: HintRecipe, run: Run) -> list[Stage]:
-        lessons, imitation = run.path / "stages" / "lessons", config.imitation
+        lessons, imitation, write = run.path / "lessons", config.imitation, partial(write_lessons, config.hints)
         recipe = SftRecipe(
             method="sft", name="imitation", seed=config.seed, model=config.model, chat=False, steps=imitation.steps,
             batch=imitation.batch, learner=imitation.learner, data=str(lessons / "lessons.jsonl"),
         )  # fmt: skip
         return [
-            Stage("lessons", lambda folder: write_lessons(config.hints, folder), {"ask": ASK}, {"hints": config.hints}),
-            training_stage("policy", SftMethod, recipe, run.path, {"lessons": lessons}),
+            recipe_stage("lessons", write, config, run.path, inputs={"hints": config.hints}),
+            training_stage("policy", SftMethod, recipe, run.path),
         ]
 
     def __init__(self, config: HintRecipe, run: Run):

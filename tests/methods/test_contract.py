@@ -72,7 +72,7 @@ def test_lessons_with_walls_menu_and_history_are_refused_where_play_has_none(tmp
 def test_with_the_options_that_were_named_they_are_learnt_from(tmp_path, lessons):
     task = {"name": "taxi", "options": {"mode": "full", "history": "actions", "menu": True, "walls": True}}
     launch(get_method("reflect"), recipe(lessons / "shown", tmp_path / "run", task=task, thought=48))
-    for run in (".", "stages/reflector", "stages/policy"):
+    for run in (".", "reflector", "policy"):
         assert len((tmp_path / "run" / run / "metrics.jsonl").read_text().splitlines()) == 1
 
 

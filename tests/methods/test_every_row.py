@@ -13,7 +13,7 @@ from trailmark.config import resolve
 from trailmark.errors import RecipeError
 from trailmark.learn.learner import Learner
 from trailmark.methods import get_config, get_method, method_names
-from trailmark.methods.lpr.method import Road
+from trailmark.methods.lpr.round import Round
 from trailmark.methods.reflect.imitation import ImitationMethod
 from trailmark.runs.diff import diff_runs
 from trailmark.runs.launch import launch
@@ -177,8 +177,9 @@ def test_the_rounds_of_a_staged_method_walk_the_rows_too(home, monkeypatch, name
     """Three rounds of three of seven rows: none comes back before the others were there."""
     if name == "lpr":
         c = recipe(name, "run")
-        road = Road(c, Run.create("run", "method: x\n"))
-        found = [t.id for k in (1, 2, 3) for t in road.asked(road.source(), k)]
+        run = Run.create("run", "method: x\n")
+        source = Round(c, run).source()
+        found = [t.id for k in (1, 2, 3) for t in Round(c, run, k).asked(source)]
     else:
         found = flat(go(monkeypatch, name, "run"))
     assert len(set(found[:ROWS])) == ROWS

@@ -20,7 +20,9 @@ from trailmark.engines.local import LocalEngine
 from trailmark.errors import DataError, ModelError, RecipeError, RunError
 from trailmark.methods.lpr.commands import records_of
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.method import LprMethod, Road, part
+from trailmark.methods.lpr.method import LprMethod
+from trailmark.methods.lpr.round import Round
+from trailmark.methods.pipeline import some
 from trailmark.models.load import load_model
 from trailmark.run_async import wait
 from trailmark.runs.diff import diff_runs
@@ -58,8 +60,8 @@ def config(out, **more):
 
 def go(out, resume=False, only=None, **more):
     c = config(out, **more)
-    launch(LprMethod if only is None else part(only), c, resume)
-    return Road(c, Run.open(out))
+    launch(LprMethod if only is None else some(LprMethod, only), c, resume)
+    return Round(c, Run.open(out))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def summary(road, name):
 
 
 def test_the_stages_of_a_round(made):
-    names = [s.name for s in made.stages()]
+    names = [s.name for s in LprMethod.stages(made.config, made.run)]
     assert names == [
         f"{n}-1"
         for n in (
@@ -100,7 +102,7 @@ def test_values_are_the_solvers_own(made):
     """Behind the last operation a state is worth 3 or 0; before it a sound one 1 - WRONG, one that is off WRONG / 2."""
     values = {a.episode: a.values for a in read_segment(made.root / "values-1/values.jsonl", Annotation)}
     first = {True: [], False: []}
-    for e in made.solved(1):
+    for e in made.solved():
         begin, _, answer = e.turns[0].text.split("\n")
         right = int(answer.removeprefix("#### ")) == e.task.data["answer"]
         assert e.outcome.success == right and values[e.id][1:] == (3.0 * right, -1)
@@ -115,7 +117,7 @@ def test_held_out_questions_are_those_of_the_shard(made):
     train, dev = (formats.read("episodes", made.root / f"examples-1/{name}.jsonl", None) for name in ("train", "dev"))
     groups = [{e.group for e in part.episodes} for part in (train, dev)]
     assert len(groups[0]) == len(groups[1]) == 3 and not groups[0] & groups[1]
-    assert groups[1] == {e.group for e in made.solved(1) if e.id in {s["episode"] for s in made.shard(1, [0])}}
+    assert groups[1] == {e.group for e in made.solved() if e.id in {s["episode"] for s in made.shard([0])}}
     last = read_metrics(made.root / "prm-1")[-1]
     assert (
         last["eval/accuracy"] > 0.25 and last["cross_entropy"] < read_metrics(made.root / "prm-1")[0]["cross_entropy"]
@@ -127,8 +129,8 @@ def test_scores_of_all_steps_in_one_pass_are_those_of_prefixes(made):
     folder = str(locate_value(made.root / "prm-1"))
     lm = load_model(ModelConfig(name=folder, dtype="float64")).freeze()
     values = HeadValues(lm, classes=[2, 3])
-    rewards, outputs = made.rewards(1, made.solved(1))
-    for e in made.solved(1)[:6]:
+    rewards, outputs = made.rewards(made.solved())
+    for e in made.solved()[:6]:
         turn = e.turns[0]
         ways = wait(values.values([turn.prompt + turn.tokens[:end] for _, end in turn.steps]))
         p = np.exp(outputs[e.id, 0])
@@ -141,8 +143,8 @@ def test_scores_of_all_steps_in_one_pass_are_those_of_prefixes(made):
 
 
 def test_pairs_are_those_of_the_rewards(made):
-    rewards, _ = made.rewards(1, made.solved(1))
-    known = {e.id: e for e in made.solved(1)}
+    rewards, _ = made.rewards(made.solved())
+    known = {e.id: e for e in made.solved()}
     lines = [json.loads(line) for line in (made.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
     assert len({(p["chosen"], p["rejected"]) for p in lines}) == len(lines) > 20
     wanted = set()
@@ -178,7 +180,7 @@ def test_questions_may_be_barred_and_states_are_mixed_in_at_a_ratio(made, tmp_pa
     root = tmp_path / "run"
     shutil.copytree(made.root, root)
     lines = lambda r: [json.loads(line) for line in (r.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
-    known = {e.id: e.task.id for e in made.solved(1)}
+    known = {e.id: e.task.id for e in made.solved()}
     one = next(known[p["chosen"]] for p in lines(made) if p["kind"] == "process")
     (tmp_path / "barred.json").write_text(json.dumps([one]))
     barred = {**RECIPE["pairs"], "exclude": str(tmp_path / "barred.json"), "states": {"margin": 0.0001, "ratio": 0.5}}
@@ -192,7 +194,7 @@ def test_questions_may_be_barred_and_states_are_mixed_in_at_a_ratio(made, tmp_pa
 
 def test_only_what_is_needed_is_made(tmp_path):
     names = lambda **more: [
-        s.name.removesuffix("-1") for s in Road(config(tmp_path / "x", **more), Run(tmp_path / "x")).stages()
+        s.name.removesuffix("-1") for s in LprMethod.stages(config(tmp_path / "x", **more), Run(tmp_path / "x"))
     ]
     outcome = {"process": False}
     assert names(pairs=outcome) == ["solutions", "cleaned", "pairs", "policy"]
@@ -208,7 +210,7 @@ def test_only_what_is_needed_is_made(tmp_path):
 def test_steps_behind_one_state(tmp_path):
     """True step-level DPO: the state is given, and the step that was written behind it is all that is trained."""
     road = go(tmp_path / "run", pairs={"steps": {}})
-    known = {e.id: e for e in road.completed(1)}
+    known = {e.id: e for e in road.completed()}
     lines = [json.loads(line) for line in (road.root / "pairs-1/pairs.jsonl").read_text().splitlines()]
     assert lines and read_metrics(road.root / "policy-1")[0]["rows"] == len(lines)
     for p in lines:
@@ -246,7 +248,7 @@ def test_two_rounds_with_a_teacher_replay_and_reinforcement(tmp_path):
     assert second["settings"]["model"]["name"] == "{root}/rl-1" and first["settings"]["model"]["name"] == "{root}/sft"
     was, now = summary(road, "examples-1"), summary(road, "examples-2")
     assert now["replayed"] == was["train examples"] // 2
-    ids = [{e.id for e in road.solved(k)} for k in (1, 2)]
+    ids = [{e.id for e in Round(road.config, road.run, k).solved()} for k in (1, 2)]
     assert ids[0] and ids[1] and not ids[0] & ids[1]
     assert summary(road, "pairs-1")["state pairs"] > 0
     assert all(e.outcome.success for e in read_segment(road.root / "lessons/all.jsonl"))
@@ -261,9 +263,9 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
         sample={"starts": 8, "n": 4},
         only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")],
     )
-    states, known = road.shard(1, None), {e.id: e for e in road.solved(1)}
-    assert len(states) >= 3 and len(road.completed(1)) == 3 * len(states)
-    for e in road.completed(1):
+    states, known = road.shard(None), {e.id: e for e in road.solved()}
+    assert len(states) >= 3 and len(road.completed()) == 3 * len(states)
+    for e in road.completed():
         origin, turn = known[e.parent.episode].turns[0], e.turns[0]
         assert (turn.prompt, turn.forced) == (origin.prompt, origin.tokens[: e.parent.token])
         assert turn.version == 0 and len(turn.forced + turn.tokens) <= 40
@@ -300,14 +302,14 @@ def test_a_server_writes_solutions_and_completions(tmp_path, speaks):
         seats = {"policy": {**seat, **({"tokenizer": "tiny"} if speaks == "text" else {})}}
         only = [f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")]
         road = go(tmp_path / "run", seats=seats, sample={"starts": 8, "n": 6}, only=only)
-    known, states = {e.id: e for e in road.solved(1)}, road.shard(1, None)
+    known, states = {e.id: e for e in road.solved()}, road.shard(None)
     assert {e.players["policy"].kind for e in known.values()} == {"remote"} and len(states) >= 3
     for e in known.values():
         turn = e.turns[0]
         assert road.tokenizer.decode(turn.prompt) == e.task.data["question"] + "\n"
         assert road.tokenizer.decode(turn.tokens).removesuffix(road.tokenizer.eos_token) == turn.text
-    assert len(road.completed(1)) == 3 * len(states)
-    for e in road.completed(1):
+    assert len(road.completed()) == 3 * len(states)
+    for e in road.completed():
         begun = road.tokenizer.decode(known[e.parent.episode].turns[0].tokens[: e.parent.token])
         assert e.turns[0].text.startswith(begun) and isinstance(e.outcome, Scored)
     assert summary(road, "values-1")["states"] >= 1
@@ -348,7 +350,7 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
         **one,
     )
     again = go(tmp_path / "again", given={"solutions": files["cleaned"], "scores": files["scores"]}, **one)
-    texts = {e.id: (e.task.data["question"], e.turns[0].text) for road in (made, valued, again) for e in road.solved(1)}
+    texts = {e.id: (e.task.data["question"], e.turns[0].text) for road in (made, valued, again) for e in road.solved()}
 
     def values(road):
         notes = read_segment(road.root / "values-1/values.jsonl", Annotation)
@@ -361,8 +363,8 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
         )
 
     assert values(valued) == values(made) and pairs(again) == pairs(made)
-    assert sorted(again.solved(1)[0].task.data) == sorted(made.solved(1)[0].task.data)
-    tokens = lambda road: sorted(e.turns[0].prompt + e.turns[0].tokens for e in road.solved(1))
+    assert sorted(again.solved()[0].task.data) == sorted(made.solved()[0].task.data)
+    tokens = lambda road: sorted(e.turns[0].prompt + e.turns[0].tokens for e in road.solved())
     assert tokens(again) == tokens(made)
     assert read_metrics(again.root / "policy-1")[0]["rows"] == len(pairs(made))
     last = go(tmp_path / "last", given={"pairs": write(tmp_path / "pairs.json", records(made, "pairs"))})
@@ -433,7 +435,7 @@ def test_a_reward_model_of_another_tokenizer(made, tmp_path, monkeypatch):
     (root / "stages/scores-1.json").unlink()
     from trailmark.models.tiny import tiny_tokenizer
 
-    monkeypatch.setattr(Road, "tokenizer", property(lambda self: tiny_tokenizer(["another"])))
+    monkeypatch.setattr(Round, "tokenizer", property(lambda self: tiny_tokenizer(["another"])))
     with pytest.raises(ModelError, match="has another tokenizer than the policy"):
         go(root, resume=True, only=["scores-1"])
     assert not (root / "scores-1").exists()
@@ -461,21 +463,22 @@ def test_commands(made, tmp_path, monkeypatch):
     shell = CliRunner()
     path = tmp_path / "r.yaml"
     path.write_text(yaml.safe_dump({**RECIPE, "out": str(tmp_path / "run")}))
-    said = lambda *words: shell.invoke(app, ["lpr", *map(str, words)])
-    assert said("run", "states", path).exit_code == 2
-    done = said("run", "solutions", path, "sample.starts=2")
+    said = lambda *words: shell.invoke(app, [*map(str, words)])
+    assert said("stages", path, "--only", "states").exit_code == 2
+    done = said("stages", path, "sample.starts=2", "--only", "solutions")
     assert done.exit_code == 0 and done.stdout.strip() == "solutions-1: solutions 24, questions 2"
-    assert said("run", "cleaned", path, "sample.starts=2").stdout.startswith("cleaned-1: solutions 24, right ")
+    done = said("stages", path, "sample.starts=2", "--only", "cleaned")
+    assert done.stdout.startswith("cleaned-1: solutions 24, right ")
     listed = said("stages", path, "sample.starts=2").stdout.splitlines()
     assert listed[1].split() == ["cleaned-1", "done"] and listed[2].split() == ["states-1", "to", "do"]
     assert "to do again: key 'sample.starts' was 2 and is 6" in said("stages", path).stdout.splitlines()[0]
-    out = said("export", "cleaned", path, tmp_path / "out.jsonl", "sample.starts=2")
+    out = said("lpr", "export", "cleaned", path, tmp_path / "out.jsonl", "sample.starts=2")
     assert out.exit_code == 0 and len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
-    twice = said("export", "cleaned", path, tmp_path / "out.jsonl")
+    twice = said("lpr", "export", "cleaned", path, tmp_path / "out.jsonl")
     assert twice.exit_code == 2
-    wrong = shell.invoke(app, ["lpr", "run", "stats", str(path)])
+    wrong = shell.invoke(app, ["stages", str(path), "--only", "stats"])
     assert wrong.exit_code == 2
-    assert said("export", "scores", path, tmp_path / "s.json").exit_code == 2
+    assert said("lpr", "export", "scores", path, tmp_path / "s.json").exit_code == 2
 
 
 # --- kills ---------------------------------------------------------------------------------------------------------

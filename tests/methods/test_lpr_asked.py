@@ -8,7 +8,8 @@ from trailmark.config import resolve
 from trailmark.errors import DataError, RecipeError
 from trailmark.methods.lpr.commands import records_of
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.method import LprMethod
+from trailmark.methods.lpr.round import Round
 from trailmark.methods.lpr.states import opening
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_segment
@@ -55,9 +56,9 @@ def test_the_teacher_is_shown_an_example_and_the_policy_is_not(given):
     more = {"seats": seat(given, "teacher", "teach"), "teacher": {"options": {"shots": 1}}, "sft": {"steps": 1}}
     c = resolve({**given, **more}, LprRecipe)
     launch(type("Lessons", (LprMethod,), {"only": ("lessons",)}), c)
-    road = Road(c, Run(c.out))
-    asked = read_segment(road.at("lessons") / "written.jsonl")
-    learnt = read_segment(road.at("lessons") / "all.jsonl")
+    road = Round(c, Run(c.out))
+    asked = read_segment((road.root / "lessons") / "written.jsonl")
+    learnt = read_segment((road.root / "lessons") / "all.jsonl")
     shown = road.source().prompt(learnt[0].task)
     assert len(asked) == len(learnt) == 4
     assert all(road.tokenizer.decode(e.turns[0].prompt) == road.source().prompt(e.task) for e in learnt)
@@ -77,17 +78,18 @@ def test_the_step_that_a_prompt_opens(prompt, wanted):
 def test_worse_versions_are_the_rejected_side(given):
     more = {"seats": seat(given, "worsener", "spoil"), "worsen": {"most": 1, "instruction": "Spoil it."}}
     c = resolve({**given, **more}, LprRecipe)
-    road = Road(c, Run(c.out))
-    assert [s.name for s in road.stages()] == ["solutions-1", "cleaned-1", "worsened-1", "pairs-1", "policy-1"]
+    road = Round(c, Run(c.out))
+    names = [s.name for s in LprMethod.stages(c, road.run)]
+    assert names == ["solutions-1", "cleaned-1", "worsened-1", "pairs-1", "policy-1"]
     launch(LprMethod, c)
     right = {}
-    for e in road.solved(1):
+    for e in road.solved():
         if e.outcome.success:
             right.setdefault(e.group, e.id)
-    lines = [json.loads(x) for x in (road.at("pairs", 1) / "pairs.jsonl").read_text().splitlines()]
+    lines = [json.loads(x) for x in (road.at("pairs") / "pairs.jsonl").read_text().splitlines()]
     worse = [(p["chosen"], p["rejected"]) for p in lines if p["kind"] == "worse"]
     assert worse == [(name, f"{name}~0") for name in right.values()] and len(lines) > len(worse)
-    made = read_segment(road.at("worsened", 1) / "all.jsonl")
+    made = read_segment(road.at("worsened") / "all.jsonl")
     assert {e.turns[0].text for e in made} == {" I misread it.\nAction 1: Finish[The answer is A.]"}
     assert {road.tokenizer.decode(e.turns[0].prompt) for e in made} == {road.source().prompt(e.task) for e in made}
     summary = json.loads((road.root / "stages/worsened-1.json").read_text())["summary"]

@@ -14,7 +14,8 @@ from trailmark.config import Config, load_recipe, resolve
 from trailmark.errors import RecipeError, TrailmarkError
 from trailmark.methods.configs import PreferenceRecipe, RewardModelRecipe, StepRlRecipe
 from trailmark.methods.lpr.config import LprRecipe
-from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.method import LprMethod
+from trailmark.methods.lpr.round import Round
 from trailmark.recipe import merged
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
@@ -80,13 +81,13 @@ def test_every_listed_value_is_taken_or_refused_with_a_sentence(name):
 def test_the_papers_recipe_can_be_told_otherwise(name, word):
     config = methods.resolve_recipe(load_recipe(RECIPES / f"{name}.yaml", [word]))
     assert LprMethod.check(config)[0].startswith("stages: lessons, sft, solutions-1")
-    read = Road(config, Run(Path(config.out))).read().classes
+    read = Round(config, Run(Path(config.out))).read().classes
     assert read == {"prm.kind=pairwise": None, "prm.kind=scalar": None, "complete.k=2": [2]}.get(word, [1])
 
 
 def test_the_papers_recipe_reads_two_or_three_right_completions():
     config = methods.resolve_recipe(load_recipe(RECIPES / "lpr-logiqa2.yaml"))
-    assert Road(config, Run(Path(config.out))).read().classes == [2, 3]
+    assert Round(config, Run(Path(config.out))).read().classes == [2, 3]
 
 
 OTHERS = [
@@ -103,9 +104,9 @@ OTHERS = [
 def test_the_whole_road_with_other_classes(tmp_path, more, classes):
     config = resolve({**merged(TINY, more), "out": str(tmp_path / "run")}, LprRecipe)
     launch(LprMethod, config)
-    road = Road(config, Run(tmp_path / "run"))
-    rewards, _ = road.rewards(1, road.solved(1))
-    assert road.read().classes == classes and len(rewards) == len(road.solved(1))
+    road = Round(config, Run(tmp_path / "run"))
+    rewards, _ = road.rewards(road.solved())
+    assert road.read().classes == classes and len(rewards) == len(road.solved())
     assert read_metrics(tmp_path / "run")[-1]["pairs/pairs"] > 0
 
 

@@ -12,7 +12,7 @@ from trailmark.commands.app import app
 from trailmark.config import load_recipe, resolve
 from trailmark.errors import DataError, RecipeError, RunError
 from trailmark.methods.lpr.config import LprComplete, LprRecipe
-from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.method import LprMethod
 from trailmark.methods.lpr.states import state_values
 from trailmark.models.tiny import tiny_tokenizer
 from trailmark.recipe import merged
@@ -87,7 +87,7 @@ def test_pairs_of_steps_behind_a_chat_server_say_why_there_are_none(copy):
         row["turns"][-1] |= {"prompt": [], "tokens": [], "forced": [], "logp": [], "logq": [], "steps": []}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     c = config(copy, {"pairs": {"steps": {}}})
-    stage = next(s for s in Road(c, Run(copy)).stages() if s.name == "pairs-1")
+    stage = next(s for s in LprMethod.stages(c, Run(copy)) if s.name == "pairs-1")
     with pytest.raises(DataError, match=r"are of a server that answers messages, as text alone, and pairs of steps"):
         stage.make(copy / "pairs-1")
 
@@ -103,7 +103,7 @@ def test_how_the_reward_model_is_read_reaches_the_reinforcement(tmp_path):
     rl = {"steps": 1, "starts": 2, "n": 2, "rewards": {"right": 1.0}}
     for raw in (True, False):
         c = config(tmp_path / "run", {"read": {"raw": raw}, "rl": rl})
-        stage = next(s for s in Road(c, Run(tmp_path / "run")).stages() if s.name == "rl-1")
+        stage = next(s for s in LprMethod.stages(c, Run(tmp_path / "run")) if s.name == "rl-1")
         assert stage.settings["rewards"].get("raw", False) is raw
 
 

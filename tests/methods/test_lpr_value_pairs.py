@@ -16,8 +16,9 @@ from trailmark.errors import DataError, RecipeError
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.lpr.config import LprPairs, LprRead, LprRecipe, LprValuePairs
 from trailmark.methods.lpr.formats import merge_records, split_records
-from trailmark.methods.lpr.method import LprMethod, Road
+from trailmark.methods.lpr.method import LprMethod
 from trailmark.methods.lpr.pairs import Answer, all_pairs, pairs_by_value, shared_values, value_pairs
+from trailmark.methods.lpr.round import Round
 from trailmark.methods.lpr.vectors import same_groups, text_vectors
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer
@@ -148,15 +149,15 @@ def test_the_road_of_values_has_no_reward_model(tmp_path):
         "pairs": {"values": {"diff": 2}}, "preference": {"steps": 1, "batch": 2},
     }  # fmt: skip
     c = resolve(given, LprRecipe)
-    road = Road(c, Run(c.out))
-    assert [s.name for s in road.stages()] == [
+    road = Round(c, Run(c.out))
+    assert [s.name for s in LprMethod.stages(c, road.run)] == [
         "solutions-1", "cleaned-1", "states-1", "completions-1", "values-1", "pairs-1", "policy-1",
     ]  # fmt: skip
     launch(LprMethod, c)
     lines = [json.loads(x) for x in (tmp_path / "run/pairs-1/pairs.jsonl").read_text().splitlines()]
     values = {a.episode: a.values for a in read_segment(tmp_path / "run/values-1/values.jsonl", Annotation)}
-    groups = {e.id: e.group for e in road.solved(1)}
-    ends = {e.id: [end for _, end in e.turns[0].steps] for e in road.solved(1)}
+    groups = {e.id: e.group for e in road.solved()}
+    ends = {e.id: [end for _, end in e.turns[0].steps] for e in road.solved()}
     worth = lambda p, side: values[p[side]][ends[p[side]].index(p[f"{side}_end"])]
     assert lines and all(groups[p["chosen"]] == groups[p["rejected"]] for p in lines)
     assert all(worth(p, "chosen") - worth(p, "rejected") >= 2 and p["kind"] == "value" for p in lines)

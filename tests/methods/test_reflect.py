@@ -85,12 +85,12 @@ def test_the_teacher_knows_the_way():
 
 def test_the_reflector_stays_frozen_and_is_the_one_saved(tmp_path):
     run(tmp_path / "run")
-    last, taught = (checkpoints.listed(tmp_path / p / "checkpoints")[-1] for p in ("run", "run/stages/reflector"))
+    last, taught = (checkpoints.listed(tmp_path / p / "checkpoints")[-1] for p in ("run", "run/reflector"))
     assert (last / "reflector/model.safetensors").read_bytes() == (taught / "reflector/model.safetensors").read_bytes()
     state = json.loads((last / "state.json").read_text())
     assert list(state["optimiser_steps"]) == ["policy"] and state["optimiser_steps"]["policy"] >= 4
     for stage in ("reflector", "policy"):
-        rows = read_metrics(tmp_path / "run/stages" / stage)
+        rows = read_metrics(tmp_path / "run" / stage)
         assert len(rows) == 5 and "nll" in rows[4]
     assert "rl/policy" in read_metrics(tmp_path / "run")[3]
     for name, version in (("reflect-sft", 0), ("reflect-rl", 4)):
@@ -110,8 +110,8 @@ def same(one, two):
     assert diff_runs(one, two) == []
     for path in (one / "evaluation").iterdir():
         assert path.read_bytes() == (two / "evaluation" / path.name).read_bytes()
-    for stage in (one / "stages").glob("*/metrics.jsonl"):
-        assert stage.read_bytes() == (two / "stages" / stage.parent.name / "metrics.jsonl").read_bytes()
+    for stage in one.glob("*/metrics.jsonl"):
+        assert stage.read_bytes() == (two / stage.parent.name / "metrics.jsonl").read_bytes()
 
 
 def test_killed_in_any_stage_it_resumes(tmp_path, whole, monkeypatch):
@@ -161,11 +161,11 @@ def test_imitation_alone_has_a_checkpoint_and_can_be_gone_on_from(tmp_path):
     run(tmp_path / "first", steps=0, final={"n": 4})
     assert [p.name for p in checkpoints.listed(tmp_path / "first/checkpoints")] == ["000000"]
     assert [p.name for p in (tmp_path / "first/evaluation").iterdir()] == ["reflect-sft.jsonl"]
-    for name in ("first", "first/stages/policy", "first/stages/reflector"):
+    for name in ("first", "first/policy", "first/reflector"):
         for words in (["verify"], ["report"], ["eval", "--n", "2", "--json"]):
             done = CliRunner().invoke(app, [words[0], str(tmp_path / name), *words[1:]])
             assert done.exit_code == 0, done.output
-    load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/stages/reflector")}
+    load = {"policy": str(tmp_path / "first"), "reflector": str(tmp_path / "first/reflector")}
     run(tmp_path / "second", load=load, sft={"reflector": 0, "policy": 0}, steps=1, final={"n": 4})
     assert not (tmp_path / "second/stages").exists()
     a, b = (

@@ -73,6 +73,6 @@ def test_killed_and_resumed_it_is_the_same_run(whole, tmp_path, point):
                           capture_output=True, text=True)  # fmt: skip
     assert said.stdout.strip() == "identical", said.stdout
     for stage in ("reflector", "policy"):
-        assert diff_runs(run / "stages" / stage, tmp_path / "run" / "stages" / stage, words=without_load) == []
+        assert diff_runs(run / stage, tmp_path / "run" / stage, words=without_load) == []
     for path in (run / "evaluation").iterdir():
         assert path.read_bytes() == (tmp_path / "run" / "evaluation" / path.name).read_bytes()

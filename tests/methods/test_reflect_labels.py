@@ -70,7 +70,7 @@ def test_new_labels_are_trained_saved_and_loaded(tmp_path, recipe, lora):
         assert lm.adapted is (lora is not None)
         if lora:
             assert all("lora_" in n for n, _ in lm.parameters())
-    assert read_metrics(tmp_path / "run/stages/policy")[1]["nll"] > 0
+    assert read_metrics(tmp_path / "run/policy")[1]["nll"] > 0
     report = verify(tmp_path / "run", limit=8)
     assert report.ok, [(c.name, c.what) for c in report.checks if c.status == "fail"]
     assert report["replay"].status == "pass" and report["sampler"].status == "pass"

@@ -70,7 +70,7 @@ def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkey
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     rows, episodes = read_metrics(tmp_path / "run"), list(read_episodes(tmp_path / "run" / "episodes"))
-    assert "nll" in read_metrics(tmp_path / "run/stages/policy")[1] and "success" in rows[1] and len(episodes) == 8
+    assert "nll" in read_metrics(tmp_path / "run/policy")[1] and "success" in rows[1] and len(episodes) == 8
     assert all(isinstance(e.outcome, Scored) for e in episodes)
     policy = [t for e in episodes for t in e.turns if t.seat == "policy"]
     assert all(len(t.prompt) <= 255 and len(t.tokens) == 1 for t in policy)

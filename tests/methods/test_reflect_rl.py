@@ -286,8 +286,8 @@ def test_every_stage_has_an_optimiser_and_a_schedule_of_its_own(tmp_path):
     }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     lr = lambda run, key: [row[key] for row in read_metrics(tmp_path / "run" / run)]
-    assert lr("stages/reflector", "lr") == pytest.approx([1e-2, 0.5e-2])
-    assert lr("stages/policy", "lr") == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
+    assert lr("reflector", "lr") == pytest.approx([1e-2, 0.5e-2])
+    assert lr("policy", "lr") == pytest.approx([1e-2, 0.75e-2, 0.5e-2, 0.25e-2])
     assert lr(".", "rl/lr") == pytest.approx([2e-3, 1.5e-3, 1e-3, 0.5e-3])
     state = json.loads((tmp_path / "run/checkpoints/000004/state.json").read_text())
     assert state["optimiser_steps"] == {"policy": 4}

@@ -152,12 +152,12 @@ def test_a_dry_run_says_who_sits_where_and_makes_nothing(whole, url):
 
 def test_the_adviser_is_taught_and_then_earns_what_its_hints_led_to(whole):
     # The first stage: a run of its own. Its schedule falls to 0, and it imitates behind the prompts of play.
-    imitated = read_metrics("run/stages/policy")
+    imitated = read_metrics("run/policy")
     assert [row["lr"] for row in imitated] == [0.01, 0.005] and imitated[1]["loss"] < imitated[0]["loss"]
     episodes = list(read_episodes("run/episodes"))
     assert len(episodes) == 3 * 2 * 3 and [len(e.turns) for e in episodes] == [2] * 18
     tokenizer = load_tokenizer("run")
-    lessons = conversation_samples(tokenizer, "run/stages/lessons/lessons.jsonl", False, 128)
+    lessons = conversation_samples(tokenizer, "run/lessons/lessons.jsonl", False, 128)
     taught = {tuple(s.tokens[: int((s.streams["weight"] == 0).sum())].tolist()) for (s,) in lessons}
     assert {e.turns[0].prompt for e in episodes} <= taught
     # The judge pays the answer, and the hint gets what its answer earned against the other hints for the same prompt.
@@ -170,7 +170,7 @@ def test_the_adviser_is_taught_and_then_earns_what_its_hints_led_to(whole):
         assert e.outcome.reward == answer.reward == rewards[e.id] and e.info["judge"]["name"] == "my_file.py:score"
         players = {name: (p.kind, p.model) for name, p in e.players.items()}
         assert players == {
-            "adviser": ("trained", "stages/policy/checkpoints/000002/policy"),
+            "adviser": ("trained", "policy/checkpoints/000002/policy"),
             "actor": ("remote", "small"),
         }
     assert len(set(rewards.values())) > 3
@@ -207,7 +207,7 @@ def test_report_inspect_and_verify(whole):
     said = shell("verify", "run")
     assert "run: verified" in said and "the same rewards, ends and prompts" in said
     assert "versions 0, 1, 2: stored and recomputed log-probs differ" in said  # version 0 is what the stage made
-    assert "verified" in shell("verify", "run/stages/policy")
+    assert "verified" in shell("verify", "run/policy")
 
 
 def test_serve_answers_with_the_adviser(whole):
@@ -230,14 +230,14 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
         env = {**os.environ, "TRAILMARK_KILL_AT": point}
         dead = subprocess.run([*train, *words], env=env, capture_output=True, text=True)
         assert dead.returncode == -signal.SIGKILL, dead.stderr
-        made = Path("killed/stages/policy/stage.json").exists()
+        made = Path("killed/stages/policy.json").exists()
         assert made == bool(words), "the first kill is in the stage, the second one in the run"
     assert [row["step"] for row in read_metrics("killed")] == [1, 2]
     shell("train", "recipe.yaml", "out=killed", "--resume")
     assert shell("diff", "run", "killed") == "identical"
-    here, there = (f'"{run}/stages/lessons/lessons.jsonl"' for run in ("run", "killed"))
+    here, there = (f'"{run}/lessons/lessons.jsonl"' for run in ("run", "killed"))
     assert (
-        shell("diff", "run/stages/policy", "killed/stages/policy", code=1)
+        shell("diff", "run/policy", "killed/policy", code=1)
         == f"recipe.yaml: key 'data': {here} and {there}"
     )
     for path in Path("run/evaluation").iterdir():
@@ -267,7 +267,7 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
 )
 def test_what_is_refused_before_anything_is_made(whole, words, said):
     assert said in refused("train", "recipe.yaml", "out=refused", *words)
-    assert not Path("refused/recipe.yaml").exists() and not Path("refused/stages/policy").exists()
+    assert not Path("refused/recipe.yaml").exists() and not Path("refused/policy").exists()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_function_that_gives_no_number_loses_no_stage(whole, function, said):
     ]
     assert said in refused(*words)
     before = held("odd/stages")
-    assert "stage.json" in " ".join(before) and not Path("odd/metrics.jsonl").exists()
+    assert "policy.json" in " ".join(before) and not Path("odd/metrics.jsonl").exists()
     Path("bad.py").write_text(FUNCTION)  # mended, the run goes on from its stages
     shell(*words, "--resume")
     assert held("odd/stages").items() >= before.items() and len(read_metrics("odd")) == 1
@@ -298,7 +298,7 @@ def test_a_function_that_gives_no_number_loses_no_stage(whole, function, said):
 
 def test_a_stage_whose_input_was_edited(whole):
     shutil.copytree("run", "edited", ignore=shutil.ignore_patterns(".*.lock", ".lock"))
-    lessons = Path("edited/stages/lessons/lessons.jsonl")
+    lessons = Path("edited/lessons/lessons.jsonl")
     text = lessons.read_text()
     lessons.write_text(text.replace("say sun", "say SUN"))
     before = held("edited")
@@ -318,4 +318,4 @@ def test_a_stage_whose_input_was_edited(whole):
     assert "stage 'lessons' is made again: input 'hints' has changed" in said
     assert "the run begins again: its stage" in said
     assert Path("edited/replaced/run-1/checkpoints/000003/policy/model.safetensors").read_bytes() == weights
-    assert "say SUN" in Path("edited/stages/lessons/lessons.jsonl").read_text() and len(read_metrics("edited")) == 1
+    assert "say SUN" in Path("edited/lessons/lessons.jsonl").read_text() and len(read_metrics("edited")) == 1

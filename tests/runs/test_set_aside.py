@@ -26,12 +26,12 @@ def test_what_is_set_aside_keeps_its_recipe_and_its_judge(tmp_path):
     (run / "recipe.yaml").write_text("value: 1\n")
     (run / "versions.json").write_text("{}")
     (run / "report.html").write_text("of the first run")
-    run_stages(run / "stages", [made(1)], say=lambda line: None)
+    run_stages(run, [made(1)], say=lambda line: None)
     begun_from(run, [made(1)])
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
     (run / "stages" / BEFORE).write_text("value: 1\n")  # as `continue_run` keeps it
     (run / "recipe.yaml").write_text("value: 2\n")
-    run_stages(run / "stages", [made(2)], say=lambda line: None)
+    run_stages(run, [made(2)], say=lambda line: None)
     said = []
     begun_from(run, [made(2)], said.append)
     old = run / "replaced" / "run-1"
@@ -99,16 +99,16 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text(rows + rows.replace("Sing", "Hum"))
     assert "rows.jsonl has changed" in shell("--resume", "word=b", code=2) and held() == before
     Path("rows.jsonl").write_text(rows)
-    Path("run/stages/word/word.txt").write_text("by hand")
+    Path("run/word/word.txt").write_text("by hand")
     edited = held()
     said = shell("--resume", "steps=2", code=2)
-    assert "run/stages/word/word.txt of stage 'word' was changed after it was made: put it back as it was" in said
+    assert "run/word/word.txt of stage 'word' was changed after it was made: put it back as it was" in said
     assert said.count("\n") == 1 and held() == edited
-    Path("run/stages/word/word.txt").write_text("a")
+    Path("run/word/word.txt").write_text("a")
     assert "stage 'word' is made again" in shell("--resume", "word=b")
     assert (
-        Path("run/stages/word/word.txt").read_text() == "b"
-        and Path("run/stages/replaced/word-1/word.txt").read_text() == "a"
+        Path("run/word/word.txt").read_text() == "b"
+        and Path("run/replaced/word-1/word.txt").read_text() == "a"
     )
     old = {
         p.relative_to("run/replaced/run-1"): p.read_bytes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trailmark.errors import RecipeError, RunBusy, RunError
-from trailmark.runs.stages import Layout, Stage, run_stages
+from trailmark.runs.stages import Stage, run_stages
 from trailmark.runs.store import hold
 
 SCRIPT = """
@@ -90,13 +90,16 @@ def pipe(tmp_path):
 def test_done_is_skipped_and_says_what_it_was_made_of(pipe):
     assert pipe() == pipe() == {"numbers": {"files": 3}, "total": {"total": 0 + 1 + 4}}
     assert pipe.calls == ["numbers", "total"] and pipe.said == []
-    record = json.loads((pipe.folder / "numbers/stage.json").read_text())
+    record = json.loads((pipe.folder / "stages/numbers.json").read_text())
     of = lambda text: sha256(text.encode()).hexdigest()
     assert record == {
-        "stage": "numbers", "settings": {"n": 3}, "inputs": {"seed": {"": of("7")}}, "summary": {"files": 3},
-        "outputs": {"0.txt": of("0"), "1.txt": of("1"), "2.txt": of("4")},
+        "stage": "numbers", "settings": {"n": 3}, "inputs": {"seed": {"": of("7")}}, "files": {},
+        "summary": {"files": 3}, "outputs": {"0.txt": of("0"), "1.txt": of("1"), "2.txt": of("4")},
     }  # fmt: skip
-    assert sorted(p.name for p in pipe.folder.iterdir()) == [".numbers.lock", ".total.lock", "numbers", "total"]
+    assert sorted(p.name for p in pipe.folder.iterdir()) == ["numbers", "stages", "total"]
+    assert sorted(p.name for p in (pipe.folder / "stages").iterdir()) == [
+        ".numbers.lock", ".total.lock", "numbers.json", "total.json",
+    ]  # fmt: skip
 
 
 def test_a_changed_setting_is_made_again_with_all_that_follows(pipe):
@@ -106,11 +109,12 @@ def test_a_changed_setting_is_made_again_with_all_that_follows(pipe):
     assert pipe.said == [
         f"stage 'numbers' is made again: key 'n' was 3 and is 4. What was there lies in "
         f"{pipe.folder}/replaced/numbers-1",
-        "stage 'total' is made again: input 'numbers' is a stage that was made again. What was there lies in "
+        "stage 'total' is made again: input 'numbers' has changed (3.txt). What was there lies in "
         f"{pipe.folder}/replaced/total-1",
     ]
     now = outputs(pipe.root)
     kept = {n.removeprefix("replaced/").replace("-1/", "/"): v for n, v in now.items() if n.startswith("replaced/")}
+    kept = {f"stages/{n.partition('-')[0]}.json" if n.endswith("-1.stage.json") else n: v for n, v in kept.items()}
     assert kept == before
     pipe(3)
     assert {n: v for n, v in outputs(pipe.root).items() if not n.startswith("replaced/")} == before
@@ -138,13 +142,13 @@ def test_an_edited_output_is_refused_and_nothing_is_touched(pipe, edit):
     before = outputs(pipe.root)
     words = "was changed after it was made" if edit == "changed" else "is gone"
     with pytest.raises(
-        RunError, match=rf"1.txt of stage 'numbers' {words}: put it back .* move {pipe.folder}/numbers away"
+        RunError, match=rf"1.txt of stage 'numbers' {words}: put it back .* move {pipe.folder}/numbers and .* away"
     ):
         pipe(4)
     assert outputs(pipe.root) == before and pipe.calls == ["numbers", "total"]
     path.write_text("1")
     pipe()  # a new file beside the outputs is no edit
-    (pipe.folder / "numbers").rename(pipe.root / "away")
+    (pipe.folder / "numbers").rename(pipe.root / "away")  # a folder that is gone is made again
     assert pipe()["numbers"] == {"files": 3} and pipe.calls == ["numbers", "total", "numbers"]
 
 
@@ -158,7 +162,7 @@ def test_files_of_somebody_else_are_refused(pipe):
 
 def test_another_process_is_busy(pipe):
     pipe()
-    fd = hold(pipe.folder / ".total.lock", "this test")
+    fd = hold(pipe.folder / "stages/.total.lock", "this test")
     with pytest.raises(RunBusy, match=rf"stage 'total' in {pipe.folder} is in use by process {os.getpid()}"):
         pipe()
     os.close(fd)
@@ -180,7 +184,7 @@ def test_a_mistake_before_anything_is_made_leaves_nothing(tmp_path):
 
     with pytest.raises(RecipeError):
         run_stages(tmp_path / "pipe", [Stage("a", make)])
-    assert [p.name for p in (tmp_path / "pipe").iterdir()] == [".a.lock"]
+    assert [p.name for p in (tmp_path / "pipe").rglob("*")] == ["stages", ".a.lock"]
 
 
 def test_a_stage_that_grows_goes_on_in_its_folder(tmp_path):
@@ -200,17 +204,42 @@ def test_a_stage_that_grows_goes_on_in_its_folder(tmp_path):
     assert run(3, "b") == ["b of 3"] * 3
 
 
-def test_a_layout_with_one_file(tmp_path):
-    layout = Layout("{name}/seed-0", "{name}/seed-0.json", "{name}/seed-0.begun.json")
+def test_a_stage_of_one_file_and_a_name_with_a_folder(tmp_path):
+    made = []
     stage = lambda word: Stage(
-        "gold", lambda path: path.write_text(word) and None, {"word": word}, single=True,
-    )  # fmt: skip
+        "gold/seed-0", lambda path: made.append(word) or (path.write_text(word) and None), {"word": word}, single=True
+    )
     (tmp_path / "gold").mkdir()
-    run_stages(tmp_path, [stage("a")], layout=layout)
-    assert (tmp_path / "gold/seed-0.json").is_file()
-    run_stages(tmp_path, [stage("b")], lambda line: None, layout=layout)
+    run_stages(tmp_path, [stage("a")])
+    assert (tmp_path / "stages/gold/seed-0.json").is_file()
+    run_stages(tmp_path, [stage("b")], lambda line: None)
     assert (tmp_path / "gold/seed-0").read_text() == "b" and (tmp_path / "replaced/gold-seed-0-1").read_text() == "a"
     assert json.loads((tmp_path / "replaced/gold-seed-0-1.stage.json").read_text())["settings"] == {"word": "a"}
+    assert made == ["a", "b"]
+
+
+def test_a_stage_is_made_again_on_demand(pipe):
+    """With the same settings it makes the same files, so what reads them stays."""
+    pipe()
+    (pipe.folder / "numbers/1.txt").write_text("edited")  # what was edited is set aside, too
+    assert pipe(only=["numbers"], redo=["numbers"]) == {"numbers": {"files": 3}}
+    assert pipe.calls == ["numbers", "total", "numbers"]
+    assert "'numbers' is made again: you want it again" in pipe.said[0]
+    assert (pipe.folder / "replaced/numbers-1/1.txt").read_text() == "edited"
+    pipe()
+    assert pipe.calls == ["numbers", "total", "numbers"]
+
+
+def test_stages_that_share_a_folder_replace_their_own_files(tmp_path):
+    write = lambda name, word: lambda folder: (folder / name).write_text(word) and {"n": 1}
+    stages = lambda word: [
+        Stage("one", write("1.txt", word), {"word": word}, home="both", outputs=("1.txt",)),
+        Stage("two", write("2.txt", "x"), home="both", outputs=("2.txt",)),
+    ]
+    run_stages(tmp_path, stages("a"))
+    run_stages(tmp_path, stages("b"), lambda line: None)
+    assert [(tmp_path / "both" / f"{k}.txt").read_text() for k in (1, 2)] == ["b", "x"]
+    assert [p.name for p in (tmp_path / "replaced/one-1").iterdir()] == ["1.txt"]
 
 
 def test_a_folder_that_was_moved_is_done(pipe):
@@ -255,7 +284,7 @@ def test_killed_at_every_point(tmp_path):
 
 
 def test_fingerprints_of_runs_leave_out_names_clocks_and_old_checkpoints(tmp_path):
-    from trailmark.runs.stages import fingerprint
+    from trailmark.runs.fingerprints import fingerprint
 
     def write(name, step="000004", weights="w"):
         run = tmp_path / name

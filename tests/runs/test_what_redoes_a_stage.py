@@ -13,9 +13,6 @@ from trailmark import methods
 from trailmark.config import Config, dump, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.methods import get_config
-from trailmark.methods.lpr.method import LAYOUT, Road
-from trailmark.methods.oreo import rounds as oreo_rounds
-from trailmark.methods.reflect.method import ReflectMethod
 from trailmark.runs import stages as pipeline
 from trailmark.runs.launch import launch
 from trailmark.runs.store import Run
@@ -48,16 +45,8 @@ BUILDS = {"training", "anchor", "critic_from", "learn_from"}  # read where the l
 SECTIONS = {"sft", "prm", "preference", "rl"}  # recipes of trainings
 
 
-def listed(config, run):
-    if config.method == "lpr":
-        return [(s, LAYOUT) for s in Road(config, run).stages()]
-    if config.method == "reflect":
-        return [(s, pipeline.Layout()) for s in ReflectMethod.stages(config, run)]
-    out = []
-    for k in range(1, config.steps + 1):
-        out += [(oreo_rounds.collection(config, run, k), oreo_rounds.EPISODES)]
-        out += [(oreo_rounds.round_stage(config, run, k), oreo_rounds.LAYOUT)]
-    return out
+def listed(config):
+    return methods.get_method(config.method).stages(config, Run(Path(config.out)))
 
 
 @pytest.fixture(scope="module", params=["lpr", "oreo_rounds", "reflect"])
@@ -73,7 +62,7 @@ def made(request, tmp_path_factory):
             reads.setdefault(now[-1], set()).add((type(self).__name__, name))
         return object.__getattribute__(self, name)
 
-    def making(place, say):
+    def making(place, say, again=False):
         inner = place.stage.make
 
         def build(folder):
@@ -84,7 +73,7 @@ def made(request, tmp_path_factory):
                 now.pop()
 
         place.stage = dataclasses.replace(place.stage, make=build)
-        return make(place, say)
+        return make(place, say, again)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Config, "__getattribute__", spy)
@@ -142,15 +131,16 @@ def changes(config):
 def touched(config, other):
     """The stages whose settings a change makes others, and for each stage those that it is made from."""
     root, direct, above = Path(config.out), set(), {}
-    before = {s.name for s, _ in listed(config, Run(root))}
-    for stage, layout in listed(other, Run(root)):
+    before = {s.name for s in listed(config)}
+    for stage in listed(other):
         named = [Path(p) for p in stage.inputs.values()]
         named = [p.relative_to(root) for p in named if p.is_relative_to(root)]
         names = {part for p in named for part in p.parts}
         above[stage.name] = names | {f"collect-{int(n[:6])}" for n in names if n[:6].isdigit()}
         if stage.name in before:
-            state = pipeline.stage_state(root / "stages" if config.method == "reflect" else root, stage, layout)
-            direct |= set() if state == "done" else {stage.name}
+            record = json.loads(pipeline.record_of(root, stage.name).read_text())
+            wanted = {**record, "settings": pipeline._plain(stage)}
+            direct |= {stage.name} if pipeline._changes(*pipeline._compared(stage, record, wanted)) else set()
     return direct, above
 
 
@@ -212,7 +202,7 @@ def lpr(made, tmp_path):
 
 
 def states(config):
-    return {s.name: pipeline.stage_state(config.out, s, LAYOUT) for s in Road(config, Run(Path(config.out))).stages()}
+    return {s.name: pipeline.stage_state(config.out, s) for s in listed(config)}
 
 
 @OF_LPR
@@ -237,8 +227,8 @@ def test_what_measures_an_imitation_does_not_redo_it(lpr, key, value):
 )  # fmt: skip
 def test_how_one_would_evaluate_redoes_nothing_without_evaluations(lpr, key, value):
     def compared(config):
-        stages = Road(config, Run(Path(config.out))).stages()
-        return {s.name: pipeline._without(pipeline._plain(s), s.unread) for s in stages}
+        stages = listed(config)
+        return {s.name: pipeline.without_keys(pipeline._plain(s), s.unread) for s in stages}
 
     assert compared(lpr(eval__every=0)) == compared(lpr(eval__every=0, **{key: value}))
 
@@ -246,7 +236,7 @@ def test_how_one_would_evaluate_redoes_nothing_without_evaluations(lpr, key, val
 @OF_LPR
 def test_steps_that_a_model_calls_one_are_paired_again_with_another_model(lpr):
     same = {"pairs__states": None, "pairs__values": {"same": 0.9}}
-    pairs = lambda c: next(s for s in Road(c, Run(Path(c.out))).stages() if s.name == "pairs-1")
+    pairs = lambda c: next(s for s in listed(c) if s.name == "pairs-1")
     one, other = pairs(lpr(**same)), pairs(lpr(**same, model__dtype="float64"))
     assert pipeline._plain(one) != pipeline._plain(other) and "policy" in one.inputs
 

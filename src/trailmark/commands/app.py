@@ -25,6 +25,7 @@ from trailmark.commands.play import play
 from trailmark.commands.quickstart import quickstart
 from trailmark.commands.report import inspect, report
 from trailmark.commands.serve import serve
+from trailmark.commands.stages import stages
 from trailmark.commands.verify import verify
 from trailmark.errors import RunError, TaskError, TrailmarkError
 from trailmark.trust import command
@@ -64,7 +65,7 @@ class _Group(TyperGroup):
 
 def _keeps(ctx: Any) -> bool:
     """Whether a command that was stopped goes on when it is given again."""
-    return ctx.invoked_subcommand in ("data", "judge", "lpr", "study", "write")
+    return ctx.invoked_subcommand in ("data", "judge", "stages", "study", "write")
 
 
 app = typer.Typer(
@@ -198,6 +199,7 @@ app.command()(report)
 app.command()(inspect)
 app.command("eval")(evaluate)
 app.command()(compare)
+app.command()(stages)
 app.command()(study)
 app.command()(curves)
 app.command()(prune)

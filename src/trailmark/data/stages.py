@@ -22,11 +22,11 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError, TrailmarkError, nearest
 from trailmark.plain_files import read_json as plain_json
-from trailmark.runs.stages import Layout, Stage, as_json, run_stages
+from trailmark.runs.fingerprints import as_json
+from trailmark.runs.stages import Stage, record_of, run_stages
 from trailmark.runs.store import Run, atomic_write, cannot_write
 
 OURS = (".lock", "settings.json")  # files that exist before the first stage
-LAYOUT = Layout(home=".", record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
 
 
 @dataclass
@@ -72,14 +72,15 @@ class DataFolder:
 
         return Stage(
             name, build, {k: v for k, v in self.settings.items() if keys is None or k in keys},
-            {**{n: self.out / n for n in inputs}, **(files or {})}, (*outputs, f"reports/{name}.json"),
+            {**{n: self.out / n for n in inputs}, **(files or {})}, home=".",
+            outputs=(*outputs, f"reports/{name}.json"),
         )  # fmt: skip
 
     def make(self, stages: Sequence[Stage], wanted: Sequence[str], say: Callable[[str], None]) -> dict[str, Counts]:
         """Run the wanted stages in the order of `stages`. A finished stage is only reported again."""
-        counts = lambda name, value: Counts.read(value, self.out / LAYOUT.record.format(name=name))
-        each = lambda name, value: say(counts(name, value).line(name))
-        done = run_stages(self.out, stages, say, wanted, LAYOUT, each)
+        counts = lambda name, value: Counts.read(value, record_of(self.out, name))
+        each = lambda stage, value: say(counts(stage.name, value).line(stage.name))
+        done = run_stages(self.out, stages, say, wanted, each, alone=True)
         if read_json(self.out / "settings.json") != json.loads(as_json(self.settings)):
             atomic_write(self.out / "settings.json", as_json(self.settings), "settings")
         return {name: counts(name, value) for name, value in done.items()}
@@ -113,13 +114,14 @@ def data_folder(
 
 
 def _same_kind(made: Path, kind: str) -> None:
+    """Raise an error if a folder holds data of another kind."""
     old = read_json(made)
     if not isinstance(old, dict):
         raise DataError("is no settings of a data set.", made)
     if old.get("kind") != kind:
         raise RunError(
-            f"{made.parent} was begun with kind {json.dumps(old.get('kind'))}, not {json.dumps(kind)}: "
-            "go on with the same options, or choose another --out."
+            f"{made.parent} was begun with kind {json.dumps(old.get('kind'))}, not {json.dumps(kind)}: go on with the "
+            "same options, or choose another --out."
         )
 
 

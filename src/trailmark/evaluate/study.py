@@ -2,7 +2,7 @@
 
     studies/policy-gradient-bandit.yaml   the study
     OUT/before/STAGE/seed-0/              what the arms of a seed share and what is made before them: a model, data
-    OUT/runs/ARM/seed-0/                  an ordinary run; finished.json next to its recipe says that it is complete
+    OUT/runs/ARM/seed-0/                  an ordinary run; OUT/runs/stages/ARM/seed-0.json says that it is complete
     OUT/*/replaced/                       old runs, of another recipe or of other inputs
     OUT/study.json, table.md, picture.*   the results; rewritten each time, from the runs alone
 
@@ -33,9 +33,9 @@ from trailmark.data.for_studies import StudyData
 from trailmark.errors import RecipeError, RunBusy, RunError, TrailmarkError, nearest
 from trailmark.evaluate.claims import Claim, parse_claim
 from trailmark.evaluate.measures import Budget, Measure, collect
+from trailmark.methods.pipeline import training_stage
 from trailmark.recipe import load_yaml, shipped
 from trailmark.runs import stages as pipeline
-from trailmark.runs.launch import training_stage
 from trailmark.runs.store import atomic_write
 
 
@@ -263,19 +263,15 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
         print(f"study: {spec.name}, seed {seed}", file=sys.stderr, flush=True)
         return made.make(folder)
 
-    used = [name for name in spec.shared if any(f"{{{name}}}" in word for word in spec.overrides)]
-    inputs = {name: out / "before" / name / f"seed-{seed}" for name in used}
     outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
-    made = training_stage(spec.runs, method, config, out, inputs, outputs=outputs, grows=("steps",))
+    made = training_stage(f"{spec.runs}/seed-{seed}", method, config, out, outputs=outputs, grows=("steps",))
     return replace(made, make=announced)
 
 
 def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
     """Finish one stage. False if another process is working on it."""
-    record = f"{{name}}/seed-{seed}.json" if stage.single else f"{{name}}/seed-{seed}/finished.json"
-    layout = pipeline.Layout(f"{{name}}/seed-{seed}", record, f"{{name}}/seed-{seed}.begun.json")
     try:
-        pipeline.run_stages(home, [stage], layout=layout)
+        pipeline.run_stages(home, [stage])
     except RunBusy:
         return False
     except TrailmarkError as e:
@@ -295,7 +291,8 @@ def prepare(shared: Sequence[tuple[str, StudyData | Spec]], out: Path, seed: int
         if isinstance(stage, Spec):
             work = partial(train_one, stage, out, seed)
         else:
-            work = partial(bring, stage.stage(name, seed), out / "before", seed, f"stage '{name}'")
+            made = stage.stage(f"{name}/seed-{seed}", seed)
+            work = partial(bring, made, out / "before", seed, f"stage '{name}'")
         while not work():
             time.sleep(poll)
 

@@ -24,7 +24,7 @@ from trailmark.rollout.play import Protocol
 from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
 from trailmark.runs.data_files import must_be_file
-from trailmark.runs.stages import Stage, begun_from, run_stages
+from trailmark.runs.stages import Stage, begun_from, is_stage, run_stages
 from trailmark.runs.store import Run, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
 from trailmark.seats.locate import locate, stored_model
@@ -54,6 +54,9 @@ class Method(Training):
     staged: ClassVar[tuple[str, ...]] = ()  # recipe keys that only the stages read
     asks: ClassVar[tuple[str, ...]] = ()  # the seats that the protocol asks; empty: not known
     self_play: ClassVar[bool] = False  # whether it learns from several trained seats, which are one model
+    reread: ClassVar[bool] = False  # others read `unread` keys in the run's recipe: a change of these is written there
+    only: ClassVar[tuple[str, ...] | None] = None  # the stages to make (`trailmark stages`); None: all, and the run
+    redo: ClassVar[tuple[str, ...]] = ()  # the stages that are made again though nothing has changed
     imitates: ClassVar[bool] = False  # whether runs imitate the file `config.data`; then `imitated` gives its rows
 
     def __init__(self, config: Any, run: Run):
@@ -87,9 +90,14 @@ class Method(Training):
 
     @classmethod
     def stages(cls, config: Any, run: Run) -> list[Stage]:
-        """The stages to make before training, in RUN/stages. A training stage called `policy` makes the model that the
+        """The stages to make before training, in RUN/NAME. A training stage called `policy` makes the model that the
         run starts from. Default: none."""
         return []
+
+    @classmethod
+    def unread(cls, config: Any) -> tuple[str, ...]:
+        """The keys of a recipe that do not change what it trains: a stage is not made again for these."""
+        return ()
 
     # -- about a run ----------------------------------------------------------------------------------------------
 
@@ -117,7 +125,7 @@ class Method(Training):
     @classmethod
     def first_model(cls, config: Any, run: Run) -> ModelConfig:
         """The model that a run starts from: what its stage `policy` made, or else the recipe's `model`."""
-        made = run.path / "stages" / "policy"
+        made = run.path / "policy"
         return stored_model(config.model, locate(str(made)).folder) if listed(made / "checkpoints") else config.model
 
     @classmethod
@@ -207,7 +215,9 @@ class Method(Training):
             if source is not None and listed(run.checkpoints_dir):
                 keep_judge(source, run.path)  # a resumed run must use the judge that it began with
         if stages or begun:
-            run_stages(run.path / "stages", stages)
+            run_stages(run.path, stages, only=cls.only, redo=cls.redo, alone=True)
+            if cls.only is not None:
+                return {}
             begun_from(run.path, stages)
         method = cls(config, run)
         return train(method, method.config, run, resume)  # the method's own config: a method may change `steps`
@@ -216,7 +226,7 @@ class Method(Training):
 def name_in_run(name: str, run: Run) -> str:
     """The name of a model that is stored in this run (or in the run that this one is a stage of), without the path of
     that run. Episodes store this name, so that equal runs in two places store equal episodes."""
-    root = run.path.parent.parent if run.path.parent.name == "stages" else run.path
+    root = run.path.parent if is_stage(run.path) else run.path
     return str(Path(name).relative_to(root)) if Path(name).is_relative_to(root) else name
 
 

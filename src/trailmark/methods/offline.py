@@ -57,6 +57,14 @@ class OfflineMethod(Method):
 
     Config = OfflineRecipe
 
+    @classmethod
+    def unread(cls, config: Any) -> tuple[str, ...]:
+        """What evaluations are played with, if there are none."""
+        final = config.final
+        if config.eval.every or final.start or final.choose or getattr(final, "search", ()):
+            return ()
+        return ("eval.split", "eval.n", "eval.patience", "eval.first", "engine", "sampling")
+
     def __init__(self, config: Any, run: Run):
         if not config.files or not all(config.files):
             raise RecipeError("data: name a file of scored trajectories")

@@ -47,6 +47,13 @@ T = TypeVar("T")
 class PreferenceMethod(OfflineMethod):
     Config = PreferenceRecipe
 
+    @classmethod
+    def unread(cls, config: Any) -> tuple[str, ...]:
+        """Also the keys of other objectives."""
+        pairs, sides = ("beta", "smooth", "per", "pairs"), ("desirable", "undesirable")
+        others = {"rejection": (*pairs, *sides), "kto": pairs[1:], **dict.fromkeys(PAIRED, sides)}
+        return (*super().unread(config), *others[config.objective])
+
     def make_reference(self) -> str:
         return "" if self.config.objective == "rejection" else super().make_reference()
 

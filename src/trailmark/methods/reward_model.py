@@ -49,6 +49,14 @@ HEAD = "step"
 
 class RewardModelMethod(Method):
     Config = RewardModelRecipe
+    reread = True
+
+    @classmethod
+    def unread(cls, config: Any) -> tuple[str, ...]:
+        """How it is read later, and what is played, which is nothing."""
+        asked = () if config.eval_data else ("eval",)
+        labels = () if config.kind in ("classes", "scalar") else ("outputs", "label")
+        return ("read", "eval.split", "eval.n", *asked, *labels)
 
     def __init__(self, config: RewardModelRecipe, run: Run):
         need_rows(config.batch, "batch")

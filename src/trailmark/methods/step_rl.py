@@ -52,6 +52,11 @@ class StepRlMethod(PolicyGradientMethod):
     Config, self_play = StepRlRecipe, False
     config: StepRlRecipe
 
+    @classmethod
+    def unread(cls, config: Any) -> tuple[str, ...]:
+        """How one would evaluate, if nothing is evaluated."""
+        return () if config.eval.every else ("eval.split", "eval.n", "eval.patience", "eval.first")
+
     def __init__(self, config: StepRlRecipe, run: Run):
         super(PolicyGradientMethod, self).__init__(config, run)
         policy = self.open_world()

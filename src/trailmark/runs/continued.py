@@ -37,8 +37,8 @@ class Link:
 def origin(run: Path) -> tuple[Path, int] | None:
     """The run and step that a run started from: its stage `policy`, or another run. None if it did not start from a
     checkpoint of a run."""
-    if taught := listed(run / "stages" / "policy" / "checkpoints"):
-        return run / "stages" / "policy", int(taught[-1].name)
+    if taught := listed(run / "policy" / "checkpoints"):
+        return run / "policy", int(taught[-1].name)
     recipe = read_recipe(run)
     named = {
         "load.policy": (recipe.get("load") or {}).get("policy"),

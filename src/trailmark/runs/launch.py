@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from trailmark.config import CheckpointConfig, RunConfig, dump, resolve
+from trailmark.config import RunConfig, dump, resolve
 from trailmark.errors import RecipeError, RunError, TrailmarkError
 from trailmark.memory import need_starts
-from trailmark.runs.data_files import named_files, no_pipes, note_files
-from trailmark.runs.diff import IGNORED, compared, diff_recipes
-from trailmark.runs.stages import BEFORE, MADE, Stage
-from trailmark.runs.store import Run, atomic_write, read_metrics
+from trailmark.runs.data_files import no_pipes, note_files
+from trailmark.runs.diff import IGNORED, diff_recipes
+from trailmark.runs.stages import BEFORE
+from trailmark.runs.store import Run, atomic_write
 
 
 def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
@@ -36,53 +34,6 @@ def launch(method: Any, config: RunConfig, resume: bool = False) -> Any:
         except TrailmarkError as problem:  # one before the first step leaves no run behind
             run.discard_if_empty(answered=problem.code == 1)
             raise
-
-
-def training_stage(
-    name: str,
-    method: Any,
-    config: RunConfig,
-    root: str | Path,
-    inputs: Mapping[str, str | Path] | None = None,
-    reread: bool = False,
-    **more: Any,
-) -> Stage:
-    """A stage that is an ordinary run. `root` is the folder of the pipeline. Paths below it are no part of the
-    settings, so the folder may be moved; files there that the stage reads belong to `inputs`. The stage is also made
-    again if a data file that the recipe names has changed. `reread`: others read settings that are not compared in the
-    run's recipe, so a change of these is written there."""
-
-    def make(folder: Path) -> dict[str, Any]:
-        launch(method, config.model_copy(update={"out": str(folder)}), resume=True)
-        rows = read_metrics(folder)
-        return rows[-1] if rows else {}
-
-    def refresh(folder: Path) -> None:
-        if not (folder / MADE).exists():
-            atomic_write(folder / MADE, (folder / "recipe.yaml").read_bytes(), "recipe")
-        text = dump(config.model_copy(update={"out": str(folder)}))
-        atomic_write(folder / "recipe.yaml", text.encode(), "recipe")
-
-    # Without defaults, so that a new key of a later version is no change, and without how often the clock makes a
-    # checkpoint, beside which every other key of its section would be written.
-    timeless = config.checkpoint.model_copy(update={"minutes": CheckpointConfig().minutes})
-    plain = config.model_copy(update={"checkpoint": timeless})
-    settings = compared(plain.model_dump(mode="json", exclude_defaults=True))
-    known = {os.path.realpath(p) for p in (inputs or {}).values()}
-    files = {key: path for key, path in named_files(config).items() if os.path.realpath(path) not in known}
-    more |= {"strict": True, "refresh": refresh if reread else None}
-    return Stage(name, make, without_place(settings, str(root)), inputs or {}, files=files, **more)
-
-
-def without_place(value: Any, root: str) -> Any:
-    """JSON values with paths below `root` written relative to it."""
-    if isinstance(value, dict):
-        return {k: without_place(v, root) for k, v in value.items()}
-    if isinstance(value, list):
-        return [without_place(v, root) for v in value]
-    if isinstance(value, str) and (value == root or value.startswith(f"{root}/")):
-        return "{root}" + value[len(root) :]
-    return value
 
 
 def versions() -> dict[str, str]:

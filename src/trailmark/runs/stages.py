@@ -1,28 +1,29 @@
 """Pipelines: stages that are made in order, each once.
 
-    FOLDER/NAME/               the outputs of a stage; a training stage is an ordinary run
-    FOLDER/NAME/stage.json     written last: settings, fingerprints of inputs and outputs, a summary
-    FOLDER/NAME.begun.json     settings and inputs of a stage in progress
-    FOLDER/replaced/NAME-1/    old outputs, from other settings or inputs
+    FOLDER/NAME/                      the outputs of a stage; a training stage is an ordinary run
+    FOLDER/stages/NAME.json           written last: settings, fingerprints of inputs and outputs, a summary
+    FOLDER/stages/NAME.begun.json     settings and inputs of a stage in progress
+    FOLDER/replaced/NAME-1/           old outputs, from other settings or inputs, and their record NAME-1.stage.json
 
 `run_stages` checks each stage in order:
 
-    done       stage.json exists, settings and inputs are the same: the stage is skipped
+    done       its record exists, settings and inputs are the same: the stage is skipped
     killed     begun.json exists: `make` is called again on the folder, which may hold a part of the outputs
     changed    a setting, an input or a file that a setting names has changed: the old outputs are moved away, and the
                stage is made again
-    edited     an output was changed by hand: an error names the stage and the file
+    edited     an output was changed by hand: an error names the stage and the file (if all are gone, the stage is made
+               again)
     busy       another process makes this stage: RunBusy
 
 Settings that do not change what a stage makes (`Stage.unread`) are stored and not compared.
 
-An input is a file (compared by its content), a folder (by its files), a run (by its recipe, metrics and newest
-checkpoint) or another stage (by its stage.json). Paths are not part of a fingerprint, so a pipeline may be moved.
+An input is a file (compared by its content), a folder (by its files) or a run (by its recipe, metrics and newest
+checkpoint). Paths are not part of a fingerprint, so a pipeline may be moved. `methods/pipeline.py` derives settings and
+inputs from what a stage reads of a recipe.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -37,16 +38,12 @@ from typing import Any
 from trailmark import stopping
 from trailmark.errors import RunError, TrailmarkError, shorten
 from trailmark.fault_points import point
-from trailmark.marked_yaml import parse
-from trailmark.plain_files import read_json, read_plain
-from trailmark.runs.checkpoints import listed
+from trailmark.plain_files import read_json
 from trailmark.runs.data_files import known_files
-from trailmark.runs.diff import compared
-from trailmark.runs.store import atomic_write, cannot_write, file_hash, hold
+from trailmark.runs.fingerprints import as_json, fingerprint, json_text, passing, text_hash
+from trailmark.runs.store import atomic_write, beside, cannot_write, file_hash, hold
 
-RECORD = "stage.json"
 BEFORE = "recipe.before.yaml"  # the old recipe of a resumed run whose recipe has changed, until its stages are checked
-MADE = "recipe.made.yaml"  # the recipe of a training, where settings that do not change it were changed later
 # The files that a run writes itself.
 TRAINED = ("checkpoints", "metrics.jsonl", "timings.jsonl", "episodes", "evaluation", "annotations")
 Summary = Mapping[str, Any]
@@ -62,48 +59,38 @@ class Stage:
     make: Callable[[Path], Summary | None]
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, str | Path] = field(default_factory=dict)
-    outputs: tuple[str, ...] | None = None  # the outputs: files and folders below the stage's folder; None: all of them
+    files: Mapping[str, Path] = field(default_factory=dict)  # files that settings name, by key; they may not exist
+    home: str = ""  # the folder that it writes into with other stages; "": one of its own, called as it is
+    outputs: tuple[str, ...] | None = None  # the outputs: files and folders below its folder; None: all of them
     single: bool = False  # the output is one file, in place of the folder
     grows: tuple[str, ...] = ()  # settings that may change without making the stage again, such as a number of steps
-    files: Mapping[str, Path] = field(default_factory=dict)  # files that settings name, by key; they may not exist
-    unread: tuple[str, ...] = ()  # settings and inputs that do not change the outputs: stored, and not compared
+    unread: tuple[str, ...] = ()  # settings that do not change the outputs: stored, and not compared when it is done
     # writes changed settings that are not compared into finished outputs, for those who look for them there
     refresh: Callable[[Path], None] | None = None
-    strict: bool = False  # a stage in progress goes on only if settings that are not compared are the same, too
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a stage has its outputs, its record and its notes, relative to the folder of the pipeline."""
-
-    home: str = "{name}"
-    record: str = "{name}/" + RECORD
-    begun: str = "{name}.begun.json"
-    locks: bool = True  # False: the caller has locked the whole folder
+    # what the metrics of its round get from its summary; None: the numbers, with the name of the stage before them
+    metrics: Callable[[Summary], Mapping[str, Any]] | None = None
 
 
 class _Place:
     """The files of one stage."""
 
-    def __init__(self, folder: Path, stage: Stage, layout: Layout):
-        self.folder, self.stage, self.locks = folder, stage, layout.locks
-        self.home = folder / layout.home.format(name=stage.name)
-        self.record = folder / layout.record.format(name=stage.name)
-        self.begun = folder / layout.begun.format(name=stage.name)
-        self.shared = "{name}" not in layout.home  # several stages write into one folder, so each must list its outputs
-        self.title = stage.name if self.shared else self.home.relative_to(folder).as_posix().replace("/", "-")
+    def __init__(self, folder: Path, stage: Stage):
+        self.folder, self.stage = folder, stage
+        self.home = folder / (stage.home or stage.name)
+        self.record = record_of(folder, stage.name)
+        self.begun = self.record.with_name(f"{self.record.stem}.begun.json")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, alone: bool) -> Iterator[None]:
         try:
-            self.begun.parent.mkdir(parents=True, exist_ok=True)
+            self.record.parent.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise cannot_write(self.folder, problem) from problem
-        if not self.locks:
+        if alone:
             yield
             return
-        name = self.begun.name.removesuffix(".begun.json")
-        fd = hold(self.begun.with_name(f".{name}.lock"), f"stage '{self.stage.name}' in {self.folder}")
+        lock = self.record.with_name(f".{self.record.stem}.lock")
+        fd = hold(lock, f"stage '{self.stage.name}' in {self.folder}")
         try:
             for path in (self.begun, self.record):
                 for temp in path.parent.glob(f".{path.name}.*.tmp"):  # left by a process that died
@@ -121,8 +108,7 @@ class _Place:
     def files(self) -> dict[str, str]:
         """The outputs by name, with their hashes."""
         if self.stage.outputs is None:
-            skipped = {self.record.name} if self.record.parent == self.home else set()
-            return fingerprint(self.home, skipped)
+            return fingerprint(self.home, every=True)
         return {
             name if not rest else f"{name}/{rest}": value
             for name in self.stage.outputs if _has_files(self.home / name)
@@ -132,33 +118,41 @@ class _Place:
     def set_aside(self, shelf: Path) -> None:
         """Move the outputs and the record to `shelf`. (A killed process may have moved some of them already.)"""
         shelf.parent.mkdir(parents=True, exist_ok=True)
-        outside = self.record.exists() and (self.shared or self.home not in self.record.parents)
-        if self.shared:
-            for path in self.parts():
-                place = shelf / path.relative_to(self.home)
+        for path in self.parts() if self.stage.home else [self.home]:
+            place = shelf / path.relative_to(self.home) if self.stage.home else shelf
+            if path.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(place)
                 point("stage.moved")
-        elif self.home.exists():
-            self.home.rename(shelf)
-            point("stage.moved")
-        if outside:
-            self.record.rename(shelf / RECORD if self.shared else shelf.with_name(f"{shelf.name}.{RECORD}"))
+        if self.record.exists():
+            self.record.rename(shelf.with_name(f"{shelf.name}.stage.json"))
 
     def free_shelf(self) -> Path:
-        shelf, k = self.folder / "replaced", 1
-        while (shelf / f"{self.title}-{k}").exists():
+        shelf, k, title = self.folder / "replaced", 1, self.stage.name.replace("/", "-")
+        while (shelf / f"{title}-{k}").exists():
             k += 1
-        return shelf / f"{self.title}-{k}"
+        return shelf / f"{title}-{k}"
+
+
+def record_of(folder: str | Path, name: str) -> Path:
+    """The record of a finished stage."""
+    return Path(folder) / "stages" / f"{name}.json"
+
+
+def is_stage(folder: Path) -> bool:
+    """Whether a folder is, or is becoming, the output of a stage."""
+    record = record_of(folder.parent, folder.name)
+    return record.exists() or record.with_name(f"{record.stem}.begun.json").exists()
 
 
 def run_stages(
-    folder: str | Path, stages: Sequence[Stage], say: Say | None = None, only: Sequence[str] | None = None,
-    layout: Layout = Layout(), each: Callable[[str, Summary], None] = lambda name, summary: None,
+    folder: str | Path, stages: Sequence[Stage], say: Say | None = None, only: Collection[str] | None = None,
+    each: Callable[[Stage, Summary], None] = lambda stage, summary: None, redo: Collection[str] = (),
+    alone: bool = False,
 ) -> dict[str, Summary]:  # fmt: skip
     """Make every stage that is not done, in order. Returns the summary of each; `each` gets a summary as soon as it
-    exists. `only`: make only these stages, and the ones before them must be done. `say` gets the reason if a stage is
-    made again."""
+    exists. `only`: make only these stages, and the ones before them must be done. `redo`: make these again in any case.
+    `say` gets the reason if a stage is made again. `alone`: the caller has locked the whole folder."""
     say = say or (lambda line: print(line, file=sys.stderr, flush=True))
     names = [s.name for s in stages]
     if twice := next((n for n in names if names.count(n) > 1), None):
@@ -166,20 +160,20 @@ def run_stages(
     done: dict[str, Summary] = {}
     last = max((names.index(n) for n in only), default=-1) if only is not None else len(names) - 1
     for stage in stages[: last + 1]:
-        place = _Place(Path(folder), stage, layout)
-        with place.locked():
+        place = _Place(Path(folder), stage)
+        with place.locked(alone):
             if only is not None and stage.name not in only:
                 _must_be_done(place, next(n for n in names[names.index(stage.name) :] if n in only))
                 continue
             with stopping.noting(f"stage '{place.stage.name}' of {place.folder} is not finished"):
-                done[stage.name] = _make(place, say)
-        each(stage.name, done[stage.name])
+                done[stage.name] = _make(place, say, stage.name in redo)
+        each(stage, done[stage.name])
     return done
 
 
-def stage_state(folder: str | Path, stage: Stage, layout: Layout = Layout()) -> str:
+def stage_state(folder: str | Path, stage: Stage) -> str:
     """For people: done, begun, to do, or what has changed since the stage was made. Nothing is written."""
-    place = _Place(Path(folder), stage, layout)
+    place = _Place(Path(folder), stage)
     if not place.record.exists():
         return "begun" if place.begun.exists() else "to do"
     record = _read(place.record)
@@ -205,11 +199,10 @@ def _must_be_done(place: _Place, later: str) -> None:
 
 def _wanted(stage: Stage) -> dict[str, Any]:
     files = {key: about["sha256"] for key, about in known_files(stage.files).items()}
-    made_from = {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage)}
-    return {**made_from, "files": files} if files else made_from
+    return {"stage": stage.name, "settings": _plain(stage), "inputs": _inputs(stage), "files": files}
 
 
-def _make(place: _Place, say: Say) -> Summary:
+def _make(place: _Place, say: Say, again: bool = False) -> Summary:
     stage = place.stage
     wanted = _wanted(stage)
     begun = _read(place.begun) if place.begun.exists() else None
@@ -218,7 +211,13 @@ def _make(place: _Place, say: Say) -> Summary:
         _note(place.begun, wanted)
         begun = wanted
     record = _record(place)
-    if record is not None:
+    if record is not None and record["outputs"] and not place.parts():
+        say(f"stage '{stage.name}' is made again: {place.home} is gone")
+        place.record.unlink()
+        record = None
+    if again and (record is not None or place.parts()):
+        _replace(place, wanted, "you want it again", say)
+    elif record is not None:
         if not (begun or {}).get("refreshes"):  # else killed inside `refresh`
             _unedited(place, record)
         old, now = _compared(stage, record, wanted)
@@ -234,12 +233,11 @@ def _make(place: _Place, say: Say) -> Summary:
             say(f"stage '{stage.name}' goes on: {changed[0]}")
         else:
             _replace(place, wanted, changed[0], say)
-    elif begun is not None:
-        old, now = (begun, wanted) if stage.strict else _compared(stage, begun, wanted)
-        changed = _changes(old, now, stage.grows)
-        if changed and place.parts() and not _grows(stage, old, now):
+    elif begun is not None:  # what is half made goes on with the very same settings
+        changed = _changes(begun, wanted, stage.grows)
+        if changed and place.parts() and not _grows(stage, begun, wanted):
             _replace(place, wanted, changed[0], say)
-    elif place.parts() and not (place.shared or stage.strict):
+    elif place.parts() and not stage.home:
         raise RunError(
             f"stage '{stage.name}' writes to {place.home}, which holds files that it did not make ('{_first(place)}'): "
             "move them away."
@@ -253,7 +251,7 @@ def _make(place: _Place, say: Say) -> Summary:
     except TrailmarkError:
         if not place.parts():  # an error before the first output leaves nothing behind
             place.begun.unlink(missing_ok=True)
-            if not place.shared:
+            if not stage.home:
                 remove_empty(place.home)
         raise
     point("stage.made")
@@ -262,20 +260,21 @@ def _make(place: _Place, say: Say) -> Summary:
 
 def _finish(place: _Place, wanted: Mapping[str, Any], summary: Summary) -> Summary:
     whole = {**wanted, "outputs": place.files(), "summary": dict(summary)}
-    place.record.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(place.record, as_json(whole), "stage")
     place.begun.unlink(missing_ok=True)
     return summary
 
 
 def _record(place: _Place) -> dict[str, Any] | None:
-    """The content of stage.json."""
-    found = _read(place.record) if place.record.exists() else None
-    if found is None or all(k in found for k in ("settings", "inputs", "outputs", "summary")):
+    """The content of the record."""
+    if not place.record.exists():
+        return None
+    found = _read(place.record)
+    if all(k in found for k in ("settings", "inputs", "files", "outputs", "summary")):
         return found
     raise RunError(
-        f"{place.record} is no record of a stage: move {_away(place.record)} away, and stage '{place.stage.name}' "
-        "is made again."
+        f"{place.record} is no record of a stage: move it away with {place.home}, and stage '{place.stage.name}' is "
+        "made again."
     )
 
 
@@ -292,7 +291,7 @@ def begun_from(run: Path, stages: Sequence[Stage], say: Say | None = None) -> No
     """Store which stages a run trains from. If they have changed since the run began, its results are moved to
     RUN/replaced, and the run starts again."""
     note, say = run / "stages" / "used.json", say or (lambda line: print(line, file=sys.stderr, flush=True))
-    now = {s.name: fingerprint(run / "stages" / s.name)[RECORD] for s in stages}
+    now = {s.name: text_hash(json_text(_content(_Place(run, s).home))) for s in stages}
     old = _read(note) if note.exists() else now
     shelf = old.pop("replaces", None)
     if shelf is None and old != now:
@@ -335,9 +334,7 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
         if now.get(name) != value:
             file = place.home / name if name else place.home
             what = "was changed after it was made" if name in now else "is gone"
-            away = f"{file if place.shared else place.home} and {place.record}"
-            if place.home in place.record.parents and not place.shared:
-                away = str(place.home)
+            away = f"{file if place.stage.home else place.home} and {place.record}"
             raise RunError(
                 f"{file} of stage '{place.stage.name}' {what}: put it back as it was, or move {away} away and "
                 f"the stage is made again."
@@ -346,19 +343,18 @@ def _unedited(place: _Place, record: Mapping[str, Any]) -> None:
 
 def _compared(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both records without what the stage does not read."""
-    unread = set(stage.unread)
-    inputs = lambda record: {name: files for name, files in record["inputs"].items() if name not in unread}
-    return tuple({**r, "settings": _without(r["settings"], unread), "inputs": inputs(r)} for r in (old, new))  # type: ignore[return-value]
+    one, two = ({**r, "settings": without_keys(r["settings"], stage.unread)} for r in (old, new))
+    return one, two
 
 
-def _without(settings: Mapping[str, Any], unread: Collection[str], path: str = "") -> dict[str, Any]:
+def without_keys(settings: Mapping[str, Any], unread: Collection[str], path: str = "") -> dict[str, Any]:
     """Settings without some keys; a section of which nothing is left goes, too."""
     out = {}
     for key, value in settings.items():
         if f"{path}{key}" in unread:
             continue
         if isinstance(value, dict) and value:
-            value = _without(value, unread, f"{path}{key}.")
+            value = without_keys(value, unread, f"{path}{key}.")
             if not value:
                 continue
         out[key] = value
@@ -376,16 +372,14 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], grows: Sequence[str
             said.append(f"input '{name}' is {'new' if before is None else 'no longer used'}")
             continue
         other = sorted(f for f in {*before, *now} if before.get(f) != now.get(f))
-        if other == [RECORD]:
-            said.append(f"input '{name}' is a stage that was made again")
-        elif other:
+        if other:
             said.append(f"input '{name}' has changed" + (f" ({other[0]})" if other[0] else ""))
     return [*said, *(f"the file of key '{key}' has changed" for key in _other_files(old, new))]
 
 
 def _other_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The keys whose file has changed."""
-    before, now = old.get("files", {}), new.get("files", {})
+    """The keys whose file has changed. (A key that is new, or names another file, is a changed setting.)"""
+    before, now = old["files"], new["files"]
     return [key for key in now if before.get(key, now[key]) != now[key]]
 
 
@@ -398,7 +392,7 @@ def _keys(a: Any, b: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(a, dict) and isinstance(b, dict):
         for key in dict.fromkeys([*a, *b]):
             yield from _keys(a.get(key, _NOTHING), b.get(key, _NOTHING), f"{path}.{key}" if path else key)
-    elif json_text(a) != json_text(b):
+    elif a is _NOTHING or b is _NOTHING or json_text(a) != json_text(b):
         yield path, a, b
 
 
@@ -408,46 +402,7 @@ def _grows(stage: Stage, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool
     return bool(keys) and keys <= set(stage.grows) and old["inputs"] == new["inputs"] and not _other_files(old, new)
 
 
-# --- fingerprints --------------------------------------------------------------------------------------------------
-
-
-def fingerprint(path: Path, skipped: set[str] | None = None) -> dict[str, str]:
-    """Hashes of a file ({"": hash}), a stage, a run or a folder. `skipped` None: a stage is identified by its
-    record."""
-    if not path.is_dir():
-        return {"": file_hash(path)}
-    if skipped is None and (path / RECORD).is_file():
-        record = _read(path / RECORD)
-        return {RECORD: text_hash(json_text({k: record.get(k) for k in ("settings", "inputs", "outputs")}))}
-    if (path / "recipe.yaml").is_file():
-        return _run_files(path)
-    files = [p for p in sorted(path.rglob("*")) if p.is_file() and not _passing(p.relative_to(path))]
-    names = {p.relative_to(path).as_posix(): p for p in files}
-    return {name: file_hash(p) for name, p in names.items() if name not in (skipped or ())}
-
-
-def _passing(path: Path) -> bool:
-    """Whether a file is temporary: locks, temporary files and half-written checkpoints. All are hidden files."""
-    return path.name == ".lock" or any(
-        p.startswith(".") and p.endswith((".tmp", ".lock", ".partial")) for p in path.parts
-    )
-
-
-def _run_files(run: Path) -> dict[str, str]:
-    """The files that identify a run: the recipe without names and paths, the metrics and the newest checkpoint."""
-    file = next(p for name in (MADE, "recipe.yaml") if (p := run / name).is_file())
-    recipe = parse(str(read_plain(file), "utf-8"), str(file))[0]
-    found = {"recipe.yaml": text_hash(json_text(json.loads(json.dumps(compared(recipe), default=str))))}
-    if (run / "metrics.jsonl").is_file():
-        found["metrics.jsonl"] = file_hash(run / "metrics.jsonl")
-    for last in listed(run / "checkpoints")[-1:]:
-        for path in sorted(p for p in last.rglob("*") if p.is_file()):
-            found[path.relative_to(run).as_posix()] = file_hash(path)
-    return found
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+# --- inputs --------------------------------------------------------------------------------------------------------
 
 
 def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
@@ -458,20 +413,20 @@ def _inputs(stage: Stage) -> dict[str, dict[str, str]]:
             raise RunError(
                 f"stage '{stage.name}' needs {path} as its input '{name}', and there is no such file or folder."
             )
-        found[name] = fingerprint(path)
+        found[name] = _content(path)
     return found
 
 
+def _content(path: Path) -> dict[str, str]:
+    """The fingerprint of an input. Of a stage it is what its record says: files that somebody put beside its outputs do
+    not count. A file of episodes is read with the annotations next to it."""
+    record, notes = record_of(path.parent, path.name), beside(path)
+    if path.is_dir() and not (path / "recipe.yaml").is_file() and record.is_file():
+        return _read(record).get("outputs", {})
+    return {**fingerprint(path), **({notes.name: file_hash(notes)} if path.is_file() and notes.is_file() else {})}
+
+
 # --- JSON ----------------------------------------------------------------------------------------------------------
-
-
-def json_text(value: Any) -> str:
-    """JSON that is equal for equal values, whatever the order of their keys."""
-    return "" if value is _NOTHING else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-
-
-def as_json(value: Any) -> bytes:
-    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def _plain(stage: Stage) -> Any:
@@ -490,15 +445,10 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as problem:
         raise RunError(f"{path} cannot be read ({problem.strerror}).") from None
     except ValueError as problem:
-        raise RunError(f"{path} is not JSON ({problem}): move {_away(path)} away, and it is made again.") from None
+        raise RunError(f"{path} is not JSON ({problem}): move it and what the stage made away.") from None
     if not isinstance(found, dict):
-        raise RunError(f"{path} is no record of a stage: move {_away(path)} away, and it is made again.")
+        raise RunError(f"{path} is no record of a stage: move it and what the stage made away.")
     return found
-
-
-def _away(record: Path) -> Path:
-    """What to move away so that a stage is made again: its folder if the record is in it, else the record."""
-    return record.parent if record.name == RECORD else record
 
 
 def _short(value: Any) -> str:
@@ -506,7 +456,7 @@ def _short(value: Any) -> str:
 
 
 def _has_files(path: Path) -> bool:
-    return path.is_file() or any(p.is_file() and not _passing(p.relative_to(path)) for p in path.rglob("*"))
+    return path.is_file() or any(p.is_file() and not passing(p.relative_to(path)) for p in path.rglob("*"))
 
 
 def _first(place: _Place) -> str:

@@ -45,6 +45,18 @@ def fix_seats(seats: Mapping[str, C], run: Path) -> dict[str, C]:
     return _walk(seats, "seats", lambda key, name, mark: _folder(key, name, mark, kept, {}))
 
 
+def named_models(config: Config) -> dict[str, str]:
+    """The models that a recipe names, by key."""
+    found: dict[str, str] = {}
+
+    def noted(key: str, name: str, mark: NamesModel) -> str:
+        found[key] = name
+        return name
+
+    _walk(config, "", noted)
+    return found
+
+
 def fix_options(options: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
     """The same for the options of a task: `reward` may name a model as judge."""
     kept = read_models(run) if run else {}

@@ -136,10 +136,10 @@ def _against_transformers(folder: Path, lm: Any) -> tuple[float, float]:
     from trailmark.models.attention import Layout
     from trailmark.models.load import load_config
 
+    own = {"config": load_config(str(folder))} if (folder / "config.json").is_file() else {}  # an adapter has none
     theirs = AutoModelForCausalLM.from_pretrained(
-        folder, config=load_config(str(folder)), dtype=lm.dtype, local_files_only=True, use_safetensors=True,
-        trust_remote_code=False,
-    )  # fmt: skip
+        folder, dtype=lm.dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False, **own
+    )
     theirs = theirs.to(lm.device).eval()
     n = min(48, lm.context)
     ids = torch.as_tensor(np.random.default_rng(0).integers(0, lm.vocab, (1, n)), device=lm.device)

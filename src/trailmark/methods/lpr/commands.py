@@ -1,15 +1,11 @@
-"""`trailmark lpr …`: the stages of an `lpr` recipe one by one, and its records as files of the original.
+"""`trailmark lpr …`: what the stages of an `lpr` recipe made, and its records as files of the original.
 
-    trailmark lpr stages RECIPE                   what there is to do, and what is done
-    trailmark lpr run STAGE RECIPE KEY=VALUE      make one stage; those before it must be done
     trailmark lpr export STAGE RECIPE OUT         what a stage made, as records: {text, label, response, pred, id}, …
     trailmark lpr accuracy PRM ROWS               whether a reward model tells right steps from wrong ones
     trailmark lpr curve RECIPE                    what the reward model says at the first step, the second, …
     trailmark lpr merge OUT FILE FILE …           records of several files as one
     trailmark lpr split FILE PART REST            some of the questions of a file, and the others
     trailmark lpr calibration RECIPE              Monte-Carlo values against the exact ones, as a table and a picture
-
-`trailmark train RECIPE` makes them all.
 """
 
 from __future__ import annotations
@@ -20,9 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.plain_files import read_json
 
-lpr = typer.Typer(name="lpr", help="The stages of an lpr recipe, one by one.", no_args_is_help=True)
+lpr = typer.Typer(name="lpr", help="What the stages of an lpr recipe made.", no_args_is_help=True)
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe of method lpr.")]
 Words = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to set.")]
@@ -40,62 +35,6 @@ def _config(recipe: Path, words: list[str] | None) -> Any:
     return config
 
 
-def _name(config: Any, stage: str, number: int) -> str:
-    """The stage that somebody means: its whole name, or its kind in a round."""
-    from trailmark.errors import RecipeError, nearest
-    from trailmark.methods.lpr.method import Road
-    from trailmark.runs.store import Run
-
-    names = [s.name for s in Road(config, Run(config.out)).stages()]
-    found = next((n for n in (stage, f"{stage}-{number}") if n in names), None)
-    if found is None:
-        mine = [n for n in names if number > config.steps or n.partition("-")[2] in ("", str(number))]
-        raise RecipeError(f"there is no stage '{stage}' of round {number} in this recipe.{nearest(stage, mine)}")
-    return found
-
-
-@lpr.command()
-def stages(recipe: Recipe, words: Words = None) -> None:
-    """List the stages of a recipe, which of them are done, and which will be made again and why."""
-    from trailmark.methods.lpr.method import LAYOUT, Road
-    from trailmark.runs.stages import stage_state
-    from trailmark.runs.store import Run
-    from trailmark.seats.names import fix_names
-
-    config = _config(recipe, words)
-    run = Run(config.out)
-    config = fix_names(config, run, write=False) if run.recipe_file.is_file() else config
-    open_ = dict[Path, str]()  # folders that will be written, by stage
-    for stage in Road(config, run).stages():
-        state = stage_state(run.path, stage, LAYOUT)
-        above = next((open_[p] for p in map(Path, stage.inputs.values()) if p in open_), None)
-        if state == "done" and above is not None:
-            state = f"done, and looked at again after {above}"
-        if state != "done":
-            open_[run.path / stage.name] = stage.name
-        typer.echo(f"{stage.name:<16}{state}")
-
-
-@lpr.command()
-def run(
-    stage: Annotated[str, typer.Argument(metavar="STAGE", help="solutions, cleaned, states, completions, values, …")],
-    recipe: Recipe,
-    words: Words = None,
-    number: Round = 1,
-) -> None:
-    """Make one stage. It is skipped if it is done, and goes on if it was stopped."""
-
-    from trailmark.methods.lpr.method import LAYOUT, part
-    from trailmark.runs.launch import launch
-
-    config = _config(recipe, words)
-    name = _name(config, stage, number)
-    launch(part([name]), config, resume=True)
-    made = read_json(Path(config.out) / LAYOUT.record.format(name=name))["summary"]
-    told = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in made.items())
-    typer.echo(f"{name}: {told}")
-
-
 @lpr.command()
 def export(
     stage: Annotated[
@@ -108,14 +47,16 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
 ) -> None:
     """Write what a stage made as records of the reference implementation."""
+    from trailmark.commands.stages import stage_named
     from trailmark.data.output_paths import new_file
     from trailmark.formats.rows import dump
-    from trailmark.methods.lpr.method import Road
+    from trailmark.methods.lpr.round import Round
+    from trailmark.methods.pipeline import round_of
     from trailmark.runs.store import Run
 
     config = _config(recipe, words)
-    name = _name(config, stage, number)
-    rows = records_of(Road(config, Run.open(config.out)), name)
+    name = stage_named(config, stage, number)
+    rows = records_of(Round(config, Run.open(config.out), round_of(name)[1]), name)
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
     typer.echo(f"{out}: {len(rows)} records")
@@ -209,23 +150,24 @@ def curve(
     most: Annotated[int | None, typer.Option("--most", min=1, help="Only so many steps.")] = None,
     plain: Annotated[bool, typer.Option("--json", help="Print only one line of JSON.")] = False,
 ) -> None:
-    """What the reward model of a road says along right and wrong solutions, step by step."""
+    """What the reward model of a round says along right and wrong solutions, step by step."""
     import json
 
     from trailmark.episodes import won
     from trailmark.errors import RunError
     from trailmark.methods.lpr.labels import step_curve
-    from trailmark.methods.lpr.method import LAYOUT, Road
     from trailmark.methods.lpr.pairs import step_numbers
+    from trailmark.methods.lpr.round import Round
+    from trailmark.runs.stages import record_of
     from trailmark.runs.store import Run
 
     config = _config(recipe, words)
-    road = Road(config, Run.open(config.out))
-    if not (road.root / LAYOUT.record.format(name=f"scores-{number}")).exists():
-        raise RunError(f"{road.root}: stage 'scores-{number}' is not done yet: make it with `trailmark lpr run`.")
-    solved = road.solved(number)
-    _, outputs = road.rewards(number, solved)
-    found = [(won(e), step_numbers(outputs[e.id, 0], road.read())) for e in solved if (e.id, 0) in outputs]
+    r = Round(config, Run.open(config.out), number)
+    if not record_of(r.root, name := r.name("scores")).exists():
+        raise RunError(f"{r.root}: stage '{name}' is not done yet: make it with `trailmark stages`.")
+    solved = r.solved()
+    _, outputs = r.rewards(solved)
+    found = [(won(e), step_numbers(outputs[e.id, 0], r.read())) for e in solved if (e.id, 0) in outputs]
     rows = step_curve(found, most)
     if plain:
         return typer.echo(json.dumps({"command": "lpr curve", "rows": rows}))
@@ -236,31 +178,31 @@ def curve(
         typer.echo("  ".join(f"{v:>15}" for v in told))
 
 
-def records_of(road: Any, name: str) -> list[dict[str, Any]]:
-    """What a stage made, as records of the reference implementation (`methods/lpr/formats.py`)."""
+def records_of(r: Any, name: str) -> list[dict[str, Any]]:
+    """What a stage made, as records of the reference implementation (`methods/lpr/formats.py`). `r` is its round."""
     from trailmark.errors import RunError
     from trailmark.formats.rows import read_lines
     from trailmark.methods.lpr import formats as records
-    from trailmark.methods.lpr.method import LAYOUT
+    from trailmark.methods.pipeline import round_of
+    from trailmark.runs.stages import record_of
     from trailmark.runs.store import read_segment
 
-    what, _, number = name.partition("-")
-    k, folder, words = int(number or 1), road.root / name, road.tokenizer
-    if not (road.root / LAYOUT.record.format(name=name)).exists():
-        raise RunError(f"{road.root}: stage '{name}' is not done yet: make it with `trailmark lpr run`.")
+    what, folder, words = round_of(name)[0], r.root / name, r.tokenizer
+    if not record_of(r.root, name).exists():
+        raise RunError(f"{r.root}: stage '{name}' is not done yet: make it with `trailmark stages`.")
     if what in ("solutions", "lessons", "cleaned"):
         files = sorted(p for p in folder.glob("*.jsonl") if ".annotations" not in p.name and p.name != "written.jsonl")
         return records.solution_records([e for p in files for e in read_segment(p)], words)
     if what == "states":
-        return records.state_records(road.solved(k), road.shard(k, None), words)
+        return records.state_records(r.solved(), r.shard(), words)
     if what == "completions":
-        return records.completion_records(road.completed(k), road.shard(k, None), words)
+        return records.completion_records(r.completed(), r.shard(), words)
     if what == "scores":
-        rewards, outputs = road.rewards(k, road.solved(k))
-        return records.score_records(road.solved(k), outputs, rewards, words)
+        rewards, outputs = r.rewards(r.solved())
+        return records.score_records(r.solved(), outputs, rewards, words)
     if what == "pairs" and (folder / "pairs.jsonl").exists():
-        every = [*road.solved(k), *(road.completed(k) if road.config.pairs.steps is not None else [])]
-        every += read_segment(road.at("worsened", k) / "all.jsonl") if road.config.worsen is not None else []
+        every = [*r.solved(), *(r.completed() if r.config.pairs.steps is not None else [])]
+        every += read_segment(r.at("worsened") / "all.jsonl") if r.config.worsen is not None else []
         return records.pair_records(read_lines(folder / "pairs.jsonl"), every, words)
     raise RunError(
         f"stage '{name}' has no such records: export solutions, cleaned, states, completions, scores or pairs."
@@ -282,14 +224,13 @@ def calibration(
     from trailmark.errors import RunError
     from trailmark.methods.lpr.exact import calibration as grouped
     from trailmark.methods.lpr.exact import draw_calibration
-    from trailmark.methods.lpr.method import Road
+    from trailmark.methods.lpr.round import Round
     from trailmark.runs.store import Run, atomic_write
 
     config = _config(recipe, words)
     run = Run.open(config.out)
-    road = Road(config, run)
     place = out or run.path / f"calibration-{number}"
-    rows = exact_values(road, number, states, floor)
+    rows = exact_values(Round(config, run, number), states, floor)
     if len(rows) < 2:
         raise RunError(f"{run.path}: round {number} has {len(rows)} states with values: make stage 'values' first.")
     exact, counted = [r["exact"] for r in rows], [r["counted"] for r in rows]
@@ -308,19 +249,16 @@ def calibration(
     typer.echo(f"{place}.png")
 
 
-def exact_values(road: Any, k: int, most: int, floor: float) -> list[dict[str, Any]]:
+def exact_values(r: Any, most: int, floor: float) -> list[dict[str, Any]]:
     """Some states of a round with their exact and their Monte-Carlo values."""
     import random
 
     from trailmark.episodes import won
-    from trailmark.runs.store import read_segment
-    from trailmark.types import Annotation
 
-    c = road.config
-    exact = _exact(road, k, floor)
-    episodes = {e.id: e for e in road.solved(k)}
-    notes = read_segment(road.at("values", k) / "values.jsonl", Annotation)
-    found = [(a, n) for a in notes for n, v in enumerate(a.values) if v >= 0]
+    c = r.config
+    exact = _exact(r, floor)
+    episodes = {e.id: e for e in r.solved()}
+    found = [(a, n) for a in r.valued() for n, v in enumerate(a.values) if v >= 0]
     drawn, out = random.Random(f"calibration {c.seed}").sample(found, min(most, len(found))), []
     for a, n in sorted(drawn, key=lambda x: (x[0].episode, x[1])):
         e = episodes[a.episode]
@@ -330,7 +268,7 @@ def exact_values(road: Any, k: int, most: int, floor: float) -> list[dict[str, A
     return out
 
 
-def _exact(road: Any, k: int, floor: float) -> Any:
+def _exact(r: Any, floor: float) -> Any:
     """A function of an episode and a token: the exact value of the state there. For a scripted player of puzzles its
     probabilities are summed; for a model here, all that it may write is followed."""
     from trailmark.errors import RecipeError
@@ -341,19 +279,19 @@ def _exact(road: Any, k: int, floor: float) -> Any:
     from trailmark.seats.names import fix_names
     from trailmark.tasks.puzzle.source import Puzzles
 
-    c, source = road.config, road.source()
+    c, source = r.config, r.source()
     if (seat := c.seats.get("policy")) is not None:
         policy = getattr(load_function(getattr(seat, "function", ""), "seats.policy.function")[0], "policy", None)
         if policy is None or not isinstance(source, Puzzles):
             raise RecipeError(
                 "exact values need a model here, or a puzzle player (trailmark.tasks.puzzle.policies:careless)"
             )
-        said = lambda e, end: road.tokenizer.decode(e.turns[0].tokens[:end])
+        said = lambda e, end: r.tokenizer.decode(e.turns[0].tokens[:end])
         return lambda e, end: Exact(source.true_value(e.task, said(e, end), policy), 0.0)
     law = c.complete.sampling or c.sampling
     if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
         raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")
-    lm = load_model(fix_names(road.policy(k)))
+    lm = load_model(fix_names(r.policy()))
     stops = stop_ids(lm.tokenizer, chat=True)
 
     def followed(e: Any, end: int) -> Exact:

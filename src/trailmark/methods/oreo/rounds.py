@@ -10,14 +10,13 @@ them:
     learn_from   a round learns from `new` episodes (default), or from `all` so far
 
 `steps` is the number of rounds. `training` is the number of optimiser steps in a round (0: only collect, for other runs
-to learn from). Each round is two stages (`runs/stages.py`; their records are in RUN/stages). A killed run resumes with
---resume: finished rounds stay, and with a changed recipe only the rounds that it affects are made again.
+to learn from). Each round is two stages (`stages` below says what they read). A killed run resumes with --resume:
+finished rounds stay, and with a changed recipe only the rounds that it affects are made again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +26,44 @@ from trailmark.memory import need_rows
 from trailmark.methods.base import Method, name_in_run
 from trailmark.methods.batches import Walk
 from trailmark.methods.configs import OfflineFinal, OfflineRecipe, PreferenceRecipe
-from trailmark.methods.offline import OfflineMethod
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe, RoundsRecipe
 from trailmark.methods.oreo.method import OreoMethod
+from trailmark.methods.pipeline import Pipeline, numbers, recipe_stage, training_stage
 from trailmark.methods.preference import PreferenceMethod
-from trailmark.methods.unread import of_training
 from trailmark.models.load import load_model
-from trailmark.runs.data_files import named_files
-from trailmark.runs.launch import training_stage, without_place
-from trailmark.runs.stages import Layout, Stage, run_stages
-from trailmark.runs.store import Run, beside, read_metrics, read_segment, truncate_metrics
+from trailmark.runs.stages import Stage
+from trailmark.runs.store import Run, beside, read_segment
 from trailmark.samples import scored
 from trailmark.seats.config import AnyKind, LocalSeat, filled
 from trailmark.seats.locate import locate
-from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table
 from trailmark.tasks import get_task, keep_judge
 
-LAYOUT = Layout(record="stages/{name}.json", begun="stages/{name}.begun.json", locks=False)
-EPISODES = replace(LAYOUT, home="episodes")
 
-
-class OreoRoundsMethod(Method):
-    """Each round is a run of its own. So this class has no updates, and its `train` does everything."""
-
+class OreoRoundsMethod(Pipeline):
     Config = RoundsRecipe
     staged = tuple(RoundsRecipe.model_fields)
+
+    @classmethod
+    def stages(cls, config: RoundsRecipe, run: Run) -> list[Stage]:
+        """Two stages of each round: its episodes, and its training, which is a run of its own."""
+        found = []
+        for k in range(1, config.steps + 1):
+            begins = config.training and k > 1  # with what the round before has trained
+            keys = ["collect", "task", "engine", "seat", "seed", "model", *(["-model.name"] if begins else [])]
+            path = run.episodes_dir / f"{k:06d}.jsonl"
+            part = path.with_name(f"{path.stem}.partial.jsonl")
+            files = tuple(p.name for p in (path, part, beside(path), beside(part)))
+            found += [recipe_stage(
+                f"collect-{k}", partial(gather, config, run, k, path), config, run.path, keys,
+                [f"round-{k - 1}"] if begins else [], home="episodes", outputs=files,
+            )]  # fmt: skip
+            if config.training:
+                inner = round_config(config, run.path, k)
+                trains = OreoMethod if config.objective == "oreo" else PreferenceMethod
+                found += [training_stage(f"round-{k}", trains, inner, run.path, metrics=numbers)]
+        return found
 
     @classmethod
     def learns_from(cls, config: RoundsRecipe) -> str:
@@ -75,78 +85,18 @@ class OreoRoundsMethod(Method):
         return filled({config.seat: LocalSeat(trained=True)}, config.sampling, config.engine)
 
     @classmethod
-    def train(cls, config: RoundsRecipe, run: Run, resume: bool = False) -> dict[str, float]:
+    def ready(cls, config: RoundsRecipe) -> None:
         if config.format != "episodes" or config.files != [""]:
             raise RecipeError("data and format: rounds collect their own episodes; leave both out")
-        config = fix_names(config, run)
-        logged = {row["step"]: row for row in read_metrics(run.path)}
-        last: dict[str, float] = {}
-        for k in range(1, config.steps + 1):
-            made = run_stages(run.path, [collection(config, run, k)], layout=EPISODES)[f"collect-{k}"]
-            last = {f"collect/{n}": v for n, v in made.items()}
-            if config.training:
-                made = run_stages(run.path, [round_stage(config, run, k)], layout=LAYOUT)[f"round-{k}"]
-                last |= {n: v for n, v in made.items() if n != "step"}
-            if logged.get(k) != {"step": k, **last}:  # not logged yet, or a stage was made again
-                truncate_metrics(run, k - 1)
-                logged = {step: row for step, row in logged.items() if step < k}
-                run.log(k, last)
-                run.sync()
-        return last
 
 
-def learner_of(config: RoundsRecipe) -> type[OfflineMethod]:
-    """The method that trains a round."""
-    return OreoMethod if config.objective == "oreo" else PreferenceMethod
-
-
-def collection(config: RoundsRecipe, run: Run, k: int) -> Stage:
-    """The stage that plays the episodes of round k. Its summary holds their statistics."""
-    path = run.episodes_dir / f"{k:06d}.jsonl"
-
-    def make(_: Path) -> dict[str, float]:
-        gather(config, run, k, path)
-        good, dropped = scored(read_segment(path))
-        return {**summary(good), **dropped}
-
-    model = config.model.model_copy(update={"name": policy_of(config, run.path, k)})
-    said = {"collect": config.collect, "task": config.task, "model": model, "engine": config.engine}
-    settings = {n: v.model_dump(mode="json", exclude_defaults=True) for n, v in said.items()} | {
-        "seat": config.seat,
-        "seed": config.seed,
-    }
-    read = {key: path for key, path in named_files(config).items() if key.startswith("task.")}
-    return Stage(
-        f"collect-{k}", make, without_place(settings, str(run.path)), _paths({"policy": model.name}),
-        (path.name, f"{path.stem}.partial.jsonl", beside(path).name, f"{path.stem}.partial.annotations.jsonl"),
-        files=read,
-    )  # fmt: skip
-
-
-def round_stage(config: RoundsRecipe, run: Run, k: int) -> Stage:
-    """The stage that trains round k, as a run of its own."""
-    inner = round_config(config, run.path, k)
-    reads = {
-        "policy": inner.model.name,
-        "ref": inner.ref,
-        "critic": getattr(inner, "critic", None) and inner.critic.name,
-    }
-    inputs = _paths({**reads, **{Path(file).name: file for file in inner.files}})
-    return training_stage(f"round-{k}", learner_of(config), inner, run.path, inputs, unread=of_training(inner))
-
-
-def _paths(named: Mapping[str, str | None]) -> dict[str, str]:
-    """The names that are files or folders on this machine. Others are names on the hub, which the settings hold."""
-    return {name: path for name, path in named.items() if path and Path(path).exists()}
-
-
-def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
-    """Play the episodes of round k."""
+def gather(config: RoundsRecipe, run: Run, k: int, path: Path, _: Path) -> dict[str, float]:
+    """Play the episodes of round k. Returns their statistics."""
     c = config.collect
     need_rows(c.starts * c.n, "collect.starts * collect.n")
     source = get_task(config.task.name, **config.task.options)
     keep_judge(source, run.path)
-    lm = load_model(config.model.model_copy(update={"name": policy_of(config, run.path, k)}))
+    lm = load_model(config.model.model_copy(update={"name": locate(policy_of(config, run.path, k)).folder}))
     lm.name = name_in_run(lm.name, run)
     table = Table(OreoRoundsMethod.seats_of(config), {config.seat: lm})
     table.publish(k - 1)
@@ -159,6 +109,8 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path) -> None:
         oreo_data.collect_balanced(
             path, source, tasks, seats, c.n, c.balanced, config.seed, f"{k}:", failures=config.failures
         )
+    good, dropped = scored(read_segment(path))
+    return {**summary(good), **dropped}
 
 
 def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
@@ -179,11 +131,10 @@ def round_config(config: RoundsRecipe, out: Path, k: int) -> OfflineRecipe:
     if config.objective != "oreo":
         given["final"] = OfflineFinal(start=config.final.start)
     elif k > 1 and config.critic_from == "previous":
-        before = locate(str(out / f"round-{k - 1}"), "critic").folder
-        given["critic"] = config.critic.model_copy(update={"name": before})
+        given["critic"] = config.critic.model_copy(update={"name": str(out / f"round-{k - 1}")})
     return config_of(**given)
 
 
 def policy_of(config: RoundsRecipe, out: Path, k: int) -> str:
     """The policy that round k starts from."""
-    return config.model.name if k == 1 or not config.training else locate(str(out / f"round-{k - 1}")).folder
+    return config.model.name if k == 1 or not config.training else str(out / f"round-{k - 1}")

@@ -1,8 +1,8 @@
 """The players of Reflect-RL, and the stages in which they imitate a teacher: the reflector imitates its words, the
 policy its actions.
 
-A stage is an ordinary run of method `reflect_imitation` in RUN/stages/reflector or RUN/stages/policy, with its own
-learner, optimiser and schedule. It can be reported, evaluated and served like any other run.
+A stage is an ordinary run of method `reflect_imitation` in RUN/reflector or RUN/policy, with its own learner,
+optimiser and schedule. It can be reported, evaluated and served like any other run.
 
 Imitation and play build their prompts with the same functions (`reflect_play.Talk`). Before training, everything that
 would not fit is counted: reflections longer than `thought`, states that would lose their middle, lists of actions that
@@ -191,6 +191,11 @@ class ImitationMethod(Players):
 
     Config = ImitationRecipe
     config: ImitationRecipe
+
+    @classmethod
+    def unread(cls, config: ImitationRecipe) -> tuple[str, ...]:
+        """What measures the player, and how fast. (`engine.max_len` says which lessons fit.)"""
+        return ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
 
     def __init__(self, config: ImitationRecipe, run: Run):
         need_rows(config.batch, "batch")

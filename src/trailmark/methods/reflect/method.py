@@ -4,9 +4,9 @@ The reflector learns from a teacher's reflections and is frozen after that. The 
 actions, and then from its own play. Each imitation stage is a run of its own. Play is the run itself, and `steps`
 counts it:
 
-    RUN/stages/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
-    RUN/stages/policy       sft.policy steps on actions
-    RUN                     reinforcement learning: episodes, checkpoints with both players, evaluation
+    RUN/reflector    sft.reflector steps on reflections (0 if load.reflector gives one)
+    RUN/policy       sft.policy steps on actions
+    RUN              reinforcement learning: episodes, checkpoints with both players, evaluation
 
     reflect_play.py         prompts, labels, truncation, order of the players
     reflect_imitation.py    the players, their lessons, the stages of imitation
@@ -52,6 +52,7 @@ from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Held, Method
 from trailmark.methods.batches import Walk, how_long
+from trailmark.methods.pipeline import training_stage
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
 from trailmark.methods.reflect.curriculum import level_starts
 from trailmark.methods.reflect.imitation import (
@@ -69,7 +70,6 @@ from trailmark.models.readout import Readout
 from trailmark.objectives import Clipped, Objective, Value, WeightedLogp
 from trailmark.rollout.play import play, play_starts, start_all
 from trailmark.runs.episode_json import from_json, to_json
-from trailmark.runs.launch import training_stage
 from trailmark.runs.stages import Stage
 from trailmark.runs.store import Run, read_segment, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
@@ -150,20 +150,13 @@ class ReflectMethod(Players):
     @classmethod
     def first_model(cls, config: ReflectRecipe, run: Run) -> ModelConfig:
         """The policy after imitation."""
-        return seat_model(taught(config, run.path) if imitated_steps(config) else config, "policy")
+        return seat_model(taught(config, run.path), "policy")
 
     @classmethod
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
-        made = []
-        for seat, steps in imitated_steps(config).items():
-            inner = imitation(config, run.path, seat, steps)
-            reads = {"policy": inner.load.policy, "reflector": inner.load.reflector, "lessons": config.teacher.path,
-                     "model": config.model.name}  # fmt: skip
-            ahead = {s.name: run.path / "stages" / s.name for s in made}
-            found = {name: path for name, path in reads.items() if path and Path(path).exists() and name not in ahead}
-            inputs, unread = {**found, **ahead}, ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
-            made.append(training_stage(seat, ImitationMethod, inner, run.path, inputs, unread=unread))
-        return made
+        """Imitation: of the reflector, and of the policy, which hears it."""
+        recipes = {seat: imitation(config, run.path, seat, n) for seat, n in imitated_steps(config).items()}
+        return [training_stage(seat, ImitationMethod, recipe, run.path) for seat, recipe in recipes.items()]
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
@@ -276,7 +269,7 @@ def imitated_steps(config: ReflectRecipe) -> dict[str, int]:
 
 def taught(config: ReflectRecipe, run: Path) -> ReflectRecipe:
     """The recipe with the players that the imitation stages made."""
-    made = {seat: locate(str(run / "stages" / seat), seat).folder for seat in imitated_steps(config)}
+    made = {seat: locate(str(run / seat), seat).folder for seat in imitated_steps(config)}
     return config.model_copy(update={"load": config.load.model_copy(update=made)})
 
 
@@ -284,11 +277,11 @@ def imitation(config: ReflectRecipe, run: Path, seat: str, steps: int) -> Imitat
     """The recipe of an imitation stage."""
     given: dict[str, Any] = {name: getattr(config, name) for name in PlayersRecipe.model_fields}
     taught = seat == "policy" and "reflector" in imitated_steps(config)
-    before = {"reflector": str(run / "stages" / "reflector")} if taught else {}
+    before = {"reflector": str(run / "reflector")} if taught else {}
     given |= {
         "method": "reflect_imitation",
         "name": f"{config.name} {seat}",
-        "out": str(run / "stages" / seat),
+        "out": str(run / seat),
         "seat": seat,
         "steps": steps,
         "batch": config.sft.batch,
