@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from judging import judge_at, serving_judge
 
+from trailmark.ask.client import Unreadable
 from trailmark.methods.vrcli.pairs import (
     CRITERIA,
     Compared,
@@ -18,7 +19,6 @@ from trailmark.methods.vrcli.pairs import (
     tally,
 )
 from trailmark.run_async import wait
-from trailmark.score.judge import Unreadable
 
 WORDS = ("A", "B", "tie")
 POINTS = {"A": 1.0, "B": 0.0, "tie": 0.5}

@@ -6,9 +6,9 @@ import re
 import pytest
 from judging import judge_at, serving_judge
 
+from trailmark.ask.client import Unreadable
 from trailmark.methods.vrcli.pairs import CRITERIA, Compared, compare_pairs, question, read_comparison, tally
 from trailmark.run_async import wait
-from trailmark.score.judge import Unreadable
 
 PAIRS = [(f"Q{k}? answer <{k}>", "long and right", "short") for k in range(2)]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trailmark import MOST_SEED
+
+if TYPE_CHECKING:
+    from trailmark.ask.client import Client
 
 MANY = 1_000_000  # the upper limit of counts, so that a wrong number does not fill the memory
 
@@ -67,14 +70,14 @@ Tokenizer = Annotated[
 def teacher_of(
     name: str, model: str | None, key: str | None, version: str | None, temperature: float, top_p: float, at_once: int,
     deadline: float, retries: int, failures: float,
-) -> tuple[dict[str, Any], Callable[[Path, Any], Any]]:  # fmt: skip
-    """The teacher's part of a data set's settings, and a function that opens it from a file of answers and a class
-    of servers (`Asked`, or one that derives from it). It gives None for the offline teacher."""
-    from trailmark.ask.answers import Answers
+) -> tuple[dict[str, Any], Callable[[Path], Client | None]]:  # fmt: skip
+    """The teacher's part of a data set's settings, and a function that opens it from a file of answers. It gives None
+    for the offline teacher."""
+    from trailmark.ask.engines import open_teacher
     from trailmark.errors import TrailmarkError
 
     if name == "offline":
-        return {"teacher": "offline"}, lambda answers, served: None
+        return {"teacher": "offline"}, lambda answers: None
     if not name.startswith(("http://", "https://")):
         raise TrailmarkError(f"--teacher '{name}' is neither 'offline' nor an address that begins with http.")
     if model is None:
@@ -83,4 +86,4 @@ def teacher_of(
     options: dict[str, Any] = {"api_key": key, "api_version": version, "temperature": temperature, "top_p": top_p,
                                "at_once": at_once, "deadline": deadline, "retries": retries,
                                "failures": failures}  # fmt: skip
-    return settings, lambda answers, served: served(name, model, Answers(answers), **options)
+    return settings, lambda answers: open_teacher(name, model, answers, **options)

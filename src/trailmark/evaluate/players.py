@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.ask.answers import request_key
+from trailmark.ask.store import content_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError
 from trailmark.seats.locate import Located, is_address, locate
@@ -192,7 +192,7 @@ def _partial(name: str, wish: Wish, about: Mapping[str, Any]) -> Path:
     assert wish.out is not None
     asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
              "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
-    return wish.out.with_name(f"{wish.out.stem}.{request_key(asked)[:12]}.jsonl")
+    return wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
 
 
 def _wanted(wish: Wish, like: Mapping[str, Any]) -> Wanted:

@@ -209,10 +209,10 @@ def alfworld(
         )
 
 
-def _opened(open_teacher: Callable[[Path, Any], Any]) -> Callable[[Path], Teacher]:
+def _opened(open_teacher: Callable[[Path], Any]) -> Callable[[Path], Teacher]:
     from trailmark.methods.reflect.teacher import Offline, Server
 
-    return lambda answers: open_teacher(answers, Server) or Offline()
+    return lambda answers: Offline() if (client := open_teacher(answers)) is None else Server(client)
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, open_teacher: Any) -> None:

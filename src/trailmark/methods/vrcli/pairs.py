@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trailmark.ask.client import Unreadable, run_limited
 from trailmark.score.base import digest
-from trailmark.score.judge import ModelJudge, Unreadable, read_object
+from trailmark.score.judge import ModelJudge, read_object
 from trailmark.types import Failed
 
 CRITERIA = {
@@ -90,13 +91,7 @@ async def compare_pairs(
     judge: ModelJudge, pairs: Sequence[tuple[str, str, str]], criteria: dict[str, str] = CRITERIA
 ) -> list[Compared]:
     """Many pairs (prompt, first answer, second answer), as many at once as the judge's settings say."""
-    gate = asyncio.Semaphore(judge.config.at_once)
-
-    async def one(pair: tuple[str, str, str]) -> Compared:
-        async with gate:
-            return await compare_pair(judge, *pair, criteria)
-
-    return list(await asyncio.gather(*map(one, pairs)))
+    return await run_limited(pairs, lambda pair: compare_pair(judge, *pair, criteria), judge.config.at_once)
 
 
 def tally(found: Sequence[Compared], criterion: str = "overall") -> Tally:
