@@ -1,0 +1,73 @@
+"""JSON of a given schema from a model in this process: before each token, those are left out with which the text could
+not become such JSON any more. The grammars are those of `llguidance` (extra `schema`)."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from trailmark.engines.base import SchemaError
+from trailmark.types import Tokens
+
+KEPT = 64  # grammars that are kept
+FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
+
+
+class Guide:
+    """One text: which tokens may come next."""
+
+    def __init__(self, matcher: Any, vocab: int, ends: Tokens):
+        self.matcher, self.vocab, self.ends = matcher, vocab, list(ends)
+
+    def allowed(self) -> np.ndarray:
+        """[V]: True for tokens that may come next. An end is allowed when the JSON is complete."""
+        import llguidance.numpy as masks
+
+        bits = masks.allocate_token_bitmask(1, self.vocab)
+        masks.fill_next_token_bitmask(self.matcher, bits)
+        out = np.unpackbits(bits.view(np.uint8)[0], bitorder="little")[: self.vocab].astype(bool)
+        if self.matcher.is_error():  # a limit of the library: the text ends as it is
+            out[:] = False
+        out[self.ends] = self.matcher.is_error() or self.matcher.is_accepting()
+        return out
+
+    def take(self, token: int) -> None:
+        if token not in self.ends:
+            self.matcher.consume_token(token)
+
+
+class Schemas:
+    """The grammars of schemas for one tokenizer, whose model knows `vocab` tokens."""
+
+    def __init__(self, tokenizer: Any, vocab: int):
+        self.tokenizer, self.vocab = tokenizer, vocab
+        self._words: Any = None
+        self._matcher = lru_cache(KEPT)(self._made)
+
+    def guide(self, schema: str, ends: Tokens) -> Guide:
+        """A guide for a new text of a JSON schema. `ends` are the tokens that end a text."""
+        return Guide(self._matcher(schema).deep_copy(), self.vocab, ends)
+
+    def check(self, schema: str) -> None:
+        """Refuse a schema that cannot be kept to."""
+        self._matcher(schema)
+
+    def _made(self, schema: str) -> Any:
+        try:
+            from llguidance import LLMatcher
+            from llguidance.hf import from_tokenizer
+        except ImportError:
+            raise SchemaError("a JSON schema needs llguidance: pip install 'trailmark[schema]'.") from None
+        try:
+            if self._words is None:
+                self._words = from_tokenizer(self.tokenizer, self.vocab)
+            grammar = LLMatcher.grammar_from_json_schema(json.loads(schema), overrides=FORM)
+            why = LLMatcher.validate_grammar(grammar, self._words)
+        except (ValueError, RuntimeError) as problem:
+            why = str(problem) or type(problem).__name__
+        if why:
+            raise SchemaError(f"this JSON schema cannot be kept to: {' '.join(why.split())[:200].rstrip('.')}.")
+        return LLMatcher(self._words, grammar)
