@@ -4,6 +4,7 @@ and no failure becomes a number."""
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,3 +263,28 @@ def test_a_judge_that_is_mended_is_asked_again(tmp_path):
     again = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
     again.client.store = Store(tmp_path / "answers.jsonl")
     assert asyncio.run(again.judge(plays(1)))[0].outcome.reward == 0.9 and again.asked == 0
+
+
+def test_a_judge_that_can_write_only_marks(make_lm):
+    """A model that has learnt nothing writes a mark, for the play that it is shown. Only a reason may be too long."""
+    pytest.importorskip("llguidance")
+    lm = make_lm("llama", context=2048)
+    how = {"model": {"name": "tiny"}, "max_tokens": 120, "again": 0, "temperature": 1.0}
+    free = ModelJudge(ModelJudgeConfig.model_validate(how), LocalEngine(lm, 4, 2048))
+    bound = ModelJudge(ModelJudgeConfig.model_validate({**how, "constrained": True}), LocalEngine(lm, 4, 2048))
+    assert free.fingerprint != bound.fingerprint and all(isinstance(o, Failed) for o in ask(free, 3))
+    found, rows = ask(bound, 6), [bound.client.store[k] for k in bound.client.store]
+    assert sum(isinstance(o, Scored) and 0 <= o.reward <= 1 for o in found) == sum(r["stop"] == "stop" for r in rows)
+    for row in rows:
+        asked = re.findall(r'"id": "(\w+)"', row["question"])[-1]
+        assert re.match(rf'{{"id": "{asked}", "score": [0-9.e+-]+', row["text"])
+
+
+def test_a_judge_of_another_form_needs_its_schema():
+    class Other(ModelJudge):
+        def form(self, name):
+            return "Say it."
+
+    how = {"server": {"address": "http://127.0.0.1:9", "model": "m"}, "constrained": True}
+    with pytest.raises(JudgeError, match="reward.constrained: Other has no `schema`: define one"):
+        Other(ModelJudgeConfig.model_validate(how))

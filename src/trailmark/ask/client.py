@@ -81,7 +81,7 @@ class Question:
         law = self.law
         rest = {"top_p": law.top_p if law.top_p < 1 else 0, "top_k": law.top_k, "min_tokens": law.min_tokens,
                 "stop": list(self.stops), "seed": self.seed, "draw": self.draw, "schema": self.schema}  # fmt: skip
-        more = {k: v for k, v in rest.items() if v}
+        more = {k: v for k, v in rest.items() if v not in (0, "", [], None)}
         asked = [who, law.temperature, self.max_tokens, [dict(m) for m in self.messages]]
         return content_key([*asked, more] if more else asked)
 
@@ -119,7 +119,7 @@ class Client:
     name: str = ""
     who: str = ""
     law: SamplingLaw = SamplingLaw()
-    at_once: int = 32
+    at_once: int = 32  # questions at the same time, for those who ask many
     tries: Tries | None = None
     empty: bool = True
     price: tuple[float, float] | None = None
@@ -227,7 +227,7 @@ class Client:
     async def say(self, q: Question, draw: str) -> Completion:
         """The answer of the engine itself."""
         engine = self.open()
-        schema = json.dumps(q.schema, sort_keys=True) if q.schema is not None else ""
+        schema = json.dumps(q.schema) if q.schema is not None else ""
         if hasattr(engine, "chat"):  # a server applies its own template
             how = {"schema": schema, "text_only": True}
             (done,) = await engine.chat(q.messages, q.law, q.max_tokens, q.stops, q.seed, draw, **how)

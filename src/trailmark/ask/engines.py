@@ -1,4 +1,4 @@
-"""The engines of models that are only asked: from a section of a recipe, or from the options of a command."""
+"""The engines of models that are only asked or read: from a section of a recipe, or from the options of a command."""
 
 from __future__ import annotations
 
@@ -17,15 +17,24 @@ from trailmark.types import SamplingLaw
 def open_engine(server: ServerConfig | None, model: ModelConfig | None, key: str) -> Any:
     """A server, or a model that is loaded in this process. Errors begin with `key`."""
     if server is not None:
-        return http_engine(server, key=f"{key}.server")
-    from trailmark.engines.local import local_engine
+        return open_server(server, f"{key}.server")
     from trailmark.models.load import load_model
 
     assert model is not None
     try:
-        return local_engine(load_model(model).freeze(), EngineConfig())
+        return open_model(load_model(model).freeze())
     except ModelError as problem:
         raise ModelError(f"{key}.model: {problem}") from problem
+
+
+def open_server(server: ServerConfig, key: str, tokenizer: Any = None) -> HttpEngine:
+    return http_engine(server, tokenizer, key=key)
+
+
+def open_model(lm: Any, **settings: Any) -> Any:
+    from trailmark.engines.local import local_engine
+
+    return local_engine(lm, EngineConfig(**settings))
 
 
 def open_teacher(

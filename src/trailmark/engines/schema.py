@@ -65,9 +65,9 @@ class Schemas:
             if self._words is None:
                 self._words = from_tokenizer(self.tokenizer, self.vocab)
             grammar = LLMatcher.grammar_from_json_schema(json.loads(schema), overrides=FORM)
-            why = LLMatcher.validate_grammar(grammar, self._words)
+            if why := LLMatcher.validate_grammar(grammar, self._words):
+                raise ValueError(why)
+            return LLMatcher(self._words, grammar)
         except (ValueError, RuntimeError) as problem:
-            why = str(problem) or type(problem).__name__
-        if why:
-            raise SchemaError(f"this JSON schema cannot be kept to: {' '.join(why.split())[:200].rstrip('.')}.")
-        return LLMatcher(self._words, grammar)
+            why = " ".join(str(problem).split())[:200].rstrip(".")
+            raise SchemaError(f"this JSON schema cannot be kept to: {why}.") from None

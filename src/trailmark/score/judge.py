@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +47,10 @@ class ModelJudge(Judge):
         rest = [config.rubric, config.low, config.high, config.temperature, config.max_tokens, config.again]
         if type(self) is not ModelJudge:  # a subclass may ask for something else
             rest += [type(self).__name__, self.form("")]
+        if config.constrained:
+            rest.append("constrained")
+            if self.schema("") is None:
+                raise JudgeError(f"reward.constrained: {type(self).__name__} has no `schema`: define one.")
         self.fingerprint = digest(json.dumps([self.name, *rest]))
         weights = ""
         if engine is None and config.model is not None and Path(config.model.name).is_dir():
@@ -57,7 +61,7 @@ class ModelJudge(Judge):
             self.fingerprint = digest(json.dumps([weights, *rest]))
         self._must_be_there = engine is None and config.server is not None
         self.client = Client(engine or self._open, Store(self._shared), self.name, weights,
-                             SamplingLaw(config.temperature), config.at_once)  # fmt: skip
+                             SamplingLaw(config.temperature), price=config.price)  # fmt: skip
 
     def _open(self) -> Any:
         from trailmark.ask.engines import open_engine
@@ -97,6 +101,13 @@ class ModelJudge(Judge):
         refused."""
         return ASK.format(id=name, low=self.config.low, high=self.config.high)
 
+    def schema(self, name: str) -> Mapping[str, Any] | None:
+        """The JSON schema of that form. None: it has none."""
+        if type(self).form is not ModelJudge.form:
+            return None
+        score = {"type": "number", "minimum": self.config.low, "maximum": self.config.high}
+        return object_schema({"id": {"const": name}, "score": score, "reason": {"type": "string"}})
+
     def read(self, text: str, name: str, play: Play) -> Verdict:
         """The meaning of an answer. Raises `Unreadable` if the answer does not have the right form."""
         c = self.config
@@ -107,14 +118,23 @@ class ModelJudge(Judge):
     async def _verdict(self, play: Play) -> Verdict:
         question = self.question(play)
         name = digest(question)
-        found = await self.ask_for(question, self.form(name), lambda text: self.read(text, name, play))
+        read = lambda text: self.read(text, name, play)
+        found = await self.ask_for(question, self.form(name), read, self.schema(name))
         return Verdict(found) if isinstance(found, Failed) else found
 
-    async def ask_for(self, question: str, form: str, read: Callable[[str], T]) -> T | Failed:
+    def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
+        """What this process has spent on the judge, if its price is known."""
+        cost = self.client.used.cost
+        return {} if cost is None else {"judge_cost": cost}
+
+    async def ask_for(
+        self, question: str, form: str, read: Callable[[str], T], schema: Mapping[str, Any] | None = None
+    ) -> T | Failed:
         """What `read` finds in the answer to a question; asked again, with the reason, if it is `Unreadable`."""
         c = self.config
+        schema = schema if c.constrained else None
         try:
-            return await self.client.ask(question, c.max_tokens, form=form, read=read, again=c.again)
+            return await self.client.ask(question, c.max_tokens, form=form, read=read, again=c.again, schema=schema)
         except Unreadable as why:
             return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
         except NoAnswer as problem:
@@ -129,6 +149,11 @@ def shown(rubric: str, play: Play) -> str:
     if "{answer}" in rubric or "{dialogue}" in rubric:
         return ""
     return f"\n\nThe task:\n{play.prompt}\n\nThe answer:\n{play.answer}"
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a JSON object with exactly these keys."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 # --- what is answered ------------------------------------------------------------------------------------------------

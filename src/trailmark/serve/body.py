@@ -178,7 +178,7 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return ""
         named = self.json_schema if self.type == "json_schema" else None
-        return json.dumps(named.json_schema if named is not None else {"type": "object"}, sort_keys=True)
+        return json.dumps(named.json_schema if named is not None else {"type": "object"})
 
 
 class Sampling(Body):

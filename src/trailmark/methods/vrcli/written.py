@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.ask.client import Client, NoAnswer, Question, ask_each, prompt_of
+from trailmark.ask.engines import open_model
 from trailmark.ask.store import Store
-from trailmark.config import EngineConfig, ModelConfig
+from trailmark.config import ModelConfig
 from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.errors import DataError, TrailmarkError
 from trailmark.failures import Tries
@@ -138,9 +139,7 @@ class Speaker:
         """Ready for sequences of up to so many tokens."""
         if self.remote:
             return self.server
-        from trailmark.engines.local import local_engine
-
-        return local_engine(self.lm, EngineConfig(slots=self.slots, max_len=longest))
+        return open_model(self.lm, slots=self.slots, max_len=longest)
 
 
 def write(
