@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 
+import httpx
 import pytest
 
 from trailmark.ask.client import Client
@@ -75,11 +76,30 @@ def test_our_server_keeps_to_it_too(lm):
 @pytest.mark.parametrize("schema, says", [
     ({"type": "colour"}, "this JSON schema cannot be kept to: Invalid type: colour."),
     ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"), ({"not": {"type": "string"}}, "Unimplemented keys"),
+    ({"type": "array", "items": {"minLength": 10**9}}, "minLength 1000000000 is more than 10000"),
+    ({"enum": ["x" * 70_000]}, "it has more than 65536 letters"),
 ])  # fmt: skip
 def test_a_schema_that_cannot_be_kept_to(lm, schema, says):
     with pytest.raises(SchemaError) as problem:
         asyncio.run(Client(LocalEngine(lm, 2, 200)).ask("?", 9, schema=schema))
     assert says in str(problem.value) and problem.value.code == 2 and "\n" not in str(problem.value)
+
+
+def test_forms_of_an_answer_that_a_request_names(lm):
+    with serving(LocalEngine(lm, 4, 200), name="small") as url:
+
+        def post(form, **more):
+            body = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 30, "seed": 1, **more}
+            done = httpx.post(f"{url}/v1/chat/completions", json={**body, "response_format": form}, timeout=60)
+            said = done.json()
+            return said["choices"][0]["message"]["content"] if done.status_code == 200 else said["error"]["message"]
+
+        assert post({"type": "text"}) == post(None) and post({"type": "json_object"}).startswith("{")
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": 7}}}
+        assert post(schema) == "7"
+        assert "a search cannot keep to a schema" in post(schema, search={"best_of": 2})
+        assert "needs a token that ends the text" in post(schema, min_tokens=2)
+        assert "'response_format'" in post({"type": "xml"})
 
 
 def test_what_does_not_go_with_a_schema(lm):

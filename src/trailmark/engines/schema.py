@@ -13,6 +13,7 @@ from trailmark.engines.base import SchemaError
 from trailmark.types import Tokens
 
 KEPT = 64  # grammars that are kept
+LETTERS, COUNT = 1 << 16, 10_000  # larger schemas, and larger bounds in them, take the library's memory
 FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as json.dumps writes
 
 
@@ -64,10 +65,24 @@ class Schemas:
         try:
             if self._words is None:
                 self._words = from_tokenizer(self.tokenizer, self.vocab)
-            grammar = LLMatcher.grammar_from_json_schema(json.loads(schema), overrides=FORM)
+            _must_be_small(read := json.loads(schema))
+            grammar = LLMatcher.grammar_from_json_schema(read, overrides=FORM)
             if why := LLMatcher.validate_grammar(grammar, self._words):
                 raise ValueError(why)
             return LLMatcher(self._words, grammar)
         except (ValueError, RuntimeError) as problem:
             why = " ".join(str(problem).split())[:200].rstrip(".")
             raise SchemaError(f"this JSON schema cannot be kept to: {why}.") from None
+
+
+def _must_be_small(schema: Any) -> None:
+    if len(json.dumps(schema)) > LETTERS:
+        raise ValueError(f"it has more than {LETTERS} letters")
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            for key in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
+                if isinstance(part.get(key), int | float) and part[key] > COUNT:
+                    raise ValueError(f"{key} {part[key]} is more than {COUNT}")
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
