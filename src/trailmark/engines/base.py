@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -57,6 +57,24 @@ class Engine(Protocol):
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         """log p(token t | tokens before t) under the model, for t = start … end."""
+        ...
+
+
+class ChatEngine(Engine, Protocol):
+    """An engine that takes messages and applies its own template. It need not have a tokenizer."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        law: SamplingLaw = SamplingLaw(),
+        max_tokens: int = 64,
+        stop_strings: Sequence[str] = (),
+        seed: int = 0,
+        key: str = "",
+        n: int = 1,
+        prefix: str = "",
+    ) -> list[Completion]:
+        """`n` answers to a conversation. With a `prefix`: the text that follows it."""
         ...
 
 

@@ -10,29 +10,39 @@ import typer
 
 from trailmark.commands.options import (
     MANY,
+    AtOnce,
+    Deadline,
+    Failures,
     Horizon,
-    Opens,
+    Key,
+    Model,
+    Name,
     Out,
     Perturb,
+    Retries,
     Seed,
     Shuffle,
     Starts,
+    Temperature,
     Tokenizer,
+    TopP,
+    Version,
     Words,
-    with_teacher,
+    teacher_of,
 )
 
 if TYPE_CHECKING:
     from trailmark.methods.reflect.teacher import Teacher
 
 
-@with_teacher()
 def auto_explore(
     sources: Annotated[
         list[str] | None,
         typer.Argument(metavar="SRC", help="Repositories (a folder each), or packages: click==8.1.7\\[#sha256=…]."),
     ] = None,
     out: Out = Path("auto-explore"),
+    teacher: Name = "offline",
+    model: Model = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this: repos, tasks, filter, walks, split, sft.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Take questions from this file, not from the teacher.")] = None,
     rules: Annotated[
@@ -47,8 +57,14 @@ def auto_explore(
     shuffle: Shuffle = False,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
-    *,
-    who: Opens,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:  # fmt: skip
     """Make a data set of the repository world: repositories, questions, walks, a split, files for fine-tuning."""
     from dataclasses import asdict
@@ -59,7 +75,9 @@ def auto_explore(
     from trailmark.methods.reflect.explore.split import check_by, check_given
 
     writable(out)
-    about, open_teacher = who
+    about, open_teacher = teacher_of(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     if check_by(split) == "given":
         check_given(tasks)
     found = sources_of(sources or [], tasks)
@@ -109,16 +127,23 @@ def records(
     typer.echo(f"{target}: {len(found)} records")
 
 
-@with_teacher()
 def taxi(
     words: Words = None,
     out: Out = Path("taxi-data"),
+    teacher: Name = "offline",
+    model: Model = None,
     starts: Starts = 100,
     perturb: Perturb = 0.5,
     fatal: Annotated[bool, typer.Option("--fatal", help="Random steps may end the game.")] = False,
     seed: Seed = 0,
-    *,
-    who: Opens,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Write plays of the taxi with a teacher's reflections, the action taken and the best one. The default horizon is
     20."""
@@ -126,7 +151,9 @@ def taxi(
     from trailmark.tasks import task_options
     from trailmark.tasks.taxi import Taxi
 
-    about, open_teacher = who
+    about, open_teacher = teacher_of(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     options = {"horizon": 20, **task_options(words or [])}
     source = _task("taxi", options)
     assert isinstance(source, Taxi)
@@ -135,17 +162,24 @@ def taxi(
     _plays(out, {**settings, **about}, draw, lambda: TaxiGuide(source, fatal), open_teacher)
 
 
-@with_teacher()
 def alfworld(
     words: Words = None,
     out: Out = Path("alfworld-data"),
+    teacher: Name = "offline",
+    model: Model = None,
     starts: Starts = 100,
     split: Annotated[str, typer.Option(help="Which games.")] = "train",
     perturb: Perturb = 0.5,
     tokenizer: Tokenizer = "",
     seed: Seed = 0,
-    *,
-    who: Opens,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Write plays of an ALFWorld expert (expert=seeing or expert=exploring) with a teacher's reflections. games=PATH is
     the folder of the games."""
@@ -155,7 +189,9 @@ def alfworld(
     from trailmark.tasks import task_options
     from trailmark.tasks.alfworld.source import Alfworld
 
-    about, open_teacher = who
+    about, open_teacher = teacher_of(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     options = task_options(words or [])
     source = _task("alfworld", options)
     assert isinstance(source, Alfworld)

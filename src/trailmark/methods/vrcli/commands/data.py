@@ -9,27 +9,43 @@ import typer
 
 from trailmark.commands.options import (
     MANY,
-    Opens,
+    AtOnce,
+    Deadline,
+    Failures,
+    Key,
+    Model,
+    Name,
     Out,
+    Retries,
     Seed,
+    Temperature,
     Tokenizer,
+    TopP,
+    Version,
     finite,
-    with_teacher,
+    teacher_of,
 )
 
 
-@with_teacher(temperature=0.6)
 def books(
     files: Annotated[list[Path], typer.Argument(metavar="BOOKS …", help="JSONL of chapters, plain, .gz or .xz.")],
     out: Out = Path("books"),
+    teacher: Name = "offline",
+    model: Model = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this: chapters, synopses, summaries, …")] = None,
     characters: Annotated[int, typer.Option(min=1, max=20, help="Main characters of a book.")] = 3,
     names: Annotated[Path | None, typer.Option(help="JSON: the characters of each book.")] = None,
     last: Annotated[int, typer.Option(min=1, max=100, help="Previous chapters that a row holds.")] = 1,
     skip: Annotated[int, typer.Option(min=1, max=100, help="First and last chapters that are no targets.")] = 2,
     tokenizer: Tokenizer = "",
-    *,
-    who: Opens,
+    key: Key = None,
+    version: Version = None,
+    temperature: Temperature = 0.6,
+    top_p: TopP = 0.9,
+    at_once: AtOnce = 8,
+    deadline: Deadline = 120.0,
+    retries: Retries = 5,
+    failures: Failures = 0.0,
 ) -> None:
     """Make rows of stories from books: synopses, summaries so far, character sheets. Then: trailmark data stories."""
     from dataclasses import asdict
@@ -42,7 +58,9 @@ def books(
     from trailmark.texts import token_count
 
     writable(out)
-    about, open_teacher = who
+    about, open_teacher = teacher_of(
+        teacher, model, key, version, temperature, top_p, at_once, deadline, retries, failures
+    )
     read_books(files, 0, read_characters(names))  # a mistake in the files is reported before anything is made
     count = token_count(read_tokenizer(tokenizer))
 
