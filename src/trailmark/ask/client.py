@@ -104,7 +104,7 @@ class Used:
         """In dollars; None if the price is unknown."""
         return self.price and (self.prompt_tokens * self.price[0] + self.tokens * self.price[1]) / 1e6
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {**{k: v for k, v in asdict(self).items() if k != "price"}, "cost": self.cost}
 
 

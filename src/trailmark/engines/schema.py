@@ -25,7 +25,7 @@ class Guide:
 
     def allowed(self) -> np.ndarray:
         """[V]: True for tokens that may come next. An end is allowed when the JSON is complete."""
-        import llguidance.numpy as masks
+        import llguidance.numpy as masks  # type: ignore[missing-import]
 
         bits = masks.allocate_token_bitmask(1, self.vocab)
         masks.fill_next_token_bitmask(self.matcher, bits)
@@ -58,8 +58,8 @@ class Schemas:
 
     def _made(self, schema: str) -> Any:
         try:
-            from llguidance import LLMatcher
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLMatcher  # type: ignore[missing-import]
+            from llguidance.hf import from_tokenizer  # type: ignore[missing-import]
         except ImportError:
             raise SchemaError("a JSON schema needs llguidance: pip install 'trailmark[schema]'.") from None
         try:

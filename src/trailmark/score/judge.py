@@ -60,7 +60,7 @@ class ModelJudge(Judge):
             weights = digest(weights_print(config.model))
             self.fingerprint = digest(json.dumps([weights, *rest]))
         self._must_be_there = engine is None and config.server is not None
-        self.client = Client(engine or self._open, Store(self._shared), self.name, weights,
+        self.client = Client(engine or self._open, Store(self._shared, text="text"), self.name, weights,
                              SamplingLaw(config.temperature), price=config.price)  # fmt: skip
 
     def _open(self) -> Any:
@@ -78,7 +78,7 @@ class ModelJudge(Judge):
             self._must_serve()
         super().keep(folder)
         if self._shared is None:
-            self.client.store = Store(Path(folder) / "answers.jsonl")
+            self.client.store = Store(Path(folder) / "answers.jsonl", text="text")
 
     def _must_serve(self) -> None:
         """Before anything is played, raise an error if the server does not answer or serves another model."""

@@ -158,7 +158,8 @@ def write(
     given = asdict(how) | {"markers": None if how.markers is None else list(how.markers)}
     settings = {"kind": "written", **given, "n": n, **{v.name: [v.planner, v.writer] for v in variants}}
     with data_folder(out, settings) as place:
-        work = _Work(rows, out, found, how, speakers, Store(out / "answers.jsonl"), slots, servers.failures)
+        answers = Store(out / "answers.jsonl", text="text")
+        work = _Work(rows, out, found, how, speakers, answers, slots, servers.failures)
         stages = [s for v in variants for s in _stages(place, work, v, rows, n)]
         place.make(stages, [s.name for s in stages], say)
         return {v.name: work.about(v) for v in variants}

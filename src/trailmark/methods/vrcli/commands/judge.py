@@ -75,7 +75,7 @@ def judge(
     if not made.rows:
         raise JudgeError(f"no pair has a verdict; the first: {made.failed[0]}")
     atomic_write(out, p.as_csv(made.rows), "judge")
-    result = {"command": "judge", "judge": who.name, "out": str(out), "pairs": len(pairs), **who.client.used.told(),
+    result = {"command": "judge", "judge": who.name, "out": str(out), "pairs": len(pairs), **who.client.used.as_dict(),
               "failed": len(made.failed), "counts": {" ".join(k): v for k, v in made.counts.items()}}  # fmt: skip
     if json:
         from json import dumps
