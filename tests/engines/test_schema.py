@@ -10,7 +10,7 @@ import pytest
 
 from trailmark.ask.client import Client
 from trailmark.commands.serve import serving
-from trailmark.engines.base import EngineError, Request, SchemaError
+from trailmark.engines.base import EngineError, Request, SchemaError, run
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.types import SamplingLaw
@@ -62,6 +62,21 @@ def test_a_neighbour_without_a_schema_draws_what_it_draws_alone(lm):
 
     alone, (beside, other) = asyncio.run(engine.sample(free)), asyncio.run(both())
     assert beside == alone and other[0].text in EVERY
+
+
+def test_decoding_ahead_keeps_to_it_beside_others(lm, monkeypatch):
+    """As on a GPU: the device is a step ahead, and waits for those who need a schema."""
+    ends = (lm.tokenizer.eos_token_id,)
+    free = [Request(tuple(lm.tokenizer.encode("Free.")), max_tokens=30, key=f"f{k}") for k in range(2)]
+    bound = [Request(free[0].prompt, max_tokens=60, stop_ids=ends, schema=json.dumps(COLOURS), key=f"{k}")
+             for k in range(3)]  # fmt: skip
+
+    def said():
+        return [done.text for (done,) in run(LocalEngine(lm, 3, 200), [*free, *bound])]
+
+    usual = said()
+    monkeypatch.setattr("trailmark.engines.local.AHEAD", True)
+    assert said() == usual and set(usual[2:]) <= EVERY
 
 
 def test_our_server_keeps_to_it_too(lm):
