@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from trailmark.errors import Unfinished
 from trailmark.types import Episode, Failed
@@ -53,6 +54,39 @@ def must_be_answered(plays: Sequence[Episode], share: float) -> None:
     lost = unanswered(plays)
     then = "What a judge answered is kept: train --resume goes on from the last checkpoint."
     must_be_few("plays", list(lost.values()), len(plays), share, first=next(iter(lost), ""), then=then)
+
+
+@dataclass
+class Tries:
+    """Counts how often work was tried and failed. `total`: how often it will be tried; None: not known before."""
+
+    what: str
+    share: float = 0.0
+    total: int | None = None
+    key: str = "--failures"
+    tried: int = 0
+    reasons: list[str] = field(default_factory=list)
+    in_a_row: list[str] = field(default_factory=list)
+
+    def passed(self, new: bool = True) -> None:
+        """`new`: it was done just now, so the server is there."""
+        self.tried += 1
+        if new:
+            self.in_a_row.clear()
+
+    def failed(self, why: str) -> None:
+        """Raise an error if a server seems gone, and going on is of no use."""
+        self.tried += 1
+        self.reasons.append(why)
+        self.in_a_row.append(why)
+        vain = not self.share if self.total is None else too_many(len(self.reasons), self.total, self.share)
+        if len(self.in_a_row) >= PATIENCE and vain:
+            raise gone(self.what, self.in_a_row, self.key)
+
+    def settle(self, first: str = "") -> None:
+        """Raise an error if too much has failed since the last call."""
+        tried, reasons, self.tried, self.reasons = self.total or self.tried, self.reasons, 0, []
+        must_be_few(self.what, reasons, tried, self.share, self.key, first)
 
 
 def again(key: str) -> str:

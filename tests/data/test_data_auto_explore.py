@@ -432,8 +432,8 @@ def test_a_server_that_goes_away(tmp_path):
         done = run(tmp_path / "kettle", tmp_path / "garden", *words)
         assert (
             done.exit_code == 1
-            and "failed 10 times in a row" in done.stderr
-            and "run the same command again" in done.stderr
+            and "10 requests in a row failed" in done.stderr
+            and "the same command asks only for what failed" in done.stderr
         )
         assert len(server.asked) == 8 + 5 + 10
         answered = [str(b) for _, _, b in server.asked[:13]]

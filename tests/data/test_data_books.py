@@ -164,7 +164,7 @@ def test_a_server_that_goes_away_costs_nothing(tmp_path):
         server.asked.clear()
         server.faults = ["fine"] * 40 + [500] * 10
         said = run([file], tmp_path / "torn", *words, code=1)
-        assert "run the same command again when it is back" in said and len(server.asked) == 50
+        assert "the same command asks only for what failed" in said and len(server.asked) == 50
         assert len(lines(tmp_path / "torn/synopses.jsonl")) == 6 and not (tmp_path / "torn/facts.jsonl").exists()
         run([file], tmp_path / "torn", *words)
         assert len(server.asked) == total + 10 and tree(tmp_path / "torn", (".lock", "answers.jsonl")) == wanted

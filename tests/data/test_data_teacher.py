@@ -6,9 +6,10 @@ import json
 import pytest
 from data_fixtures import teaching
 
-from trailmark.ask.answers import Answers, request_key
-from trailmark.ask.server import TeacherFailed, TeacherGone, run_limited
-from trailmark.errors import DataError, TrailmarkError
+from trailmark.ask.client import Refused, Unusable, run_limited
+from trailmark.ask.engines import open_teacher
+from trailmark.ask.store import Store
+from trailmark.errors import DataError, TrailmarkError, Unfinished
 from trailmark.methods.reflect.teacher import Exchange, Moment, Server, read_choice
 from trailmark.tasks.base import Observation
 
@@ -37,7 +38,8 @@ def server():
 
 
 def quick(server, answers=None, **options):
-    return Server(server.url, "m", answers, **{"retries": 2, "backoff": 0.001, "deadline": 5.0, **options})
+    how = {"retries": 2, "backoff": 0.001, "deadline": 5.0, **options}
+    return Server(open_teacher(server.url, "m", answers, **how))
 
 
 def think(teacher, moment=NOW):
@@ -71,31 +73,32 @@ def test_two_turns(server):
 
 def test_keys(server):
     think(quick(server, api_key="k"))
-    azure = Server(f"{server.url}/openai/deployments/gpt", "gpt", api_key="k", api_version="2024-02-01", backoff=0.001)
-    think(azure)
+    url = f"{server.url}/openai/deployments/gpt"
+    think(Server(open_teacher(url, "gpt", api_key="k", api_version="2024-02-01", backoff=0.001)))
     (_, plain, _), (path, headers, _) = server.asked
     assert plain["Authorization"] == "Bearer k"
     assert path == "/openai/deployments/gpt/chat/completions?api-version=2024-02-01"
     assert headers["api-key"] == "k" and "Authorization" not in headers
     with pytest.raises(TrailmarkError, match="neither 'offline' nor an address"):
-        Server("localhost:80", "m")
+        open_teacher("localhost:80", "m")
 
 
 def test_kept_answers(server, tmp_path):
     """Nothing is asked twice, not even by another process; a torn last line is mended."""
     file = tmp_path / "answers.jsonl"
-    teacher = quick(server, Answers(file))
-    assert think(teacher) == think(teacher) == think(quick(server, Answers(file))) == "Well said."
+    teacher = quick(server, file)
+    assert think(teacher) == think(teacher) == think(quick(server, file)) == "Well said."
     assert len(server.asked) == 1
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"key": "to')
-    assert Answers(file).texts == {request_key({**server.asked[0][2]}): "Well said."} and file.read_bytes() == whole
+    stored = Store(file)
+    assert [stored[k]["text"] for k in stored] == ["Well said."] and file.read_bytes() == whole
     file.write_bytes(whole + b"broken\n")
     with pytest.raises(DataError, match=r"answers.jsonl:2: "):
-        Answers(file)
+        Store(file)
     file.write_text(json.dumps({"key": "a"}) + "\n")
-    with pytest.raises(DataError, match="is not an answer of a teacher"):
-        Answers(file)
+    with pytest.raises(DataError, match="is no line of this file of answers"):
+        Store(file, text="text")
 
 
 @pytest.mark.parametrize("faults, asked", [
@@ -114,8 +117,8 @@ def test_what_passes(server, faults, asked):
 ])  # fmt: skip
 def test_what_does_not(server, always, reason, tmp_path):
     server.always = always
-    teacher = quick(server, Answers(tmp_path / "a"), deadline=0.2 if always == "slow" else 5.0)
-    with pytest.raises(TeacherFailed) as caught:
+    teacher = quick(server, tmp_path / "a", deadline=0.2 if always == "slow" else 5.0)
+    with pytest.raises(Unusable) as caught:
         think(teacher)
     assert caught.value.reason == reason and not (tmp_path / "a").exists()  # a failure is not an answer
     server.always = "fine"
@@ -126,12 +129,12 @@ def test_one_that_is_gone(server):
     server.always = 503
     teacher = quick(server, retries=0)
     for _ in range(9):
-        with pytest.raises(TeacherFailed):
+        with pytest.raises(Unusable):
             think(teacher)
-    with pytest.raises(TeacherGone, match="failed 10 times in a row.*run the same command again"):
+    with pytest.raises(Unfinished, match="10 requests in a row failed.*the same command asks only for what failed"):
         think(teacher)
     server.always = 401
-    with pytest.raises(TeacherGone, match="refuses every question"):
+    with pytest.raises(Refused, match="refuses every question"):
         think(quick(server))
 
 
@@ -141,7 +144,7 @@ def test_one_that_is_gone(server):
 ])  # fmt: skip
 def test_reflections_that_are_refused(server, said, reason):
     server.script = lambda messages: said
-    with pytest.raises(TeacherFailed, match=reason):
+    with pytest.raises(Unusable, match=reason):
         think(quick(server), Moment("w", "t", SEEN, "12", "r", spoiler="the best is 12."))
 
 
@@ -165,23 +168,23 @@ def test_in_order_and_at_once():
 
     async def fails(i):
         if i == 2:
-            raise TeacherGone("gone")
+            raise Refused("gone")
         await asyncio.sleep(10)
 
-    with pytest.raises(TeacherGone):
+    with pytest.raises(Refused):
         asyncio.run(run_limited(range(20), fails, 4))
 
 
 def test_the_same_question_at_the_same_time_is_asked_once(server, tmp_path):
     """A server that samples would give two answers, and a run that was stopped would go on with the other one."""
-    teacher = quick(server, Answers(tmp_path / "answers.jsonl"))
+    teacher = quick(server, tmp_path / "answers.jsonl")
 
     async def together():
         return await asyncio.gather(*(teacher.say([{"role": "user", "content": c}], 9) for c in "aabab"))
 
     assert asyncio.run(together()) == ["Well said."] * 5
     assert [body["messages"][0]["content"] for _, _, body in server.asked].count("a") == len(server.asked) - 1 == 1
-    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2 and not teacher._asking
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2 and not teacher.client._asking
 
 
 def test_a_question_that_failed_is_asked_again_by_who_waited(server):
@@ -193,4 +196,4 @@ def test_a_question_that_failed_is_asked_again_by_who_waited(server):
         return await asyncio.gather(say(), say(), return_exceptions=True)
 
     first, second = asyncio.run(together())
-    assert isinstance(first, TeacherFailed) and second == "Well said." and len(server.asked) == 4
+    assert isinstance(first, Unusable) and second == "Well said." and len(server.asked) == 4

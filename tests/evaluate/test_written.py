@@ -6,10 +6,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from trailmark.ask.client import Client
 from trailmark.chat import render
 from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, ModelShape
+from trailmark.engines.base import EngineError
 from trailmark.engines.local import LocalEngine
 from trailmark.methods.vrcli import written
 from trailmark.methods.vrcli.plans import read_scored_rows, writing
@@ -110,15 +112,15 @@ def test_the_files_are_what_the_other_commands_read(place, made):
 
 def test_a_command_that_was_stopped_goes_on_to_the_same_bytes(place, made, tmp_path, monkeypatch):
     out, _ = made
-    own, asked = written.Speaker.say, []
+    own, asked = Client.say, []
 
-    async def dies(self, messages, *rest):
-        asked.append(messages)
+    async def dies(self, question, draw):
+        asked.append(question)
         if len(asked) == 5:
-            raise written.EngineError("the power went out")
-        return await own(self, messages, *rest)
+            raise EngineError("the power went out")
+        return await own(self, question, draw)
 
-    monkeypatch.setattr(written.Speaker, "say", dies)
+    monkeypatch.setattr(Client, "say", dies)
     base = place / "base"
     words = ["write", place / "stories.jsonl", f"b={base}", f"br={base},{base}", f"sft={place / 'sft'}",
              f"rl={place / 'rl'},{base}", "--out", tmp_path / "w", "--plan-tokens", "6", "--at-once", 1]  # fmt: skip
@@ -186,7 +188,7 @@ def test_what_is_refused(place, tmp_path):
 
 def test_a_text_may_hold_any_end_of_line(tmp_path):
     rows = [{"id": "a", "text": "one\u2028two\x85three\x0cfour"}, {"id": "b", "text": "five\u2029"}]
-    work = written._Work(tmp_path, tmp_path, {}, written.How(), {}, written.Answers(None), 1)
+    work = written._Work(tmp_path, tmp_path, {}, written.How(), {}, written.Store(), 1)
     written.write_lines(tmp_path / "rl.jsonl", rows)
     assert work.read("rl.jsonl") == rows
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trailmark import formats
+from trailmark.ask.client import Unreadable
 from trailmark.config import LearnerConfig, ModelConfig, OptimConfig, RunConfig, SamplingConfig
 from trailmark.credit import discounted, max_abs_normalise, outcome_of
 from trailmark.engines.scripted import ScriptedEngine
@@ -27,7 +28,7 @@ from trailmark.runs.store import read_metrics, read_segment
 from trailmark.samples import build_samples, turn_values
 from trailmark.score.base import Judge, Verdict
 from trailmark.score.config import ModelJudgeConfig
-from trailmark.score.judge import ModelJudge, Unreadable, read_object
+from trailmark.score.judge import ModelJudge, read_object
 from trailmark.seats.config import LocalSeat, check_seats, filled
 from trailmark.seats.names import fix_names
 from trailmark.seats.table import Table

@@ -4,6 +4,7 @@ and no failure becomes a number."""
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from judging import judge_at, name, number, plays, serving_judge
 
+from trailmark.ask.client import Unreadable
+from trailmark.ask.store import Store
 from trailmark.commands.serve import serving
+from trailmark.engines.base import Completion
 from trailmark.engines.http import HttpEngine
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import JudgeError
-from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
-from trailmark.score.judge import ModelJudge, Unreadable, objects, read_mark
+from trailmark.score.judge import ModelJudge, objects, read_mark
 from trailmark.score.open_judge import open_judge
 from trailmark.types import Failed, Scored
 
@@ -196,7 +199,7 @@ def test_our_own_server_and_a_local_model_say_the_same(make_lm):
         there = ModelJudge(config, HttpEngine(url, "tiny-llama"))
         mine, theirs = asyncio.run(here.judge(plays(2))), asyncio.run(there.judge(plays(2)))
     assert mine == theirs and all(isinstance(v.outcome, Failed) for v in mine) and here.asked == there.asked == 4
-    assert {k: v["text"] for k, v in here.cache._known.items()} == {k: v["text"] for k, v in there.cache._known.items()}
+    assert here.client.store._known == there.client.store._known
 
 
 def test_a_local_judge_is_opened_from_its_section(tmp_path):
@@ -229,7 +232,7 @@ def test_a_server_of_another_model_is_told_before_anything_is_played(make_lm, tm
 
 
 def test_of_several_objects_the_one_for_the_question_counts():
-    from trailmark.score.judge import Unreadable, read_object
+    from trailmark.score.judge import read_object
 
     right, other = '{"id": "q1", "score": 7}', '{"id": "q2", "score": 1}'
     assert read_object(f"{right} and {other}", "q1", "score")["score"] == 7
@@ -241,22 +244,47 @@ def test_of_several_objects_the_one_for_the_question_counts():
 def test_a_judge_that_is_mended_is_asked_again(tmp_path):
     """Prose three times is a failed play; with the same cache and a judge that answers, the play gets its mark."""
     judge = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
-    judge.cache = Cache(tmp_path / "answers.jsonl")
+    judge.client.store = Store(tmp_path / "answers.jsonl")
     said = ["I cannot say."]
 
-    async def answer(talk, key):
-        return said[0]
+    async def answer(question, draw):
+        return Completion((), (), (), said[0], "stop")
 
-    judge._ask = answer
+    judge.client.say = answer
     assert isinstance(asyncio.run(judge.judge(plays(1)))[0].outcome, Failed)
     assert judge.asked == 3
     asyncio.run(judge.judge(plays(1)))
     assert judge.asked == 3  # not again in this process
     mended = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
-    mended.cache = Cache(tmp_path / "answers.jsonl")
+    mended.client.store = Store(tmp_path / "answers.jsonl")
     said[0] = '{"score": 9}'
-    mended._ask = answer
+    mended.client.say = answer
     assert asyncio.run(mended.judge(plays(1)))[0].outcome.reward == 0.9
     again = open_judge({"kind": "model", "server": {"address": "http://127.0.0.1:9", "model": "m"}, "again": 2})
-    again.cache = Cache(tmp_path / "answers.jsonl")
+    again.client.store = Store(tmp_path / "answers.jsonl")
     assert asyncio.run(again.judge(plays(1)))[0].outcome.reward == 0.9 and again.asked == 0
+
+
+def test_a_judge_that_can_write_only_marks(make_lm):
+    """A model that has learnt nothing writes a mark, for the play that it is shown. Only a reason may be too long."""
+    pytest.importorskip("llguidance")
+    lm = make_lm("llama", context=2048)
+    how = {"model": {"name": "tiny"}, "max_tokens": 120, "again": 0, "temperature": 1.0}
+    free = ModelJudge(ModelJudgeConfig.model_validate(how), LocalEngine(lm, 4, 2048))
+    bound = ModelJudge(ModelJudgeConfig.model_validate({**how, "constrained": True}), LocalEngine(lm, 4, 2048))
+    assert free.fingerprint != bound.fingerprint and all(isinstance(o, Failed) for o in ask(free, 3))
+    found, rows = ask(bound, 6), [bound.client.store[k] for k in bound.client.store]
+    assert sum(isinstance(o, Scored) and 0 <= o.reward <= 1 for o in found) == sum(r["stop"] == "stop" for r in rows)
+    for row in rows:
+        asked = re.findall(r'"id": "(\w+)"', row["question"])[-1]
+        assert re.match(rf'{{"id": "{asked}", "score": [0-9.e+-]+', row["text"])
+
+
+def test_a_judge_of_another_form_needs_its_schema():
+    class Other(ModelJudge):
+        def form(self, name):
+            return "Say it."
+
+    how = {"server": {"address": "http://127.0.0.1:9", "model": "m"}, "constrained": True}
+    with pytest.raises(JudgeError, match="reward.constrained: Other has no `schema`: define one"):
+        Other(ModelJudgeConfig.model_validate(how))

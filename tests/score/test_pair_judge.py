@@ -122,12 +122,12 @@ def test_a_judge_that_dies_loses_nothing(files):
 
 
 def test_a_judge_that_is_gone_ends_the_work(files, monkeypatch):
-    monkeypatch.setattr("trailmark.methods.vrcli.pair_judge.PATIENCE", 2)
+    monkeypatch.setattr("trailmark.failures.PATIENCE", 2)
     with serving_judge(lambda messages: 500) as (url, asked):
         said = call(*words(files, url), code=1).output
-        assert "the judge's verdicts: 2 requests in a row failed" in said and "What was answered is kept" in said
+        assert "pairs: 2 requests in a row failed" in said and "What was answered is kept" in said
         assert sum(asked.values()) == 4 and not (files / "votes.csv").exists()
-    monkeypatch.setattr("trailmark.methods.vrcli.pair_judge.PATIENCE", 100)
+    monkeypatch.setattr("trailmark.failures.PATIENCE", 100)
     with serving_judge(lambda messages: "I like both.") as (url, asked):
         said = call(*words(files, url, "--again", 1, names=("base", "rl")), code=1).output
         assert "3 of 3 pairs failed (the first: row 'r0', base and rl): judge 'wise' gave no mark" in said

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from judging import compared, judge_at, serving_judge
 
+from trailmark.ask.client import Unreadable
 from trailmark.methods.vrcli.pairs import (
     CRITERIA,
     compare_pair,
@@ -14,7 +15,6 @@ from trailmark.methods.vrcli.pairs import (
     read_comparison,
 )
 from trailmark.run_async import wait
-from trailmark.score.judge import Unreadable
 
 WORDS = ("A", "B", "tie")
 POINTS = {"A": 1.0, "B": 0.0, "tie": 0.5}

@@ -6,8 +6,8 @@ import re
 import pytest
 from judging import compared, judge_at, serving_judge
 
+from trailmark.ask.client import Unreadable
 from trailmark.methods.vrcli.pairs import CRITERIA, question, read_comparison
-from trailmark.score.judge import Unreadable
 
 PAIRS = [(f"Q{k}? answer <{k}>", "long and right", "short") for k in range(2)]
 

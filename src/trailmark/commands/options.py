@@ -8,12 +8,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from trailmark import MOST_SEED
 from trailmark.errors import TrailmarkError
+
+if TYPE_CHECKING:
+    from trailmark.ask.client import Client
 
 MANY = 1_000_000  # the upper limit of counts, so that a wrong number does not fill the memory
 
@@ -90,15 +93,14 @@ class TeacherOptions:
             raise TrailmarkError(f"--teacher {self.teacher} needs --model, the model's name on that server.")
         return {"teacher": self.model, "temperature": self.temperature, "top_p": self.top_p}
 
-    def open(self, answers: Path, served: Any) -> Any:
-        """The teacher, from a file of answers and a class of servers (`Asked`, or one that derives from it). None is
-        the offline teacher."""
-        from trailmark.ask.answers import Answers
+    def open(self, answers: Path) -> Client | None:
+        """The teacher, with a file of answers. None is the offline teacher."""
+        from trailmark.ask.engines import open_teacher
 
         if self.teacher == "offline":
             return None
         rest = {k: v for k, v in vars(self).items() if k not in ("teacher", "model")}
-        return served(self.teacher, self.model, Answers(answers), **rest)
+        return open_teacher(self.teacher, str(self.model), answers, **rest)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trailmark.errors import TrailmarkError
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 class EngineError(TrailmarkError):
     """An engine cannot serve a request, or is gone. The episode that asked becomes `Failed`."""
+
+
+class SchemaError(EngineError):
+    """A JSON schema that an engine cannot keep to. It is the user's, so no later question can succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     seed: int = 0
     key: str = ""
+    schema: str = ""  # JSON schema of the text, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class Completion:
     logq: tuple[float, ...]  # under the law
     text: str  # decoded, without the stopping token or string
     stop: Literal["stop", "length"]
+    # tokens of the prompt and of the answer, as a server counts them
+    usage: tuple[int, int] | None = field(default=None, compare=False)
 
 
 class Engine(Protocol):

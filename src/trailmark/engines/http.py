@@ -14,14 +14,15 @@ not be trained on; with `exact=True` it is an `EngineError`. Every failure is an
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from trailmark.config import ServerConfig
-from trailmark.engines.base import Completion, Engine, EngineError, Request, draw_key
+from trailmark.engines.base import Completion, Engine, EngineError, Request, SchemaError, draw_key
 from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout, Wire, address
 from trailmark.engines.stops import cut_text
 from trailmark.texts import encode
@@ -34,6 +35,8 @@ __all__ = [
 OWNER = "trailmark"  # the owner that our own server gives in /v1/models
 CONTINUES = (OWNER, "vllm", "sglang")  # servers that can continue a message that has begun
 TOO_LONG = re.compile(r"maximum context length|context_length_exceeded", re.IGNORECASE)  # what servers then say
+
+SCHEMA = re.compile(r"schema|response_format", re.IGNORECASE)  # servers that refuse a schema say so
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,14 @@ class HttpEngine(Engine):
         n: int = 1,
         prefix: str = "",
         search: Mapping[str, Any] | None = None,
+        schema: str = "",
+        text_only: bool = False,
     ) -> list[Completion]:
         """The server's `n` answers to messages. The server applies its own template. Without a tokenizer here, or token
         ids from the server, a completion is only text. With a `prefix` the answer has begun already, and the
         completions are what follows. With `search`, such as {"best_of": 5}, our own server chooses its answer by its
-        value model."""
-        request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key)
+        value model. `text_only`: neither token ids nor log-probs are asked for. `schema`: the answer is such JSON."""
+        request = Request((), law, n, max_tokens, (), tuple(stop_strings), seed, key, schema)
         more: dict[str, Any] = {} if search is None else {"search": dict(search)}
         if prefix:
             if (await self.about()).owner not in CONTINUES:
@@ -166,7 +171,7 @@ class HttpEngine(Engine):
                 )
             messages = [*messages, {"role": "assistant", "content": prefix}]
             more |= {"continue_final_message": True, "add_generation_prompt": False}
-        return await self._chat(messages, request, more)
+        return await self._chat(messages, request, more, text_only)
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -215,6 +220,9 @@ class HttpEngine(Engine):
         out |= {"top_k": law.top_k} if law.top_k else {}
         out |= {"min_tokens": law.min_tokens} if law.min_tokens else {}
         out |= {"allowed_token_ids": list(law.allowed)} if law.allowed is not None else {}
+        if request.schema:
+            schema = {"name": "answer", "schema": json.loads(request.schema), "strict": True}
+            out |= {"response_format": {"type": "json_schema", "json_schema": schema}}
         eos = getattr(self.tokenizer, "eos_token_id", None)
         if not chat:  # in a conversation the server's template decides where an answer ends
             out |= {"stop_token_ids": list(request.stop_ids)} if set(request.stop_ids) - {eos} else {}
@@ -222,15 +230,22 @@ class HttpEngine(Engine):
         return out
 
     async def _chat(
-        self, messages: Sequence[Mapping[str, Any]], request: Request, more: Mapping[str, Any] | None = None
-    ) -> list[Completion]:
+        self, messages: Sequence[Mapping[str, Any]], request: Request, more: Mapping[str, Any] | None = None,
+        text_only: bool = False,
+    ) -> list[Completion]:  # fmt: skip
         body = {**self._fields(request, chat=True), "messages": [dict(m) for m in messages], **(more or {})}
         if not self.by_chat:
-            body |= {"logprobs": True, "return_token_ids": True}
+            body |= {} if text_only else {"logprobs": True, "return_token_ids": True}
             if await self.ours():
                 body |= {"seed": request.seed, "key": request.key}
-        answer = await self._post(self.chat_path, body, request.key)
-        return [self._completion(c, request, "message") for c in _choices(answer, request.n)]
+        try:
+            answer = await self._post(self.chat_path, body, request.key)
+        except EngineStatus as problem:
+            if request.schema and SCHEMA.search(str(problem)):
+                raise SchemaError(f"'{self.name}' does not write JSON by this schema: {problem}") from problem
+            raise
+        done = [self._completion(c, request, "message", text_only) for c in _choices(answer, request.n)]
+        return [replace(c, usage=_usage(answer)) for c in done] if len(done) == 1 else done
 
     async def _post(self, path: str, body: dict[str, Any], key: str) -> Any:
         """Post a request. If a server says that prompt and answer together are too long for its model, it is asked for
@@ -247,26 +262,33 @@ class HttpEngine(Engine):
         return await self._post_plain(path, body, key)
 
     async def _post_plain(self, path: str, body: dict[str, Any], key: str) -> Any:
-        """Post a request. Some servers refuse `return_token_ids`: then the request is repeated without it, and it is
-        not sent again."""
+        """Post a request. Some servers refuse `return_token_ids`, or `seed`: then the request is repeated without it,
+        and it is not sent again."""
+        optional = "return_token_ids" if "return_token_ids" in body else "seed"
         if self._plain:
-            body.pop("return_token_ids", None)
+            body.pop(optional, None)
         try:
             return await self.wire.post(path, body, key)
         except EngineStatus as problem:
             ours = self._about is not None and self._about.owner == OWNER
             too_long = TOO_LONG.search(str(problem))
-            if problem.status not in (400, 422) or "return_token_ids" not in body or ours or too_long:
+            if problem.status not in (400, 422) or optional not in body or ours or too_long:
                 raise
-            body.pop("return_token_ids")
+            if optional == "seed" and "seed" not in str(problem):
+                raise
+            body.pop(optional)
             answer = await self.wire.post(path, body, key)
             self._plain = True
             return answer
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _completion(self, choice: dict[str, Any], request: Request, way: Literal["text", "message"]) -> Completion:
+    def _completion(
+        self, choice: dict[str, Any], request: Request, way: Literal["text", "message"], text_only: bool = False
+    ) -> Completion:
         stop = choice.get("finish_reason")
+        if text_only and stop != "length":
+            stop = "stop"
         if stop not in ("stop", "length"):
             raise EngineGarbage(f"'{self.name}' did not finish its answer: it stopped with {stop!r}")
         text = choice.get("text") if way == "text" else _at(choice, "message", "content")
@@ -335,6 +357,13 @@ def _at(value: Any, *path: str | int) -> Any:
         except (KeyError, IndexError, TypeError):
             raise EngineGarbage(f"the answer has no {'.'.join(map(str, path))}") from None
     return value
+
+
+def _usage(answer: Any) -> tuple[int, int] | None:
+    """The tokens of the prompt and of the answer; None if the server does not say."""
+    said = answer.get("usage") or {}
+    counts = (said.get("prompt_tokens"), said.get("completion_tokens")) if isinstance(said, dict) else ()
+    return counts if counts and all(type(n) is int for n in counts) else None  # type: ignore[return-value]
 
 
 def _choices(answer: Any, n: int) -> list[dict[str, Any]]:

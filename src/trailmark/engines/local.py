@@ -22,13 +22,14 @@ from trailmark.engines.base import Completion, Engine, EngineError, Request, dra
 from trailmark.engines.decode_ahead import Ahead, draw
 from trailmark.engines.prefill import Prefiller
 from trailmark.engines.prefix_cache import Kept
+from trailmark.engines.schema import Guide, Schemas
 from trailmark.engines.stops import Watch
 from trailmark.engines.turns import Line, Turns
 from trailmark.engines.weights import Weights, engine_copy, read
 from trailmark.memory import need
 from trailmark.models import compiled
 from trailmark.models.attention import FLEX_BLOCK, Prefill, Slots
-from trailmark.models.law import chosen, gumbel, law_logits, most_likely, working
+from trailmark.models.law import NEVER, chosen, gumbel, law_logits, most_likely, working
 from trailmark.models.lm import LM
 from trailmark.models.load import check_bf16
 from trailmark.models.probe import decodes
@@ -88,8 +89,15 @@ class _Live:
     logq: list[float] = field(default_factory=list)
     top: tuple[tuple[int, float], ...] = ()  # the most likely tokens at the last position
     watch: Watch | None = None  # for stop texts
+    guide: Guide | None = None  # for a JSON schema
     noise: np.ndarray = field(default_factory=lambda: NO_NOISE)  # of the tokens before number `noise_end`, [tokens, V]
     noise_end: int = 0
+
+    @property
+    def simple(self) -> bool:
+        """Whether the law is only a temperature. A step on the device can sample from such a law."""
+        law = self.request.law
+        return law.allowed is None and law.top_p >= 1 and not law.top_k and not law.min_tokens and self.guide is None
 
 
 def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngine:
@@ -118,6 +126,7 @@ class LocalEngine(Engine):
         self._waiting: deque[tuple[Request, asyncio.Future]] = deque()
         self._ready: deque[_Ready] = deque()  # prefilled, waiting for a slot
         self._cache = Slots(slots, self.capacity)
+        self._schemas = Schemas(self.tokenizer, lm.vocab)
         self._rows: list[_Live | None] = [None] * slots
         self._index = np.zeros(slots, np.int64)
         self._last = np.zeros(slots, np.int64)
@@ -200,6 +209,10 @@ class LocalEngine(Engine):
             raise EngineError(f"allowed or stopping tokens must be among 0 to {vocab - 1} of '{self.name}'")
         if request.law.min_tokens and not set(request.stop_ids) <= set(request.law.stop_ids):
             raise EngineError("a law with min_tokens must list the stopping tokens it bans in its stop_ids")
+        if request.schema:
+            if request.law.min_tokens or request.law.allowed is not None or not request.stop_ids:
+                raise EngineError("a JSON schema needs a token that ends the text, and neither min_tokens nor a list")
+            self._schemas.check(request.schema)
 
     async def score(self, tokens: Sequence[int], start: int = 1) -> list[float]:
         """Teacher-forced log-probs under the model itself."""
@@ -357,6 +370,8 @@ class LocalEngine(Engine):
                     made = _Live(request, k, draw_key(request.seed, request.key, k), parts)
                     if request.stop_strings:
                         made.watch = Watch(self.tokenizer, request.stop_strings, request.law.min_tokens)
+                    if request.schema:
+                        made.guide = self._schemas.guide(request.schema, request.stop_ids)
                     lives.append(made)
                     source.append(r)
         self._draw_many(logits, lives, source)
@@ -469,7 +484,7 @@ class LocalEngine(Engine):
         """Start a step, then read the step before it. If a law needs sampling on the host, or a listener wants the most
         likely tokens, the host waits for this step."""
         waits = any(
-            live is not None and (not simple(live.request.law) or self._listeners.get(live.parts.future, (None, 0))[1])
+            live is not None and (not live.simple or self._listeners.get(live.parts.future, (None, 0))[1])
             for live in self._rows
         )
         if self._flying is not None and waits:
@@ -494,7 +509,7 @@ class LocalEngine(Engine):
         for row, (live, (t, p, q)) in enumerate(zip(lives, drawn.tolist())):
             if live is None:
                 continue
-            if simple(live.request.law):
+            if live.simple:
                 live.tokens.append(int(t))
                 live.logp.append(p)
                 live.logq.append(q)
@@ -540,7 +555,7 @@ class LocalEngine(Engine):
         """Sample one token for every live row of logits [N, V], and append it with its two log-probs."""
         if self._ahead is None:
             return self._draw_by_law(logits, lives)
-        easy = [live for live in lives if live is not None and simple(live.request.law)]
+        easy = [live for live in lives if live is not None and live.simple]
         if easy:  # all rows, so that the shape is constant
             idle = (0, 0, 0, 1.0)
             state = [idle if x is None else (*x.keys, len(x.tokens), x.request.law.temperature) for x in lives]
@@ -549,12 +564,12 @@ class LocalEngine(Engine):
             heat = torch.as_tensor([x[3] for x in state], dtype=self._ahead.heat.dtype, device=logits.device)
             drawn = self._drawer(logits, keys, written, heat, self._ahead.ids).cpu()
             for live, (t, p, q) in zip(lives, drawn.tolist()):
-                if live is not None and simple(live.request.law):
+                if live is not None and live.simple:
                     live.tokens.append(int(t))
                     live.logp.append(p)
                     live.logq.append(q)
                     self.decoded += 1
-        hard = [k for k, live in enumerate(lives) if live is not None and not simple(live.request.law)]
+        hard = [k for k, live in enumerate(lives) if live is not None and not live.simple]
         if hard:
             at = torch.as_tensor(hard, device=logits.device)
             self._draw_by_law(logits[at], [lives[k] for k in hard])
@@ -572,6 +587,11 @@ class LocalEngine(Engine):
         """As `_draw`, under any law."""
         laws = [OWN if live is None else live.request.law for live in lives]
         under = own = working(logits)
+        if guides := [(row, live.guide) for row, live in enumerate(lives) if live is not None and live.guide]:
+            may = torch.ones(logits.shape, dtype=torch.bool)
+            for row, guide in guides:
+                may[row] = torch.from_numpy(guide.allowed())
+            under = logits = own.masked_fill(~may.to(own.device), NEVER)
         one = all(law is laws[0] for law in laws)  # the usual case, without hashing laws
         if not one or not laws[0].plain:
             table = {law: k for k, law in enumerate(dict.fromkeys(laws[:1] if one else laws))}
@@ -591,6 +611,8 @@ class LocalEngine(Engine):
                 live.logp.append(p)
                 live.logq.append(q)
                 self.decoded += 1
+                if live.guide is not None:
+                    live.guide.take(t)
         if self._listeners:
             self._note_top(own, lives)
 
@@ -660,11 +682,6 @@ def as_lists(token: torch.Tensor, logp: torch.Tensor, logq: torch.Tensor) -> tup
     real = logp.dtype if token.device.type == "mps" else torch.float64
     t, p, q = torch.stack([x.to(real) for x in (token, logp, logq)]).tolist()
     return [int(x) for x in t], p, q
-
-
-def simple(law: SamplingLaw) -> bool:
-    """Whether a law is only a temperature. A step on the device can sample from such a law."""
-    return law.allowed is None and law.top_p >= 1 and not law.top_k and not law.min_tokens
 
 
 @dataclass(eq=False)

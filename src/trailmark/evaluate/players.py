@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trailmark.ask.answers import request_key
+from trailmark.ask.store import content_key
 from trailmark.config import ModelConfig, SamplingConfig, resolve
 from trailmark.errors import TrailmarkError, nearest
 from trailmark.failures import must_be_few, unanswered
@@ -207,7 +207,7 @@ def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats:
         return None
     asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
              "query": list(wish.query), "search": wish.search, "value": wish.value, "budget": wish.budget}  # fmt: skip
-    about["kept"] = wish.out.with_name(f"{wish.out.stem}.{request_key(asked)[:12]}.jsonl")
+    about["kept"] = wish.out.with_name(f"{wish.out.stem}.{content_key(asked)[:12]}.jsonl")
     return Kept(about["kept"], wish.failures, f"plays of {name}")
 
 

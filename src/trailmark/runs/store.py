@@ -200,7 +200,7 @@ def append_line(path: str | Path, row: Mapping[str, Any], name: str = "metrics")
 
 
 def append_text(path: str | Path, text: str, name: str) -> None:
-    path, data = Path(path), text.encode()
+    path, data = Path(path), text.encode("utf-8", "surrogatepass")
     point(f"{name}.before")
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)

@@ -64,6 +64,10 @@ class ModelJudgeConfig(JudgeConfig):
     max_tokens: PositiveInt = Field(256, description="most tokens of the judge's answer")
     again: NonNegativeInt = Field(2, description="how often the judge is asked again if its answer cannot be read")
     at_once: PositiveInt = Field(32, description="questions at the same time")
+    constrained: bool = Field(False, description="the judge can write only JSON of the right form, by a JSON schema")
+    price: tuple[float, float] | None = Field(
+        None, description="dollars for a million tokens of questions, and of answers; none: unknown"
+    )
     cache: str | None = Field(None, description="a file of answers to share between runs; none: in the run's folder")
 
     @model_validator(mode="after")

@@ -1,14 +1,13 @@
 """A language model as judge: it sees a play and answers with a mark as JSON.
 
-Every answer is stored by its question as soon as it arrives (`cache.py`). So a run that is killed loses nothing and
-asks nothing twice. If no mark can be read, the judge is told why and asked again, a limited number of times. An answer
-for another play is refused. If there is no mark in the end, the play *failed*: it has no reward, which is not a reward
-of zero.
+Every answer is stored by its question as soon as it arrives (`ask/client.py`). So a run that is killed loses nothing
+and asks nothing twice. If no mark can be read, the judge is told why and asked again, a limited number of times. An
+answer for another play is refused. If there is no mark in the end, the play *failed*: it has no reward, which is not a
+reward of zero.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -17,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trailmark.chat import end_of_turn, render
-from trailmark.engines.base import EngineError, Request
+from trailmark.ask.client import Client, NoAnswer, Unreadable, run_limited
+from trailmark.ask.store import Store
+from trailmark.engines.base import EngineError
 from trailmark.engines.http_client import EngineRefused, EngineStatus, EngineTimeout
-from trailmark.errors import JudgeError, JudgeGone, ModelError
+from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
 from trailmark.score.base import Judge, Play, Verdict, digest, filled, scored
-from trailmark.score.cache import Cache
 from trailmark.score.config import ModelJudgeConfig
 from trailmark.types import Annotation, Failed, SamplingLaw
 
@@ -34,79 +33,63 @@ ASK = (
 )
 
 
-class Unreadable(Exception):
-    """An answer without a readable mark. The text says why."""
-
-
 class ModelJudge(Judge):
     """`engine` gives the answers; if it is not given, it is opened from the settings when it is first needed. A judge
     that asks for something other than a mark, such as the turns that decided a play, derives from this class. It
-    defines the form of the answer in `form` and its meaning in `read`. Asking, asking again and caching stay the
-    same."""
+    defines the form of the answer in `form` and its meaning in `read`. Asking, asking again and the store of answers
+    stay the same."""
 
     def __init__(self, config: ModelJudgeConfig, engine: Any = None, cache: str | Path | None = None):
-        self.config, self._engine, self._shared = config, engine, cache or config.cache
-        self.cache = Cache(self._shared)
+        self.config, self._shared = config, cache or config.cache
         named = config.server.model if config.server else config.model.name if config.model else "judge"
         self.name = named if engine is None else engine.name
         self.source = f"judge {self.name}"
-        self.law = SamplingLaw(config.temperature)
         rest = [config.rubric, config.low, config.high, config.temperature, config.max_tokens, config.again]
         if type(self) is not ModelJudge:  # a subclass may ask for something else
             rest += [type(self).__name__, self.form("")]
+        if config.constrained:
+            rest.append("constrained")
+            if self.schema("") is None:
+                raise JudgeError(f"reward.constrained: {type(self).__name__} has no `schema`: define one.")
         self.fingerprint = digest(json.dumps([self.name, *rest]))
-        self._weights = ""
+        weights = ""
         if engine is None and config.model is not None and Path(config.model.name).is_dir():
             from trailmark.models.adapters import weights_print
 
-            self._weights = digest(weights_print(config.model))  # the weights in a folder may change
-            self.fingerprint = digest(json.dumps([self._weights, *rest]))
-        self.asked = 0  # questions that were sent; the others were in the cache
-        self._open: dict[str, asyncio.Future[str]] = {}
-        self._unread: set[str] = set()  # answers of this process that could not be read
+            weights = digest(weights_print(config.model))  # the weights in a folder may change
+            self.fingerprint = digest(json.dumps([weights, *rest]))
+        self._must_be_there = engine is None and config.server is not None
+        self.client = Client(engine or self._open, Store(self._shared, text="text"), self.name, weights,
+                             SamplingLaw(config.temperature), price=config.price)  # fmt: skip
+
+    def _open(self) -> Any:
+        from trailmark.ask.engines import open_engine
+
+        return open_engine(self.config.server, self.config.model, "reward")
 
     @property
-    def engine(self) -> Any:
-        if self._engine is None:
-            if self.config.server is not None:
-                from trailmark.engines.http import http_engine
-
-                self._engine = http_engine(self.config.server, key="reward.server")
-            else:
-                from trailmark.config import EngineConfig
-                from trailmark.engines.local import local_engine
-                from trailmark.models.load import load_model
-
-                assert self.config.model is not None
-                try:
-                    self._engine = local_engine(load_model(self.config.model).freeze(), EngineConfig())
-                except ModelError as problem:
-                    raise ModelError(f"reward.model: {problem}") from problem
-        return self._engine
+    def asked(self) -> int:
+        """Questions that were sent; the answers to the others were stored."""
+        return self.client.used.asked
 
     def keep(self, folder: str | Path) -> None:
-        if self._engine is None and self.config.server is not None:
+        if self._must_be_there:
             self._must_serve()
         super().keep(folder)
         if self._shared is None:
-            self.cache = Cache(Path(folder) / "answers.jsonl")
+            self.client.store = Store(Path(folder) / "answers.jsonl", text="text")
 
     def _must_serve(self) -> None:
         """Before anything is played, raise an error if the server does not answer or serves another model."""
         try:
-            wait(self.engine.must_serve())
+            wait(self.client.open().must_serve())
         except EngineError as problem:
             kind = JudgeGone if isinstance(problem, EngineRefused | EngineStatus | EngineTimeout) else JudgeError
             raise kind(f"reward.server: {problem}.") from None
+        self._must_be_there = False
 
     async def judge(self, plays: Sequence[Play]) -> list[Verdict]:
-        gate = asyncio.Semaphore(self.config.at_once)
-
-        async def one(play: Play) -> Verdict:
-            async with gate:
-                return await self._verdict(play)
-
-        return list(await asyncio.gather(*map(one, plays)))
+        return await run_limited(plays, self._verdict, self.config.at_once)
 
     def question(self, play: Play) -> str:
         """The question about a play, without the form of the answer."""
@@ -116,6 +99,13 @@ class ModelJudge(Judge):
         """The form that the answer must have. `name` identifies the question: an answer that repeats another name is
         refused."""
         return ASK.format(id=name, low=self.config.low, high=self.config.high)
+
+    def schema(self, name: str) -> Mapping[str, Any] | None:
+        """The JSON schema of that form. None: it has none."""
+        if type(self).form is not ModelJudge.form:
+            return None
+        score = {"type": "number", "minimum": self.config.low, "maximum": self.config.high}
+        return object_schema({"id": {"const": name}, "score": score, "reason": {"type": "string"}})
 
     def read(self, text: str, name: str, play: Play) -> Verdict:
         """The meaning of an answer. Raises `Unreadable` if the answer does not have the right form."""
@@ -127,64 +117,27 @@ class ModelJudge(Judge):
     async def _verdict(self, play: Play) -> Verdict:
         question = self.question(play)
         name = digest(question)
-        found = await self.ask_for(question, self.form(name), lambda text: self.read(text, name, play))
+        read = lambda text: self.read(text, name, play)
+        found = await self.ask_for(question, self.form(name), read, self.schema(name))
         return Verdict(found) if isinstance(found, Failed) else found
 
-    async def ask_for(self, question: str, form: str, read: Callable[[str], T]) -> T | Failed:
+    def metrics(self, notes: Sequence[Annotation]) -> dict[str, float]:
+        """What this process has spent on the judge, if its price is known."""
+        cost = self.client.used.cost
+        return {} if cost is None else {"judge_cost": cost}
+
+    async def ask_for(
+        self, question: str, form: str, read: Callable[[str], T], schema: Mapping[str, Any] | None = None
+    ) -> T | Failed:
         """What `read` finds in the answer to a question; asked again, with the reason, if it is `Unreadable`."""
-        c, why = self.config, ""
-        ask = "\n\n" + form
-        talk: list[dict[str, str]] = [{"role": "user", "content": question + ask}]
-        keys = []
-        for _ in range(c.again + 1):
-            try:
-                text, key = await self._answer(talk)
-                keys.append(key)
-            except EngineError as problem:
-                return Failed(f"judge '{self.name}': {problem}")
-            try:
-                return read(text)
-            except Unreadable as problem:
-                why = str(problem)
-                talk += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{why}.{ask}"}]
-        self._unread.update(keys)
-        for key in keys:  # a judge that is mended is asked again when the run goes on
-            self.cache.add(key, {**self.cache[key], "unread": True})
-        return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
-
-    async def _answer(self, talk: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """The model's answer to these messages: from the cache, from an equal question in progress, or from the
-        model. Also returns its key in the cache."""
         c = self.config
-        key = digest(json.dumps([self._weights or self.name, c.temperature, c.max_tokens, list(talk)]))
-        if key in self.cache and (key in self._unread or "unread" not in self.cache[key]):
-            return self.cache[key]["text"], key
-        if key in self._open:
-            return await asyncio.shield(self._open[key]), key
-        future = self._open[key] = asyncio.get_running_loop().create_future()
+        schema = schema if c.constrained else None
         try:
-            self.asked += 1
-            text = await self._ask(talk, key)
-            self.cache.add(key, {"question": talk[-1]["content"], "text": text})
-            future.set_result(text)
-            return text, key
-        except BaseException as problem:
-            future.set_exception(problem if isinstance(problem, Exception) else EngineError("the judge was stopped"))
-            future.exception()  # mark the exception as retrieved, even if nothing else awaits it
-            raise
-        finally:
-            del self._open[key]
-
-    async def _ask(self, talk: Sequence[Mapping[str, str]], key: str) -> str:
-        c, engine = self.config, self.engine
-        if hasattr(engine, "chat"):  # a server applies its own template
-            (done,) = await engine.chat(talk, self.law, c.max_tokens, key=key)
-            return done.text
-        template = "own" if getattr(engine.tokenizer, "chat_template", None) else None
-        prompt = render(engine.tokenizer, talk, generation_prompt=True, template=template).tokens
-        stops = {end_of_turn(engine.tokenizer, template=template), engine.tokenizer.eos_token_id} - {None}
-        (done,) = await engine.sample(Request(prompt, self.law, 1, c.max_tokens, tuple(sorted(stops)), key=key))
-        return done.text
+            return await self.client.ask(question, c.max_tokens, form=form, read=read, again=c.again, schema=schema)
+        except Unreadable as why:
+            return Failed(f"judge '{self.name}' gave no mark when asked {c.again + 1} times: {why}")
+        except NoAnswer as problem:
+            return Failed(f"judge '{self.name}': {problem}")
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
@@ -195,6 +148,11 @@ def shown(rubric: str, play: Play) -> str:
     if "{answer}" in rubric or "{dialogue}" in rubric:
         return ""
     return f"\n\nThe task:\n{play.prompt}\n\nThe answer:\n{play.answer}"
+
+
+def object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a JSON object with exactly these keys."""
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 # --- what is answered ------------------------------------------------------------------------------------------------

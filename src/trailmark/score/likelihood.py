@@ -18,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from trailmark.ask.store import Store
 from trailmark.chat import answered
 from trailmark.errors import DataError, JudgeError, JudgeGone, ModelError, RecipeError
-from trailmark.score.cache import Cache
 from trailmark.score.gold import Gold, Likelihood
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Baselines:
 
     def __init__(self, lm: LM | ServedModel, path: str | Path | None = None, shape: Shape = "auto", amp: bool = False):
         self.lm, self.shape, self.amp = lm, shape, amp
-        self.cache = Cache(path)
+        self.cache = Store(path)
         dtype = str(getattr(lm, "dtype", "")).removeprefix("torch.")
         self.fingerprint = f"{lm.fingerprint()[:16]} {dtype}" + " amp" * amp if dtype else lm.fingerprint()
         self.computed = 0
@@ -260,7 +260,7 @@ class TextScorer:
         """Store results in this file from now on."""
         self.path = path
         if "baselines" in self.__dict__:
-            self.baselines.cache = Cache(path)
+            self.baselines.cache = Store(path)
 
     def check(self) -> None:
         """Refuse a server that cannot be used, before anything is played."""

@@ -12,9 +12,10 @@ from collections.abc import Coroutine, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from trailmark.ask.engines import open_server
 from trailmark.config import ServerConfig
 from trailmark.engines.base import EngineError
-from trailmark.engines.http import OWNER, HttpEngine, http_engine
+from trailmark.engines.http import OWNER, HttpEngine
 from trailmark.engines.http_client import EngineGarbage, EngineRefused, EngineStatus, EngineTimeout
 from trailmark.errors import JudgeError, JudgeGone
 from trailmark.run_async import wait
@@ -66,7 +67,7 @@ class ServedModel:
     @cached_property
     def engine(self) -> HttpEngine:
         try:
-            return http_engine(self.config, self.tokenizer, key=self.key)
+            return open_server(self.config, self.key, self.tokenizer)
         except EngineError as problem:
             raise JudgeError(str(problem)) from None
 

@@ -56,8 +56,7 @@ HARMLESS = {
     "spaces_between_special_tokens", "skip_special_tokens", "return_tokens_as_token_ids", "continuous_usage_stats",
 }  # fmt: skip
 NEUTRAL: dict[str, Any] = {
-    "best_of": 1, "repetition_penalty": 1, "length_penalty": 1, "response_format": {"type": "text"},
-    "tool_choice": "none",
+    "best_of": 1, "repetition_penalty": 1, "length_penalty": 1, "tool_choice": "none",
     "modalities": ["text"], "parallel_tool_calls": True,
 }  # fmt: skip
 
@@ -164,6 +163,24 @@ class SearchBody(BaseModel):
         return self
 
 
+class NamedSchema(BaseModel):
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")] = {}
+
+
+class ResponseFormat(BaseModel):
+    """The form of the answer: any text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+    @property
+    def schema_text(self) -> str:
+        if self.type == "text":
+            return ""
+        named = self.json_schema if self.type == "json_schema" else None
+        return json.dumps(named.json_schema if named is not None else {"type": "object"})
+
+
 class Sampling(Body):
     """The fields that completions and chat share."""
 
@@ -188,6 +205,7 @@ class Sampling(Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     return_token_ids: bool = False
     search: SearchBody | None = None
+    response_format: ResponseFormat | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -220,7 +238,10 @@ class Sampling(Body):
         seed = secrets.randbits(31) if self.seed is None else self.seed
         keys = [self.key if i == 0 else f"{self.key}\0{i}" for i in range(len(prompts))]
         strings = self.stops if "stop" in self.model_fields_set else tuple(stops)
-        return [Request(p, law, self.n, budget, ends, strings, seed, k) for p, k in zip(prompts, keys)]
+        schema = self.response_format.schema_text if self.response_format is not None else ""
+        if schema and self.search is not None:
+            raise ApiError(400, "a search cannot keep to a schema: leave out response_format.", "response_format")
+        return [Request(p, law, self.n, budget, ends, strings, seed, k, schema) for p, k in zip(prompts, keys)]
 
 
 class CompletionBody(Sampling):

@@ -173,7 +173,7 @@ def alfworld(
 def _opened(asked: TeacherOptions) -> Callable[[Path], Teacher]:
     from trailmark.methods.reflect.teacher import Offline, Server
 
-    return lambda answers: asked.open(answers, Server) or Offline()
+    return lambda answers: Offline() if (client := asked.open(answers)) is None else Server(client)
 
 
 def _plays(out: Path, settings: dict[str, Any], tasks: Callable[[], Any], guide: Any, asked: TeacherOptions) -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from trailmark.ask.server import NoAnswer, TeacherFailed, run_limited
+from trailmark.ask.client import NoAnswer, Unusable, run_limited
 from trailmark.data.stages import Counts
 from trailmark.errors import TaskError
 from trailmark.formats.rows import Row
@@ -79,7 +79,7 @@ async def _play(task: Task, guide: Guide, teacher: Teacher, perturb: float, seed
         label = draw.choice(guide.choices(seen)) if by_chance else best
         try:
             words = await teacher.reflect(guide.moment(seen, best, last))
-        except TeacherFailed as problem:
+        except Unusable as problem:
             return Played(out, f"rest of a play: {problem.reason}", isinstance(problem, NoAnswer))
         who = teacher.name, last is None or last.good, by_chance
         at = seen.state, seen.menu, seen.labels, seen.actions

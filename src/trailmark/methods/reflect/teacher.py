@@ -18,19 +18,13 @@ import re
 from dataclasses import dataclass
 from typing import Protocol
 
-from trailmark.ask.server import Asked, TeacherFailed
+from trailmark.ask.client import Client, Unusable
 from trailmark.methods.reflect.decisions import fits
 from trailmark.methods.reflect.formats import ACTION
 from trailmark.methods.reflect.queries import Excerpt, queries
 from trailmark.tasks.base import Observation
 
 LONGEST_THOUGHT = 300  # most tokens of a reflection
-
-
-
-
-
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,22 +92,28 @@ ASK_TASKS = {
 }
 
 
-class Server(Asked):
+class Server:
     """A model behind a server as a teacher."""
 
+    def __init__(self, client: Client):
+        self.client, self.name, self.at_once, self.settle = client, client.name, client.at_once, client.settle
+
+    async def say(self, messages: str | list[dict[str, str]], tokens: int) -> str:
+        return (await self.client.ask(messages, tokens)).text
+
     async def tasks(self, excerpt: Excerpt) -> list[tuple[str, str]]:
-        said = await self.say([{"role": "user", "content": _task_prompt(excerpt)}], 1000)
+        said = await self.say(_task_prompt(excerpt), 1000)
         found = read_tasks(said)
         if not found:
-            raise TeacherFailed("answer without a question", f"'{self.name}' gave no QUERY and ANSWER: {said[:80]!r}")
+            raise Unusable("answer without a question", f"'{self.name}' gave no QUERY and ANSWER: {said[:80]!r}")
         return found
 
     async def reflect(self, moment: Moment) -> str:
         said = (await self.say(_dialogue(moment), LONGEST_THOUGHT)).split(ACTION.strip())[0].strip()
         if not fits(said):
-            raise TeacherFailed("reflection that is empty or holds a marker")
+            raise Unusable("reflection that is empty or holds a marker")
         if moment.spoiler and ("spoiler" in said.lower() or moment.spoiler in said):
-            raise TeacherFailed("reflection that mentions the spoiler")
+            raise Unusable("reflection that mentions the spoiler")
         return said
 
     async def choose(self, moment: Moment, thought: str) -> str:
@@ -121,10 +121,8 @@ class Server(Asked):
         said = await self.say([*_dialogue(moment), *asked], 16)
         label = read_choice(said, moment.seen)
         if label is None:
-            raise TeacherFailed("choice that is not listed", f"'{self.name}' chose {said[:80]!r}, which is not listed")
+            raise Unusable("choice that is not listed", f"'{self.name}' chose {said[:80]!r}, which is not listed")
         return label
-
-
 
 
 def _dialogue(moment: Moment) -> list[dict[str, str]]:
@@ -188,5 +186,3 @@ def read_tasks(said: str) -> list[tuple[str, str]]:
 
 def _plain(text: str) -> str:
     return text.strip().strip("*").strip()
-
-

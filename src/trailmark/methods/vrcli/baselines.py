@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trailmark.ask.store import Store
 from trailmark.errors import DataError, JudgeGone
 from trailmark.score.base import digest
-from trailmark.score.cache import Cache
 from trailmark.score.likelihood import NEAR, Context, Likelihood, Rule, TextScorer
 from trailmark.score.model_server import same_model
 
@@ -48,7 +48,7 @@ class BaselineRow:
 class BaselineFile:
     def __init__(self, path: str | Path, scorer: TextScorer, rule: Rule = "turn"):
         self.path, self.scorer, self.rule, self.computed = Path(path), scorer, rule, 0
-        self.cache = Cache(path, "id")
+        self.cache = Store(path, "id")
         now = about(scorer, rule)
         if None not in self.cache:
             if len(self.cache):

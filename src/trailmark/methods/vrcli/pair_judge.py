@@ -16,14 +16,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from trailmark.ask.server import run_limited
+from trailmark.ask.client import ask_each
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.failures import PATIENCE, gone, must_be_few, too_many
+from trailmark.failures import Tries
 from trailmark.methods.vrcli.pairs import Compared, compare_pair
 from trailmark.methods.vrcli.pairwise import KEYS, SAME
 from trailmark.plain_files import read_json
-from trailmark.progress import Progress
-from trailmark.run_async import wait
 from trailmark.score.judge import ModelJudge
 from trailmark.tasks.stories.prompts import CONTEXT
 
@@ -82,26 +80,18 @@ def ask_all(
 ) -> list[Compared]:  # fmt: skip
     """The verdict on every pair, in order, of which a share `failures` may have none. A judge that is gone ends the
     work; what it has said is stored."""
-    lost, in_a_row = 0, list[str]()
+    tries = Tries("pairs", failures, len(pairs))
 
     async def one(pair: Pair) -> Compared:
-        nonlocal lost
-        row = rows[pair.row]
-        said = await compare_pair(judge, CONTEXT.format(**row).strip(), *pair.texts, dict(criteria))
-        if not said.failed:
-            in_a_row.clear()
-            return said
-        lost += 1
-        in_a_row.append(said.failed)
-        if len(in_a_row) >= PATIENCE and too_many(lost, len(pairs), failures):
-            raise gone("the judge's verdicts", in_a_row, "--failures")
+        said = await compare_pair(judge, CONTEXT.format(**rows[pair.row]).strip(), *pair.texts, dict(criteria))
+        if said.failed:
+            tries.failed(said.failed)
+        else:
+            tries.passed()
         return said
 
-    with Progress(max(1, len(pairs)), name="pairs") as bar:
-        made = wait(run_limited(pairs, one, judge.config.at_once, lambda n: bar.update(n, {})))
-    bad = [(p, said.failed) for p, said in zip(pairs, made) if said.failed]
-    first = f"row '{bad[0][0].row}', {' and '.join(bad[0][0].names)}" if bad else ""
-    must_be_few("pairs", [why for _, why in bad], len(pairs), failures, "--failures", first)
+    made = ask_each("pairs", pairs, one, judge.config.at_once)
+    tries.settle(next((f"row '{p.row}', {' and '.join(p.names)}" for p, said in zip(pairs, made) if said.failed), ""))
     return made
 
 

@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trailmark.ask.client import Unreadable
 from trailmark.score.base import digest
-from trailmark.score.judge import ModelJudge, Unreadable, read_object
+from trailmark.score.judge import ModelJudge, object_schema, read_object
 from trailmark.types import Failed
 
 CRITERIA = {
@@ -64,7 +65,8 @@ async def compare_pair(
         name = digest(asked)
         parts = ", ".join(f'"{c}": "A", "B" or "tie"' for c in keys)
         form = f'Reply with one JSON object and nothing else:\n{{"id": "{name}", {parts}}}'
-        return await judge.ask_for(asked, form, lambda text: read_comparison(text, name, keys))
+        schema = object_schema({"id": {"const": name}, **{c: {"enum": ["A", "B", "tie"]} for c in keys}})
+        return await judge.ask_for(asked, form, lambda text: read_comparison(text, name, keys), schema)
 
     straight, turned = await asyncio.gather(one(first, second), one(second, first))
     for found in (straight, turned):

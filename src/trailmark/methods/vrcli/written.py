@@ -21,23 +21,20 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trailmark.ask.answers import Answers, request_key
-from trailmark.ask.server import run_limited
-from trailmark.chat import render
-from trailmark.config import EngineConfig, ModelConfig
+from trailmark.ask.client import Client, NoAnswer, Question, ask_each, prompt_of
+from trailmark.ask.engines import open_model
+from trailmark.ask.store import Store
+from trailmark.config import ModelConfig
 from trailmark.data.stages import Counts, DataFolder, data_folder
-from trailmark.engines.base import Completion, EngineError, Request
 from trailmark.errors import DataError, TrailmarkError
-from trailmark.failures import PATIENCE, gone, must_be_few, too_many
+from trailmark.failures import Tries
 from trailmark.methods.vrcli.plans import markers_of, read_scored_rows, writing
 from trailmark.methods.vrcli.stories.setup import write_lines
 from trailmark.plain_files import read_plain
-from trailmark.progress import Progress
-from trailmark.rollout.play import stop_ids
-from trailmark.run_async import wait
 from trailmark.runs.stages import Stage
 from trailmark.seats.config import HttpSeat
 from trailmark.seats.locate import is_address, locate
@@ -106,8 +103,6 @@ class Speaker:
     def __init__(self, name: str, servers: Servers, tokenizer: Any = None, device: str = "auto", slots: int = 8):
         self.name, self.servers, self.slots = name, servers, slots
         self.remote = is_address(name)
-        self._engine: Any = None
-        self._lm: Any = None
         self._words = tokenizer
         self.markers: tuple[str, ...] | None = None  # those of its run's reward
         if self.remote:
@@ -125,52 +120,26 @@ class Speaker:
         """None for a server whose tokenizer is not known."""
         return self._words if self.remote else self.lm.tokenizer
 
-    @property
+    @cached_property
     def lm(self) -> Any:
-        if self._lm is None:
-            from trailmark.models.load import load_model
+        from trailmark.models.load import load_model
 
-            self._lm = load_model(self.config).freeze()
-        return self._lm
+        return load_model(self.config).freeze()
 
-    @property
-    def context(self) -> int | None:
-        return None if self.remote else self.lm.context
+    @cached_property
+    def server(self) -> Any:
+        from trailmark.seats.open import UNNAMED, open_server
 
-    def size(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """The tokens of a prompt; 0 if only the server knows them."""
-        return 0 if self.remote else len(self._prompt(messages))
+        s = self.servers
+        seat = HttpSeat(address=self.name, model=s.served or UNNAMED, headers=dict(s.headers), query=dict(s.query),
+                        api_key_env=s.key_env, deadline=s.deadline)  # fmt: skip
+        return open_server(seat, "")
 
-    def open(self, longest: int) -> None:
-        """Get ready for sequences of up to so many tokens."""
-        if not self.remote:
-            from trailmark.engines.local import local_engine
-
-            self._engine = local_engine(self.lm, EngineConfig(slots=self.slots, max_len=longest))
-        elif self._engine is None:
-            from trailmark.seats.open import UNNAMED, open_server
-
-            s = self.servers
-            seat = HttpSeat(address=self.name, model=s.served or UNNAMED, headers=dict(s.headers), query=dict(s.query),
-                            api_key_env=s.key_env, deadline=s.deadline)  # fmt: skip
-            self._engine = open_server(seat, "")
-
-    async def say(
-        self, messages: Sequence[Mapping[str, str]], law: SamplingLaw, most: int, stops: tuple[str, ...], seed: int,
-        key: str,
-    ) -> Completion:  # fmt: skip
+    def engine(self, longest: int) -> Any:
+        """Ready for sequences of up to so many tokens."""
         if self.remote:
-            (done,) = await self._engine.chat(messages, law, most, stops, seed, key)
-            return done
-        ends = stop_ids(self.tokenizer, chat=bool(self.tokenizer.chat_template))
-        if law.min_tokens:
-            law = SamplingLaw(law.temperature, law.top_p, law.top_k, min_tokens=law.min_tokens, stop_ids=ends)
-        (done,) = await self._engine.sample(Request(self._prompt(messages), law, 1, most, ends, stops, seed, key))
-        return done
-
-    def _prompt(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        template = "own" if self.tokenizer.chat_template else None
-        return render(self.tokenizer, messages, generation_prompt=True, template=template).tokens
+            return self.server
+        return open_model(self.lm, slots=self.slots, max_len=longest)
 
 
 def write(
@@ -189,7 +158,8 @@ def write(
     given = asdict(how) | {"markers": None if how.markers is None else list(how.markers)}
     settings = {"kind": "written", **given, "n": n, **{v.name: [v.planner, v.writer] for v in variants}}
     with data_folder(out, settings) as place:
-        work = _Work(rows, out, found, how, speakers, Answers(out / "answers.jsonl"), slots, servers.failures)
+        answers = Store(out / "answers.jsonl", text="text")
+        work = _Work(rows, out, found, how, speakers, answers, slots, servers.failures)
         stages = [s for v in variants for s in _stages(place, work, v, rows, n)]
         place.make(stages, [s.name for s in stages], say)
         return {v.name: work.about(v) for v in variants}
@@ -214,22 +184,18 @@ def _stages(place: DataFolder, work: _Work, v: Variant, rows: Path, n: int | Non
 
 @dataclass(frozen=True)
 class _Ask:
-    """One question to a model. `draw` names its random draws."""
+    """One question to a model, about a row."""
 
-    draw: str
     row: str
     sample: int
-    messages: Sequence[Mapping[str, str]]
-    law: SamplingLaw
-    most: int
-    stops: tuple[str, ...] = ()
+    question: Question
     plan: str | None = None
 
 
 class _Work:
     def __init__(
         self, path: Path, out: Path, rows: Mapping[str, Row], how: How, speakers: Mapping[str, Speaker],
-        answers: Answers, slots: int, failures: float = 0.0,
+        answers: Store, slots: int, failures: float = 0.0,
     ):  # fmt: skip
         self.path, self.out, self.rows, self.how = path, out, rows, how
         self.speakers, self.answers, self.slots, self.failures = speakers, answers, slots, failures
@@ -243,7 +209,7 @@ class _Work:
         h = self.how
         law = SamplingLaw(h.temperature, h.top_p, h.top_k)
         asks = [
-            _Ask(f"plan {i} {k}", i, k, row["prompt"], law, h.plan_tokens)
+            _Ask(i, k, Question(row["prompt"], h.plan_tokens, law, (), h.seed, f"plan {i} {k}"))
             for i, row in self.rows.items()
             for k in range(h.samples)
         ]
@@ -290,7 +256,8 @@ class _Work:
         law = SamplingLaw(h.temperature, h.top_p, h.top_k, min_tokens=target.min_tokens if h.at_least else 0)
         messages = writing(row, plan, target.words)
         stops = (END,) if story else ()
-        return _Ask(f"text {i} {sample}", i, sample, messages, law, target.max_tokens, stops, plan)
+        question = Question(messages, target.max_tokens, law, stops, h.seed, f"text {i} {sample}")
+        return _Ask(i, sample, question, plan)
 
     def target(self, writer: str, gold: str) -> Target:
         """The wanted length of a text: that of the gold text, which begins with the header, or the user's wish."""
@@ -302,57 +269,35 @@ class _Work:
     def answered(self, title: str, model: str, asks: Sequence[_Ask]) -> list[dict[str, Any] | None]:
         """Text, number of tokens and end of each answer: the stored one, or a new one. None: it failed, and so many may
         fail."""
-        speaker = self.speakers[model]
-        keys = [self.key(speaker, a) for a in asks]
-        if all(self.answers.get(k) is not None for k in keys):
-            return [self.stored(k) for k in keys]
-        speaker.open(self.longest(speaker, model, asks))
+        speaker, tries = self.speakers[model], Tries(title, self.failures, len(asks))
+        client = Client(None, self.answers, model, speaker.print, tries=tries)
+        if any(client.stored(a.question) is None for a in asks):
+            client.engine = speaker.engine(self.longest(speaker, model, asks))
 
-        failed, in_a_row = list[str](), list[str]()
+        async def one(a: _Ask) -> dict[str, Any] | None:
+            try:
+                said = await client.answer(a.question)
+            except NoAnswer:
+                return None
+            return {"text": said.text, "tokens": said.tokens, "stop": said.stop}
 
-        async def one(item: tuple[str, _Ask]) -> dict[str, Any] | None:
-            key, a = item
-            if self.answers.get(key) is None:
-                try:
-                    done = await speaker.say(a.messages, a.law, a.most, a.stops, self.how.seed, a.draw)
-                except EngineError as problem:
-                    failed.append(str(problem))
-                    in_a_row.append(str(problem))
-                    if len(in_a_row) >= PATIENCE and too_many(len(failed), len(asks), self.failures):
-                        raise gone(title, in_a_row, "--failures") from problem
-                    return None
-                in_a_row.clear()
-                said = {"text": done.text, "tokens": len(done.tokens) or None, "stop": done.stop}
-                self.answers.put(key, json.dumps(said))
-            return self.stored(key)
-
-        with Progress(max(1, len(asks)), name=title) as bar:
-            made = wait(run_limited(list(zip(keys, asks)), one, self.slots, lambda k: bar.update(k, {})))
-        first = next((f"row '{a.row}' of {self.path}" for a, said in zip(asks, made) if said is None), "")
-        must_be_few(title, failed, len(asks), self.failures, "--failures", first)
+        made = ask_each(title, asks, one, self.slots)
+        client.settle(next((f"row '{a.row}' of {self.path}" for a, said in zip(asks, made) if said is None), ""))
         return made
-
-    def key(self, speaker: Speaker, a: _Ask) -> str:
-        said = {"model": speaker.print, "messages": list(a.messages), "max_tokens": a.most, "stop": list(a.stops)}
-        law = {"temperature": a.law.temperature, "top_p": a.law.top_p, "top_k": a.law.top_k, "least": a.law.min_tokens}
-        return request_key({**said, **law, "seed": self.how.seed, "draw": a.draw})
-
-    def stored(self, key: str) -> dict[str, Any]:
-        return json.loads(self.answers.get(key) or "{}")
 
     def longest(self, speaker: Speaker, model: str, asks: Sequence[_Ask]) -> int:
         """The longest sequence. One that the model cannot hold is refused before anything is asked."""
         most = 1
-        for a in asks:
-            size = speaker.size(a.messages)
-            if speaker.context is not None and size + a.most > speaker.context:
+        for a in asks if not speaker.remote else ():
+            size, written = len(prompt_of(speaker.tokenizer, a.question.messages)), a.question.max_tokens
+            if size + written > speaker.lm.context:
                 raise DataError(
-                    f"row '{a.row}': the prompt has {size} tokens and the answer may have {a.most}, and {model} reads "
-                    f"{speaker.context}: shorten the rows (`data stories --max-tokens`), allow fewer tokens "
+                    f"row '{a.row}': the prompt has {size} tokens and the answer may have {written}, and {model} reads "
+                    f"{speaker.lm.context}: shorten the rows (`data stories --max-tokens`), allow fewer tokens "
                     "(--plan-tokens, --length), or take a model with a longer context.",
                     self.path,
                 )
-            most = max(most, size + a.most)
+            most = max(most, size + written)
         return most
 
     def read(self, name: str) -> list[dict[str, Any]]:

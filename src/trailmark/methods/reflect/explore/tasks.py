@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trailmark.ask.server import TeacherFailed, run_limited
+from trailmark.ask.client import Unusable, run_limited
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
 from trailmark.methods.reflect.explore.records import Record, Walk
@@ -115,7 +115,7 @@ async def _ask(
     async def one(e: Excerpt) -> list[tuple[str, str]]:
         try:
             return await teacher.tasks(e)
-        except TeacherFailed as problem:
+        except Unusable as problem:
             counts.left_out[f"file: {problem.reason}"] += 1
             return []
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from trailmark.ask.server import TeacherFailed, run_limited
+from trailmark.ask.client import Unusable, run_limited
 from trailmark.data.stages import Counts
 from trailmark.errors import DataError
 from trailmark.methods.reflect.explore.explorer import Explorer, Seeker
@@ -97,7 +97,7 @@ async def walks_of(
         nonlocal record
         try:
             record = replace(record, walks=renumbered([*record.walks, await walk]))
-        except TeacherFailed as problem:
+        except Unusable as problem:
             counts.left_out[f"{kind} walk: {problem.reason}"] += 1
         except DataError:
             counts.left_out[f"{kind} walk: longer than the horizon"] += 1

@@ -25,7 +25,6 @@ def books(
     """Make rows of stories from books: synopses, summaries so far, character sheets. Then: trailmark data stories."""
     from dataclasses import asdict
 
-    from trailmark.ask.server import Asked
     from trailmark.data.output_paths import writable
     from trailmark.methods.vrcli.stories.books import STAGES, Plan, make, read_books, read_characters
     from trailmark.methods.vrcli.stories.writer import Model as Writer
@@ -39,7 +38,7 @@ def books(
     count = token_count(read_tokenizer(tokenizer))
 
     def open_writer(answers: Path) -> Writer | Rules:
-        who = asked.open(answers, Asked)
+        who = asked.open(answers)
         return Rules(count) if who is None else Writer(who)
 
     how = Plan(characters, last, skip, tokenizer)

@@ -25,6 +25,7 @@ def judge(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="Of the judge.")] = 0.0,
     again: Annotated[int, typer.Option(min=0, max=100, help="Times it is asked again if no verdict can be read.")] = 2,
+    constrained: Annotated[bool, typer.Option("--constrained", help="It can write only JSON of a verdict.")] = False,
     at_once: Annotated[int, typer.Option(min=1, max=4096, help="Pairs at the same time.")] = 8,
     how: ServerOptions = ServerOptions(),
     deadline: Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds for one answer, with retries.")] = 120.0,
@@ -62,13 +63,14 @@ def judge(
     pairs = p.pairs_of(texts)
     at: dict[str, Any] = {"address": server, "model": UNNAMED, "concurrency": 2 * at_once, **how.section()}
     engine = open_server(HttpSeat(**at, deadline=deadline, retries=retries), "")
-    settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once}
+    settings = {"server": at, "temperature": temperature, "max_tokens": max_tokens, "again": again, "at_once": at_once,
+                "constrained": constrained}  # fmt: skip
     who = ModelJudge(ModelJudgeConfig.model_validate(settings), engine, answers)
     made = p.judged(pairs, p.ask_all(who, pairs, found, asked, failures), asked, flags)
     if not made.rows:
         raise JudgeError(f"no pair has a verdict; the first: {made.failed[0]}")
     atomic_write(out, p.as_csv(made.rows), "judge")
-    result = {"command": "judge", "judge": who.name, "out": str(out), "pairs": len(pairs), "asked": who.asked,
+    result = {"command": "judge", "judge": who.name, "out": str(out), "pairs": len(pairs), **who.client.used.as_dict(),
               "failed": len(made.failed), "counts": {" ".join(k): v for k, v in made.counts.items()}}  # fmt: skip
     if json:
         from json import dumps

@@ -24,15 +24,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trailmark.ask.server import TeacherFailed, run_limited
+from trailmark.ask.client import Unusable, ask_each
 from trailmark.data.stages import Counts, DataFolder, data_folder
 from trailmark.errors import DataError
 from trailmark.formats.rows import Row, parse_line
 from trailmark.methods.vrcli.stories.sentences import common_run, main_names
 from trailmark.methods.vrcli.stories.setup import write_lines
 from trailmark.methods.vrcli.stories.writer import QUESTIONS, Writer
-from trailmark.progress import Progress
-from trailmark.run_async import wait
 from trailmark.runs.stages import Stage
 from trailmark.tasks.row_files import file_text
 from trailmark.tasks.stories.rows import StoryRow, content_id
@@ -161,12 +159,11 @@ class _Work:
         async def tried(item: T) -> R | None:
             try:
                 return await work(item)
-            except TeacherFailed as failed:
+            except Unusable as failed:
                 counts.left_out[failed.reason] += 1
                 return None
 
-        with Progress(max(1, len(items)), name=name) as bar:
-            made = wait(run_limited(items, tried, self.writer.at_once, lambda n: bar.update(n, {})))
+        made = ask_each(name, items, tried, self.writer.at_once)
         self.writer.settle()
         return made
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
-from trailmark.ask.server import Asked
+from trailmark.ask.client import Client
 from trailmark.methods.vrcli.stories.sentences import salient, sentences
 from trailmark.methods.vrcli.words import SPACELESS, up_to_word
 
@@ -129,14 +130,11 @@ class Rules:
 class Model:
     """Asks a server. Its answers are stored, so nothing is asked twice."""
 
-    def __init__(self, server: Asked):
-        self.server, self.name, self.at_once = server, server.name, server.at_once
+    def __init__(self, client: Client):
+        self.client, self.name, self.at_once, self.settle = client, client.name, client.at_once, client.settle
 
-    async def ask(self, text: str, tokens: int, **law: object) -> str:
-        return (await self.server.say([{"role": "user", "content": text}], tokens, law)).strip()
-
-    def settle(self) -> None:
-        self.server.settle()
+    async def ask(self, text: str, tokens: int, **how: Any) -> str:
+        return (await self.client.ask(text, tokens, **how)).text.strip()
 
     async def synopsis(self, header: str, text: str) -> str:
         return await self.ask(
@@ -159,7 +157,7 @@ class Model:
             f"{text}\n\nThis was a chapter of a novel. {asked} Answer from this chapter alone, with at most ten short "
             "sentences in one line. If the chapter does not say, answer: None.",
             ANSWER,
-            stop=["\n"],
+            stops=["\n"],
         )
         return [] if said.strip(". ").lower() == "none" else sentences(said)
 
@@ -170,7 +168,7 @@ class Model:
             "Split: Ann was tall. Ann wanted to leave the town.\n\n"
             f"Sentence: {sentence}\nSplit:",
             SPLIT,
-            stop=["\n"],
+            stops=["\n"],
         )
         return sentences(said)
 
@@ -179,7 +177,7 @@ class Model:
             f"{text}\n\nThis was a chapter of a novel. A statement about it: {statement}\nRate from 1 to 5 how "
             "accurate and useful the statement is. Answer with the number alone.",
             1,
-            temperature=0.0,
+            law=replace(self.client.law, temperature=0.0),
         )
         return int(said[0]) if said[:1] in ("1", "2", "3", "4", "5") else 1
 
