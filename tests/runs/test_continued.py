@@ -82,7 +82,7 @@ def test_a_circle_is_refused(tmp_path):
     for a, b in (("x", "y"), ("y", "x")):
         (tmp_path / a / "checkpoints" / "000001").mkdir(parents=True)
         (tmp_path / a / "checkpoints" / "000001" / "state.json").write_text("{}")
-        (tmp_path / a / "recipe.yaml").write_text(f"method: sft\nmodel: {{name: {tmp_path / b}}}\n")
+        (tmp_path / a / "recipe.yaml").write_text(f"method: sft\nmodel: {{name: {tmp_path / b}/checkpoints/000001}}\n")
     with pytest.raises(DataError, match="goes on from itself"):
         upkeep.chain(tmp_path / "x")
 

@@ -69,7 +69,7 @@ def test_the_note_of_a_run_that_has_learnt(here):
 
 
 def test_changes_are_listed_by_key(here):
-    assert changed_files(here.path, config()) == []  # a run of an older version has no note
+    assert changed_files(here.path, config()) == []  # it has no note
     note_files(here, config(eval_data="b.jsonl"))
     assert changed_files(here.path, config(eval_data="b.jsonl")) == []
     Path("a.jsonl").write_text("x")

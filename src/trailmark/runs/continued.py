@@ -17,7 +17,7 @@ from typing import Any
 
 from trailmark.errors import DataError, RunError
 from trailmark.plain_files import read_json
-from trailmark.runs.checkpoints import is_checkpoint, is_run, listed, prune
+from trailmark.runs.checkpoints import is_checkpoint, listed, prune
 from trailmark.runs.store import Run, atomic_write, read_metrics, read_recipe
 
 MODELS = "models.json"  # file in a run: the folders that the model names of its recipe stood for
@@ -49,9 +49,6 @@ def origin(run: Path) -> tuple[Path, int] | None:
     folder = Path(meant["folder"] if meant else said).resolve()
     if not said or not folder.is_dir():
         return None
-    if is_run(folder):  # an older run without models.json: assume its newest checkpoint
-        found = listed(folder / "checkpoints")
-        return (folder, int(found[-1].name)) if found else None
     at = folder if is_checkpoint(folder) else folder.parent
     if not is_checkpoint(at) or not at.name.isdigit() or not (at.parent.parent / "recipe.yaml").is_file():
         return None
