@@ -269,7 +269,7 @@ def test_stale_weights_by_hand(copy):
 def test_stale_weights_of_an_engine_that_is_never_told(tmp_path, monkeypatch):
     """A sampler with its own copy that counts versions but never takes new weights."""
 
-    def publish(self, version, source=None):
+    async def publish(self, version, weights=None):
         self.version = version
 
     monkeypatch.setattr(LocalEngine, "publish", publish)
