@@ -71,10 +71,11 @@ def _list(method: Any, config: Any) -> None:
     width, unsure = max(15, *(len(s.name) for s in found)), dict[Path, str]()  # folders that will be written, by stage
     for stage in found:
         state, home = stage_state(run.path, stage), run.path / (stage.home or stage.name)
+        writes = [home / name for name in stage.outputs or ()] if stage.home else [home]
         inputs = [p for path in stage.inputs.values() for p in (Path(path), *Path(path).parents)]
         above = next((unsure[p] for p in inputs if p in unsure), None)
         if state == "done" and above is not None:
             state = f"done, and looked at again after {above}"
         if state != "done":
-            unsure[home] = stage.name
+            unsure |= dict.fromkeys(writes, stage.name)
         typer.echo(f"{stage.name:<{width}} {state}")

@@ -202,7 +202,7 @@ class LprWorsen(Config):
 
 
 class LprRecipe(RunConfig):
-    """The road: solutions, states, completions, values, reward model, scores, pairs, and what is trained on them."""
+    """Solutions, states, completions, values, reward model, scores, pairs, and what is trained on them."""
 
     steps: PositiveInt = Field(1, description="rounds")
     task: TaskConfig = Field(TaskConfig(name="arith"), description="the questions")
