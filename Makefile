@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint install fuzz test-kill test-hostile test-peer test-vllm test-slow test-data clean
+.PHONY: quickstart test test-all lint install fuzz test-kill test-hostile test-peer test-vllm test-slow test-data clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ lint: install
 
 test: lint
 	$(BIN)/python -m pytest -n 2
+
+# Every target that this machine can run, and one table; DATA_ROOT=folder for the real data.
+test-all: install
+	$(BIN)/python tests/all_targets.py
 
 # Property tests with new examples until FUZZ_SECONDS are over.
 fuzz: install

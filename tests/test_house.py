@@ -1,0 +1,62 @@
+"""The house stays small: a budget of lines for each package, and for what a method must import."""
+
+import ast
+from pathlib import Path
+
+import trailmark
+
+ROOT = Path(trailmark.__file__).parent
+OWN = ("tasks", "data", "methods")  # they grow with each paper and each world
+LINES = {  # budgets, a little above what there is; a package that needs more says why in docs/design.md
+    "models": 4000, "evaluate": 3150, "engines": 2300, "runs": 2250, "serve": 2250, "commands": 1900, "score": 1600,
+    "rollout": 1560, "formats": 1520, "verify": 1320, "report": 1220, "learn": 1120, "seats": 800, "objectives": 800,
+    "credit": 460, "ask": 420,
+}  # fmt: skip
+TOP = 5000  # the modules at the top, together
+ALL, COMMON = 58_200, 31_000
+LONGEST = 700  # of one file
+REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 16_100}  # imports inside functions are counted
+
+
+def size(path):
+    return path.read_text().count("\n")
+
+
+FILES = {".".join(("trailmark", *p.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): p
+         for p in ROOT.rglob("*.py")}  # fmt: skip
+
+
+def closure(start):
+    """The modules of ours that a module imports, and those that they import."""
+    seen, todo = set(), [start]
+    while todo:
+        if (name := todo.pop()) in seen:
+            continue
+        seen.add(name)
+        for node in ast.walk(ast.parse(FILES[name].read_text())):
+            named = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            named += [f"{m}.{a.name}" for m in named for a in node.names]
+            named += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            todo += [m for m in named if m in FILES]
+    return seen
+
+
+def test_packages_keep_to_their_budgets():
+    of = {}
+    for path in FILES.values():
+        parts = path.relative_to(ROOT).parts
+        of.setdefault(parts[0] if len(parts) > 1 else "", []).append(size(path))
+    found = {name: sum(sizes) for name, sizes in of.items()}
+    assert set(LINES) == set(found) - {"", *OWN}, "each package has a budget"
+    over = {name: lines for name, lines in found.items() if lines > LINES.get(name, TOP if not name else ALL)}
+    assert over == {} and sum(found.values()) <= ALL
+    assert sum(n for name, n in found.items() if name not in OWN) <= COMMON
+
+
+def test_no_file_is_a_house_of_its_own():
+    assert {str(p.relative_to(ROOT)): size(p) for p in FILES.values() if size(p) > LONGEST} == {}
+
+
+def test_what_a_part_of_the_core_imports():
+    found = {name: sum(size(FILES[m]) for m in closure(f"trailmark.{name}")) for name in REACHES}
+    assert {name: lines for name, lines in found.items() if lines > REACHES[name]} == {}
