@@ -127,7 +127,7 @@ def test_values_of_a_scripted_player_against_the_exact_ones(tmp_path):
              "teacher.gold=false", "sft=null", "sample.starts=40", "states.shards=2"]  # fmt: skip
     recipe, shell = str(RECIPES / "lpr-puzzle.yaml"), CliRunner()
     for stage in ("solutions", "cleaned", "states", "completions", "values"):
-        done = shell.invoke(app, ["lpr", "run", stage, recipe, *words])
+        done = shell.invoke(app, ["stages", recipe, *words, "--only", f"{stage}-1"])
         assert done.exit_code == 0, done.output
     done = shell.invoke(app, ["lpr", "calibration", recipe, *words, "--states", "100", "--out", f"{tmp_path}/picture"])
     assert done.exit_code == 0 and "mean Monte-Carlo" in done.output, done.output
