@@ -205,12 +205,12 @@ def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path,
     ] * 3
     ran = (folder / "runs/low/seed-0/ran.txt").read_bytes()
     study(overrides=["set.cost=5"])
-    assert "stage 'low/seed-0' is made again: key 'cost' was not set and is 5." in capsys.readouterr().err
+    assert "stage 'runs/low/seed-0' is made again: key 'cost' was not set and is 5." in capsys.readouterr().err
     assert (folder / "runs/low/seed-0/ran.txt").read_text() == "1\n2\n3\n4\n"
-    assert (folder / "runs/replaced/low-seed-0-1/ran.txt").read_bytes() == ran
+    assert (folder / "replaced/runs-low-seed-0-1/ran.txt").read_bytes() == ran
     (folder / "runs/low/seed-1/metrics.jsonl").write_text("")
     with pytest.raises(
-        RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'low/seed-1' was changed after it was made"
+        RunError, match=r"arm 'low', seed 1: .*metrics.jsonl of stage 'runs/low/seed-1' was changed after it was made"
     ):
         study(overrides=["set.cost=5"])
     with pytest.raises(RunError, match="is not empty"):
@@ -219,7 +219,7 @@ def test_finished_runs_are_kept_and_changed_ones_are_made_again(study, tmp_path,
 
 def unfinished(run):
     """Make a finished run of a study one in progress."""
-    record = run.parent.parent / "stages" / run.parent.name / f"{run.name}.json"
+    record = run.parents[2] / "stages" / "runs" / run.parent.name / f"{run.name}.json"
     record.rename(record.with_name(f"{run.name}.begun.json"))
 
 
@@ -383,7 +383,7 @@ def test_killed_half_way_and_resumed_and_two_at_once(tmp_path):
     dying = real(killed, TRAILMARK_KILL_AT="segment.half#14")  # the third of six runs, in the middle of a file
     dying.communicate()
     assert dying.returncode == -9 and not (killed / "study.json").exists()
-    assert len(list(killed.glob("runs/stages/*/seed-?.json"))) == 2
+    assert len(list(killed.glob("stages/runs/*/seed-?.json"))) == 2
     again = real(killed)
     resumed, problems = again.communicate()
     assert again.returncode == 0, problems

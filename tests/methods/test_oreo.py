@@ -301,7 +301,8 @@ def test_rounds_rise(tmp_path):
     success = [r["collect/success"] for r in rows]
     assert [r["step"] for r in rows] == [1, 2, 3] and success[0] < success[1] < success[2] and success[2] > 0.6
     inner = Run.open(tmp_path / "run" / "round-3")
-    assert "round-2/checkpoints/000012/critic" in inner.recipe and "episodes/000003.jsonl" in inner.recipe
+    named = json.loads((inner.path / "models.json").read_text())["critic.name"]
+    assert named["folder"].endswith("round-2/checkpoints/000012/critic") and "episodes/000003.jsonl" in inner.recipe
     first = read_metrics(inner.path)[0]
     assert first["kl_estimate"] == 0.0 and first["v_max"] != 0.0  # a new reference, and a value that is kept
     assert {e.turns[0].version for e in read_episodes(tmp_path / "run" / "episodes")} == {0, 1, 2}

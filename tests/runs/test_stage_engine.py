@@ -209,7 +209,6 @@ def test_a_stage_of_one_file_and_a_name_with_a_folder(tmp_path):
     stage = lambda word: Stage(
         "gold/seed-0", lambda path: made.append(word) or (path.write_text(word) and None), {"word": word}, single=True
     )
-    (tmp_path / "gold").mkdir()
     run_stages(tmp_path, [stage("a")])
     assert (tmp_path / "stages/gold/seed-0.json").is_file()
     run_stages(tmp_path, [stage("b")], lambda line: None)

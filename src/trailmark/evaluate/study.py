@@ -2,8 +2,8 @@
 
     studies/policy-gradient-bandit.yaml   the study
     OUT/before/STAGE/seed-0/              what the arms of a seed share and what is made before them: a model, data
-    OUT/runs/ARM/seed-0/                  an ordinary run; OUT/runs/stages/ARM/seed-0.json says that it is complete
-    OUT/*/replaced/                       old runs, of another recipe or of other inputs
+    OUT/runs/ARM/seed-0/                  an ordinary run; OUT/stages/runs/ARM/seed-0.json says that it is complete
+    OUT/replaced/                         old runs, of another recipe or of other inputs
     OUT/study.json, table.md, picture.*   the results; rewritten each time, from the runs alone
 
 Every run is a stage (`runs/stages.py`), and is started like `trailmark train`. Finished runs are skipped, unfinished
@@ -264,14 +264,15 @@ def train_stage(spec: Spec, out: Path, seed: int) -> pipeline.Stage:
         return made.make(folder)
 
     outputs = None if spec.home == "before" else ("recipe.yaml", "metrics.jsonl", "evaluation", "results.json")
-    made = training_stage(f"{spec.runs}/seed-{seed}", method, config, out, outputs=outputs, grows=("steps",))
+    name = f"{spec.home}/{spec.runs}/seed-{seed}"
+    made = training_stage(name, method, config, out, outputs=outputs, grows=("steps",))
     return replace(made, make=announced)
 
 
-def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
+def bring(stage: pipeline.Stage, out: Path, seed: int, title: str) -> bool:
     """Finish one stage. False if another process is working on it."""
     try:
-        pipeline.run_stages(home, [stage])
+        pipeline.run_stages(out, [stage])
     except RunBusy:
         return False
     except TrailmarkError as e:
@@ -282,7 +283,7 @@ def bring(stage: pipeline.Stage, home: Path, seed: int, title: str) -> bool:
 
 def train_one(spec: Spec, out: Path, seed: int) -> bool:
     title = f"stage '{spec.name}'" if spec.home == "before" else f"arm '{spec.name}'"
-    return bring(train_stage(spec, out, seed), out / spec.home, seed, title)
+    return bring(train_stage(spec, out, seed), out, seed, title)
 
 
 def prepare(shared: Sequence[tuple[str, StudyData | Spec]], out: Path, seed: int, poll: float) -> None:
@@ -291,8 +292,7 @@ def prepare(shared: Sequence[tuple[str, StudyData | Spec]], out: Path, seed: int
         if isinstance(stage, Spec):
             work = partial(train_one, stage, out, seed)
         else:
-            made = stage.stage(f"{name}/seed-{seed}", seed)
-            work = partial(bring, made, out / "before", seed, f"stage '{name}'")
+            work = partial(bring, stage.stage(f"before/{name}/seed-{seed}", seed), out, seed, f"stage '{name}'")
         while not work():
             time.sleep(poll)
 

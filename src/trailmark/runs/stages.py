@@ -245,8 +245,7 @@ def _make(place: _Place, say: Say, again: bool = False) -> Summary:
     _note(place.begun, wanted)
     point("stage.begun")
     try:
-        if not stage.single:
-            place.home.mkdir(parents=True, exist_ok=True)
+        (place.home.parent if stage.single else place.home).mkdir(parents=True, exist_ok=True)
         summary = dict(stage.make(place.home) or {})
     except TrailmarkError:
         if not place.parts():  # an error before the first output leaves nothing behind
