@@ -125,7 +125,7 @@ def test_training_in_stages(here, method):
 def test_a_study(here):
     assert shell("study", "study.yaml", "--out", "whole").exit_code == 0
     said = stopped(here, "metrics.after#5", "study", "study.yaml", "--out", "s", sign="SIGHUP")
-    assert "stopped by SIGHUP; step 2 is done and its checkpoint is written; stage 'returns/seed-0' of s/runs" in said
+    assert "stopped by SIGHUP; step 2 is done and its checkpoint is written; stage 'runs/returns/seed-0' of s" in said
     assert "give the same command again: it keeps what is finished" in said
     assert shell("study", "study.yaml", "--out", "s").exit_code == 0
     assert json.loads(Path("s/study.json").read_text()) == json.loads(Path("whole/study.json").read_text())

@@ -37,7 +37,7 @@ def shell(tmp_path, monkeypatch):
 
     def run(rows, *words):
         (tmp_path / "q_train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-        done = CliRunner().invoke(app, ["lpr", "run", *words, "r.yaml"])
+        done = CliRunner().invoke(app, ["stages", "r.yaml", *(f"--only={w}-1" for w in words)])
         assert "Traceback" not in done.output
         return done.exit_code, " ".join(done.output.split())
 
