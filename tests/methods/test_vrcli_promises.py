@@ -174,7 +174,7 @@ def test_an_evaluation_before_the_first_step(data, monkeypatch):
 
 def test_a_contrastive_run_that_stopped_goes_on_as_if_it_had_not(data):
     config = lambda out, steps: recipe(out=out, steps=steps, eval={"every": 0}, reward={
-        **recipe().task.options["reward"], "reward": "contrastive", "no_marker": "invalid"})  # fmt: skip
+        **recipe().task.options["reward"].model_dump(), "reward": "contrastive", "no_marker": "invalid"})  # fmt: skip
     launch(PolicyGradientMethod, config("whole", 2))
     launch(PolicyGradientMethod, config("part", 1))
     launch(PolicyGradientMethod, config("part", 2), resume=True)

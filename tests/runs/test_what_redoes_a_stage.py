@@ -238,7 +238,7 @@ def test_steps_that_a_model_calls_one_are_paired_again_with_another_model(lpr):
     same = {"pairs__states": None, "pairs__values": {"same": 0.9}}
     pairs = lambda c: next(s for s in listed(c) if s.name == "pairs-1")
     one, other = pairs(lpr(**same)), pairs(lpr(**same, model__dtype="float64"))
-    assert pipeline._plain(one) != pipeline._plain(other) and "policy" in one.inputs
+    assert pipeline._plain(one) != pipeline._plain(other) and "sft" in one.inputs
 
 
 @OF_LPR
