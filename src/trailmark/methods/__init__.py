@@ -92,13 +92,14 @@ def get_method(name: str) -> type[Method]:
         if not NAME.fullmatch(name) or (name.isidentifier() and code_file(name) is None):
             raise RecipeError(f"unknown method '{name}'.{nearest(name, method_names())} {own}")
         may_run(name, "method")
-    module, _, attribute = (known or name).partition(":")
+    found: Any = registry.load("methods", name) if known is not None else None
+    module, _, attribute = name.partition(":")
     try:
-        imported = import_module(module)
-        found: Any = getattr(imported, attribute) if attribute else None
+        imported: Any = import_module(module) if known is None else None
+        found = getattr(imported, attribute) if attribute else found
     except Exception as problem:  # a user's module may raise anything while it is imported
         raise RecipeError(f"method '{name}' cannot be imported: {type(problem).__name__}: {problem}") from problem
-    if not attribute:
+    if found is None:
         here = [v for v in vars(imported).values() if inspect.isclass(v) and v.__module__ == imported.__name__]
         mine = [v for v in here if issubclass(v, Method)]
         if len(mine) != 1:
