@@ -70,8 +70,8 @@ def test_the_taxi_from_lessons_on_record(here):
     assert won("runs/taxi-file/evaluation/reflect-rl.jsonl") >= floor(
         REFLECT, r"three minutes of one core; the floor is (\d+)"
     )
-    copied = json.loads(said.strip().splitlines()[-1])["rows"][0]["metrics"]["copied"]["value"]
-    assert copied >= floor(REFLECT, r"the floor of `copied` is (0\.\d+)")
+    copied = json.loads(said.strip().splitlines()[-1])["rows"][0]["metrics"]["followed"]["value"]
+    assert copied >= floor(REFLECT, r"the floor of `followed` is (0\.\d+)")
 
 
 def test_repositories_from_questions_to_play(here):
