@@ -69,6 +69,7 @@ learner: {{optim: {{lr: 1e-3}}, ema: 0.9}}
 REWARD_MODEL = """
 method: reward_model
 kind: outcome
+format: trajectories
 data: {scored}
 out: {out}
 steps: 10
