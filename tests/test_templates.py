@@ -1,10 +1,12 @@
 """A chat template is a program of somebody else: it is rendered as transformers does it, and it cannot run away."""
 
+import json
 import time
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
-from trailmark import templates
+from trailmark import template_worker, templates
 from trailmark.chat import CHATML, PLAIN, PLAIN_BOS, Conversation, render, sequences
 from trailmark.errors import DataError, ModelError
 from trailmark.models.tiny import tiny_tokenizer
@@ -111,6 +113,23 @@ def test_a_template_cannot_read_what_is_not_given(tokenizer):
     for text in ("{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}"):
         with pytest.raises(TemplateProblem):
             apply_template(tokenizer, TALK, True, text)
+
+
+def test_a_process_that_fails_before_the_template_ran_is_replaced(tokenizer, monkeypatch):
+    def broken(*_, **__):
+        raise TypeError("__init__() missing 1 required positional argument: 'environment'")
+
+    def asked(template):
+        more = {"template": template, "messages": TALK, "prompt": True, "more": {}, "longest": 9999}
+        return json.dumps(more).encode()
+
+    assert template_worker._answer(broken, asked(NAMESPACE))["unfit"] == "TypeError"
+    for template in ("{{ 1 / 0 }}", "{{ raise_exception('no') }}", "{% for %}", "{{ 1 + 'a' }}", "{{ ''() }}"):
+        assert set(template_worker._answer(render_jinja_template, asked(template))) == {"problem"}
+    real, answers = templates.WORKER.ask, [{"problem": "odd", "unfit": "TypeError"}]
+    monkeypatch.setattr(templates.WORKER, "ask", lambda line: answers.pop() if answers else real(line))
+    want = tokenizer.apply_chat_template(TALK, chat_template=NAMESPACE, tokenize=False, add_generation_prompt=True)
+    assert apply_template(tokenizer, TALK, True, NAMESPACE) == want
 
 
 def test_the_process_lives_on_between_renderings_and_ends_with_this_one(tokenizer):

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,18 @@ def _answer(render: Any, line: bytes) -> dict[str, str]:
     except MemoryError:
         return {"large": "memory"}
     except Exception as problem:
-        return {"problem": f"{problem}"[:1000] or type(problem).__name__}
+        said = {"problem": f"{problem}"[:1000] or type(problem).__name__}
+        return said if _by_template(problem) else {**said, "unfit": type(problem).__name__}
+
+
+def _by_template(problem: BaseException) -> bool:
+    """Whether the template is at fault: Jinja refuses it, or it ran. What fails before is the state of this process."""
+    from jinja2 import TemplateError
+
+    frames = traceback.walk_tb(problem.__traceback__)
+    return isinstance(problem, (TemplateError, RecursionError)) or any(
+        frame.f_code.co_filename == "<template>" for frame, _ in frames
+    )
 
 
 if __name__ == "__main__":

@@ -97,6 +97,9 @@ class _Worker:
         line = json.dumps(asked, default=lambda value: f"<{type(value).__name__}>").encode() + b"\n"
         with self.lock:
             said = self.ask(line)
+            if "unfit" in said:  # it failed before the template ran: a new process is asked once more
+                self.end()
+                said = self.ask(line)
         if "text" in said:
             return said["text"]
         if "large" in said:
