@@ -32,10 +32,10 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import read_metrics
 
 STARTS, GROUP, PROMPT, NEW = (2, 4, 32, 8) if SMALL else (16, 8, 512, 128)
-REWARD = '''
+REWARD = """
 def score(prompt, answer, row):
     return sum(ord(c) % 2 for c in answer) / max(1, len(answer))
-'''
+"""
 
 
 def texts(n: int) -> list[str]:
@@ -66,9 +66,10 @@ def ours(home: Path, model: Path, steps: int, more: Sequence[str] = (), name: st
     (home / "rows.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts(STARTS * steps)))
     words = [
         f"data={home}/rows.jsonl", f"reward={home}/reward.py:score", f"out={home}/{name}", f"steps={steps}",
-        f"starts={STARTS}", f"n={GROUP}", f"model={{name: {model}, dtype: bfloat16, device: {DEVICE}}}",
+        f"prompts_per_step={STARTS}", f"n={GROUP}", f"model={{name: {model}, dtype: bfloat16, device: {DEVICE}}}",
         f"sampling={{max_tokens: {NEW}, min_tokens: {NEW}}}" if SMALL else f"sampling={{max_tokens: {NEW}}}",
-        f"engine={{slots: {STARTS * GROUP}, max_len: {PROMPT + NEW + 8}, fixed: false}}", "learner={optim: {lr: 1e-6}}",
+        f"engine={{max_num_seqs: {STARTS * GROUP}, max_len: {PROMPT + NEW + 8}, batch_invariant: false}}",
+        "learner={optim: {lr: 1e-6}}",
         "checkpoint={every: 0}", "eval={every: 0}", *more,
     ]  # fmt: skip
     if DEVICE == "cuda":
@@ -180,9 +181,12 @@ def main() -> None:
 
         versions["trl"] = trl.__version__
         size, best = min(done.items(), key=lambda x: median(x[1]))
-        row |= {"peer": 1 / median(best), "peer_name": "TRL with generate",
-                "ratio": median(best) / median(mine["seconds"]),
-                "spread": [min(best[2:]) / max(mine["seconds"][2:]), max(best[2:]) / min(mine["seconds"][2:])]}
+        row |= {
+            "peer": 1 / median(best),
+            "peer_name": "TRL with generate",
+            "ratio": median(best) / median(mine["seconds"]),
+            "spread": [min(best[2:]) / max(mine["seconds"][2:]), max(best[2:]) / min(mine["seconds"][2:])],
+        }
         row["peer_rows_at_once"] = int(size)
     phases = ", ".join(f"{k} {v:.3f}" for k, v in mine["phases"].items() if "seconds" in k)
     row["what"] = f"{STARTS} prompts of {PROMPT} x {GROUP} answers of {NEW} tokens; seconds of the last step: {phases}"

@@ -31,7 +31,7 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 TINY = ["steps=2", "learner.amp=none", "model.gradient_checkpointing=false", "eval.every=1"]
 SMALL = {
     "sft": [*TINY, "batch=2"],
-    "rl": [*TINY, "starts=2", "n=2", "sampling.max_tokens=8", "engine.dtype=null", "engine.max_len=2048"],
+    "rl": [*TINY, "prompts_per_step=2", "n=2", "sampling.max_tokens=8", "engine.dtype=null", "engine.max_len=2048"],
 }
 
 
@@ -87,7 +87,7 @@ class Stages:
 
     def reasoning(self) -> None:
         """The untrained policy: a step with learning rate 0."""
-        still = ["steps=1", "starts=1", "n=2", "learner.optim.lr=0", "eval.every=0"]
+        still = ["steps=1", "prompts_per_step=1", "n=2", "learner.optim.lr=0", "eval.every=0"]
         self.plans(self.rl("vrcli-novels-base", *still), "reasoning.jsonl")
 
     def trained(self) -> None:

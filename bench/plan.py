@@ -17,9 +17,10 @@ from common import commit, one_thread, record
 
 SHAPE = {"layers": 2, "width": 64, "heads": 4, "context": 512}
 RECIPES: dict[str, dict[str, Any]] = {
-    "taxi, policy gradient": {"method": "policy_gradient", "task": {"name": "taxi"}, "starts": 4, "n": 4},
+    "taxi, policy gradient": {"method": "policy_gradient", "task": {"name": "taxi"}, "prompts_per_step": 4, "n": 4},
     "arith, policy gradient": {
-        "method": "policy_gradient", "task": {"name": "arith"}, "starts": 8, "n": 4, "sampling": {"max_tokens": 16},
+        "method": "policy_gradient", "task": {"name": "arith"}, "prompts_per_step": 8, "n": 4,
+        "sampling": {"max_tokens": 16},
     },
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ from trailmark.tasks.base import draw_tasks
 def main(road: str, models: list[str]) -> None:
     source = get_task("puzzle", level=1)
     policy = load_model(fix_names(ModelConfig.model_validate({"name": f"{road}/sft"})))
-    engine = local_engine(policy, EngineConfig(slots=128, max_len=64))
+    engine = local_engine(policy, EngineConfig(max_num_seqs=128, max_len=64))
     seat = trained_seat(engine, "policy", SamplingConfig(temperature=1.0, max_tokens=40))
     played = play(source, draw_tasks(source, "val", 200, 100), [seat], n=8, seed=101, prefix="bench:")
     words = policy.tokenizer

@@ -144,8 +144,8 @@ def test_groups_of_one_episode_are_refused_because_they_teach_nothing(shell):
 
 
 HUGE = {
-    "slots": ["play.yaml", "engine.slots=1000000000"],
-    "starts": ["play.yaml", "starts=100000000"],
+    "max_num_seqs": ["play.yaml", "engine.max_num_seqs=1000000000"],
+    "prompts_per_step": ["play.yaml", "prompts_per_step=100000000"],
     "samples": ["play.yaml", "n=100000000"],
     "batch": ["sft.yaml", "batch=100000000"],
     "layers": ["sft.yaml", "model.shape.layers=100000000"],
@@ -340,10 +340,10 @@ steps: 3
 sft: {reflector: 1, policy: 1, batch: 4}
 thought: 48
 teacher: {name: file, path: lessons}
-rl: {starts: 2}
+rl: {prompts_per_step: 2}
 final: {n: 1}
 model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 512}}
-engine: {slots: 4, max_len: 512}
+engine: {max_num_seqs: 4, max_len: 512}
 """
 PLAIN = ("mode=full", "history=none", "menu=false", "walls=false")
 PLAYED = "task={name: taxi, options: {mode: full, history: none, menu: false, walls: false}}"
@@ -434,7 +434,10 @@ def test_diff_of_runs_of_different_length_is_a_few_lines(shell):
 def test_verify_replays_alfworld_with_its_instruction_where_the_run_had_it(shell, tmp_path, opening):
     options = f"{{games: {write_download(tmp_path / 'games')}, mode: text, opening: {opening}, horizon: 2}}"
     task = f"task={{name: alfworld, options: {options}}}"
-    assert shell("train", "play.yaml", task, "sampling={max_tokens: 4}", "engine={slots: 4, max_len: 2048}").code == 0
+    assert (
+        shell("train", "play.yaml", task, "sampling={max_tokens: 4}", "engine={max_num_seqs: 4, max_len: 2048}").code
+        == 0
+    )
     said = shell("verify", "run", "--json")
     checks = {c["name"]: c for c in json.loads(said.out)["checks"]}
     assert checks["replay"]["status"] == "pass", checks["replay"]
@@ -506,7 +509,7 @@ def test_the_table_of_eval_breaks_no_number_at_80_columns(breaks):
 def served(tmp_path_factory):
     """Addresses of a served run (max_len 1500) and of a served folder (context 2048)."""
     folder, started = prepare(tmp_path_factory.mktemp("served")), []
-    short = ("engine={slots: 2, max_len: 1500}", "sampling={max_tokens: 4}")
+    short = ("engine={max_num_seqs: 2, max_len: 1500}", "sampling={max_tokens: 4}")
     assert trailmark(folder, "train", "play.yaml", *short).code == 0
     assert trailmark(folder, "train", "sft.yaml", "chat=true", "out=chats").code == 0
     shutil.copytree(folder / "chats/checkpoints/000004/policy", folder / "folder")

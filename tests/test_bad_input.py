@@ -40,11 +40,11 @@ POLICY_GRADIENT = """
 method: policy_gradient
 out: {out}
 steps: 2
-starts: 2
+prompts_per_step: 2
 n: 2
 task: {{name: "worlds:Make"}}
 model: {{name: tiny, shape: {{layers: 1, width: 32, heads: 2, context: 64}}}}
-engine: {{slots: 4}}
+engine: {{max_num_seqs: 4}}
 """
 SFT = """
 method: sft

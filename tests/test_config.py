@@ -21,6 +21,7 @@ from trailmark.config import (
     resolve,
 )
 from trailmark.errors import RecipeError
+from trailmark.methods import get_config
 
 
 class Http(Config):
@@ -80,12 +81,12 @@ def test_numbers_of_every_spelling(tmp_path):
 def test_extends_merges_mappings_and_replaces_lists(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "base.yaml").write_text(
-        "method: demo\nseed: 1\nsampling: {top_k: 5, stop: [a, b]}\nengine: {kind: local, slots: 4}\n"
+        "method: demo\nseed: 1\nsampling: {top_k: 5, stop: [a, b]}\nengine: {kind: local, max_num_seqs: 4}\n"
     )
     (tmp_path / "sub/mid.yaml").write_text("extends: ../base.yaml\nseed: 2\nsampling: {stop: [c]}\n")
-    c = load(tmp_path, "extends: sub/mid.yaml\nsampling: {top_p: 0.5}\n", "name=top", "engine.slots=8")
+    c = load(tmp_path, "extends: sub/mid.yaml\nsampling: {top_p: 0.5}\n", "name=top", "engine.max_num_seqs=8")
     assert (c.seed, c.sampling.top_k, c.sampling.stop, c.sampling.top_p, c.name) == (2, 5, ["c"], 0.5, "top")
-    assert c.engine == EngineConfig(slots=8)
+    assert c.engine == EngineConfig(max_num_seqs=8)
     # another kind does not inherit keys; the order of overrides does not matter
     c = load(tmp_path, "extends: sub/mid.yaml\n", "engine.url=u", "engine.kind=http")
     assert c.engine == Http(url="u")
@@ -152,15 +153,35 @@ def test_texts_that_name_no_key_are_one_sentence_each(tmp_path, line, said):
     assert problems(tmp_path, f"method: demo\n{line}\nseed: 1\n")[0] == f"a.yaml:2: key {said}"
 
 
+@pytest.mark.parametrize(
+    ("method", "line", "key", "meant"),
+    [
+        ("policy_gradient", "starts: 4", "starts", "prompts_per_step"),
+        ("policy_gradient", "num_generations: 4", "num_generations", "n"),
+        ("policy_gradient", "engine: {slots: 4}", "engine.slots", "max_num_seqs"),
+        ("policy_gradient", "learner: {optim: {learning_rate: 0.1}}", "learner.optim.learning_rate", "lr"),
+        ("lpr", "sample: {starts: 4}", "sample.starts", "prompts"),
+        ("lpr", "complete: {k: 4}", "complete.k", "n"),
+        ("lpr", "given: {pairs: x}", "given", "files"),
+        ("reflect", "rl: {starts: 4}", "rl.starts", "prompts_per_step"),
+    ],
+)
+def test_the_word_of_another_trainer_or_of_before_is_answered_with_ours(tmp_path, method, line, key, meant):
+    (tmp_path / "a.yaml").write_text(f"method: {method}\n{line}\n")
+    with pytest.raises(RecipeError) as e:
+        resolve(load_recipe(tmp_path / "a.yaml"), get_config(method))
+    assert f"a.yaml:2: key '{key}': is not known. Did you mean '{meant}'?" in str(e.value)
+
+
 def test_unknown_keys_name_file_line_and_nearest(tmp_path):
     (tmp_path / "base.yaml").write_text("method: demo\nlearner:\n  optim:\n    lrr: 3\n")
     said = problems(
-        tmp_path, "extends: base.yaml\nstepps: 4\nengine: {kind: local, slotz: 3}\n", "model.nam=x",
+        tmp_path, "extends: base.yaml\nstepps: 4\nengine: {kind: local, max_num_seqz: 3}\n", "model.nam=x",
         "learner.optim.groups={head: {weight_decy: 1}}",
     )  # fmt: skip
     assert sorted(said) == [
         "a.yaml:2: key 'stepps': is not known. Did you mean 'steps'?",
-        "a.yaml:3: key 'engine.slotz': is not known. Did you mean 'slots'?",
+        "a.yaml:3: key 'engine.max_num_seqz': is not known. Did you mean 'max_num_seqs'?",
         "base.yaml:4: key 'learner.optim.lrr': is not known. Did you mean 'lr'?",
         "override 'learner.optim.groups={head: {weight_decy: 1}}': key 'learner.optim.groups.head.weight_decy': "
         "is not known. Did you mean 'weight_decay'?",
@@ -209,7 +230,7 @@ def test_unknown_keys_name_file_line_and_nearest(tmp_path):
         ("learner: {optim: {warmup: 1.5}}", "key 'learner.optim.warmup': expected a fraction below 1 or a whole number "
          "of steps, found 1.5."),
         ("engine: {kind: locl}", "key 'engine': has the unknown 'kind' 'locl'. Did you mean 'local'?"),
-        ("engine: {slots: 3}", "key 'engine': needs a key 'kind' that says what it is: http, local."),
+        ("engine: {max_num_seqs: 3}", "key 'engine': needs a key 'kind' that says what it is: http, local."),
         ("engine: {kind: http}", "key 'engine.url': is missing."),
         ("engine: {kind: http, url: u, retries: x}", "key 'engine.retries': expected a whole number, found the "
          "text 'x'."),

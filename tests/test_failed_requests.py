@@ -271,7 +271,7 @@ def rounds(at, url):
         "server": {"address": url, "model": "m", "retries": 0, "concurrency": 1},
     }
     recipe = {
-        "method": "oreo_rounds", "out": str(at / "run"), "steps": 1, "training": 0, "collect": {"starts": 4, "n": 3},
+        "method": "oreo_rounds", "out": str(at / "run"), "steps": 1, "training": 0, "collect": {"prompts": 4, "n": 3},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
         "task": {"name": "prompts", "options": {"path": str(at / "p.jsonl"), "reward": reward}},
         "eval": {"split": "all"},
@@ -282,16 +282,16 @@ def rounds(at, url):
 
 
 EVERY = {"every": 1, "split": "val"}
-PLAYS = judged(method="policy_gradient", starts=1, n=2)
+PLAYS = judged(method="policy_gradient", prompts_per_step=1, n=2)
 STAGES = {
     "lpr lessons": lpr("lessons"),
     "lpr solutions": lpr("solutions"),
     "lpr completions": lpr("completions", "solutions", "cleaned", "states"),
     "lpr worsened": lpr("worsened", "solutions", "cleaned"),
     "oreo_rounds collect": rounds,
-    **{f"{name} steps": judged(method=name, starts=4, n=2) for name in ("policy_gradient", "step_rl")},
+    **{f"{name} steps": judged(method=name, prompts_per_step=4, n=2) for name in ("policy_gradient", "step_rl")},
     **{f"{name} eval": judged(method=name, eval=EVERY) for name in ("oreo", "preference")},
-    "policy_gradient eval": judged(method="policy_gradient", starts=1, n=2, eval=EVERY),
+    "policy_gradient eval": judged(method="policy_gradient", prompts_per_step=1, n=2, eval=EVERY),
     "eval of a run": played(),
 }
 ALL = {**COMMANDS, **STAGES}

@@ -17,7 +17,13 @@ from trailmark.runs.store import Run, read_metrics
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SHAPE = {"layers": 2, "width": 32, "heads": 4, "context": 256}
-ARITH = {"method": "policy_gradient", "task": {"name": "arith"}, "starts": 3, "n": 4, "sampling": {"max_tokens": 6}}
+ARITH = {
+    "method": "policy_gradient",
+    "task": {"name": "arith"},
+    "prompts_per_step": 3,
+    "n": 4,
+    "sampling": {"max_tokens": 6},
+}
 
 
 def recipe(tmp_path, **given):
@@ -139,8 +145,8 @@ def test_tokens_are_those_that_the_run_logs(tmp_path, name, probe):
 
 def test_a_staged_recipe_has_a_part_for_each_stage(tmp_path):
     _, config = recipe(
-        tmp_path, method="reflect", task={"name": "taxi", "options": {"mode": "pickup"}}, teacher={"starts": 4},
-        sft={"reflector": 2, "policy": 2, "batch": 4}, thought=40, final={"n": 2}, rl={"starts": 2}, steps=1,
+        tmp_path, method="reflect", task={"name": "taxi", "options": {"mode": "pickup"}}, teacher={"prompts": 4},
+        sft={"reflector": 2, "policy": 2, "batch": 4}, thought=40, final={"n": 2}, rl={"prompts_per_step": 2}, steps=1,
         shape={"context": 512},
     )  # fmt: skip
     made = plan.make_plan(config)

@@ -84,9 +84,9 @@ def test_keys_and_values_of_an_engine():
     vocab = plan.shape_of(model()).vocab_size
     most = -(-256 // BUCKET) * BUCKET  # of the model's context
     for longest, places in ((1, BUCKET), (BUCKET, BUCKET), (BUCKET + 1, 2 * BUCKET), (10_000, most)):
-        m = counted(Held("policy", model(), engine=EngineConfig(slots=3, max_len=longest)))
+        m = counted(Held("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=longest)))
         assert m.engine == 3 * (2 * 2 * 16 * places * 4 + 4 * vocab)
-    other = counted(Held("policy", model(), engine=EngineConfig(slots=3, max_len=1, dtype="bfloat16")))
+    other = counted(Held("policy", model(), engine=EngineConfig(max_num_seqs=3, max_len=1, dtype="bfloat16")))
     assert other.engine == 3 * (2 * 2 * 16 * BUCKET * 2 + 4 * vocab)
     assert other.weights == (4 + 2) * describe(model())["parameters"]  # a copy in the other dtype
 
@@ -135,10 +135,10 @@ def test_how_many_evaluations(every, steps, wanted, first):
 
 
 def test_an_evaluation_plays_as_fast_as_a_step_and_reads_in_a_third():
-    c = SimpleNamespace(starts=2, n=4)
+    c = SimpleNamespace(prompts_per_step=2, n=4)
     p = part(seconds={"sample": 2.0, "update": 3.0}, tokens=Tokens(written=5))
     assert plan._evaluation_seconds(p, c, 20) == 2.0 * 20 / 8
-    assert plan._evaluation_seconds(p, SimpleNamespace(rl=SimpleNamespace(starts=5)), 20) == 8.0
+    assert plan._evaluation_seconds(p, SimpleNamespace(rl=SimpleNamespace(prompts_per_step=5)), 20) == 8.0
     assert plan._evaluation_seconds(part(seconds={"sample": 2.0, "update": 3.0}, tokens=Tokens()), c, 20) == 1.0
 
 
@@ -168,7 +168,7 @@ def test_what_does_not_fit_names_the_largest_share():
         ("weights", "model.dtype, model.quant or a smaller model"),
         ("optimiser", "model.lora"),
         ("activations", "learner.micro_tokens or model.gradient_checkpointing"),
-        ("engine", "engine.slots or engine.max_len"),
+        ("engine", "engine.max_num_seqs or engine.max_len"),
     ):
         p = part(memory=Memory(**{"gradients": 1e6, key: 5e6}, free=5_999_999), warnings=["other"])
         assert plan._too_large(p) and plan._too_large(p)  # told once

@@ -17,12 +17,12 @@ RECIPE = """
 method: policy_gradient
 out: run
 steps: 1
-starts: 2
+prompts_per_step: 2
 n: 2
 task: {name: arith}
 sampling: {max_tokens: 1}
 model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 64}}
-engine: {slots: 2}
+engine: {max_num_seqs: 2}
 """
 
 
@@ -89,8 +89,13 @@ def test_models_engines_and_batches_that_do_not_fit_the_memory(refused, monkeypa
     refused("model.shape.width=1000000000", says=["model.shape", "are free", "2.0 GB", "--insist"])
     refused("model.shape.layers=100000000", says=["model.shape", "--insist"])
     refused("model.lora={rank: 100000000}", says=["model.lora.rank 100,000,000", "are free"])
-    refused("engine.slots=1000000", says=["engine.slots 1,000,000", "lower engine.slots or engine.max_len"])
-    refused("starts=100000000", says=["starts * n", "200,000,000 rows in one step", "410 GB", "lower starts * n"])
+    refused(
+        "engine.max_num_seqs=1000000",
+        says=["engine.max_num_seqs 1,000,000", "lower engine.max_num_seqs or engine.max_len"],
+    )
+    refused(
+        "prompts_per_step=100000000", says=["starts * n", "200,000,000 rows in one step", "410 GB", "lower starts * n"]
+    )
     refused("n=100000000", says=["starts * n: 200,000,000 rows in one step"])
 
 

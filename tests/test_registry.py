@@ -121,7 +121,7 @@ def test_the_sixth_method_as_a_package_installed_with_pip(tmp_path, monkeypatch)
         Path("judge.py").write_text("def score(prompt, answer, row):\n    return min(1.0, len(answer) / 9)\n")
         shape = {"layers": 1, "width": 16, "heads": 2, "context": 128}
         recipe = {
-            "method": "hints", "out": "run", "steps": 1, "starts": 2, "n": 2, "hints": "hints.jsonl",
+            "method": "hints", "out": "run", "steps": 1, "prompts_per_step": 2, "n": 2, "hints": "hints.jsonl",
             "model": {"name": "tiny", "shape": shape}, "imitation": {"steps": 1, "batch": 1},
             "task": {"name": "prompts", "options": {"path": "rows.jsonl", "reward": "judge.py:score", "test": 0.4}},
             "seats": {"adviser": {"kind": "local", "trained": True, "sampling": {"max_tokens": 4}},

@@ -20,12 +20,12 @@ PLAY = f"""
 method: policy_gradient
 out: made
 steps: 1
-starts: 2
+prompts_per_step: 2
 n: 2
 task: {{name: "own_world:Make"}}
 eval: {{every: 1, n: 2}}
 model: {TINY}
-engine: {{slots: 4, max_len: 64}}
+engine: {{max_num_seqs: 4, max_len: 64}}
 """
 WORLD = """
 from pathlib import Path

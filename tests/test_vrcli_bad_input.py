@@ -106,7 +106,9 @@ def test_a_prompt_over_the_limit(made, tmp_path):
     code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "sampling.max_tokens=200")
     assert code == 2 and f"{here / 'grown.jsonl'}: row '{row['id']}' has " in said, said
     assert "a plan of up to 200 tokens does not fit" in said and not (here / "run/recipe.yaml").exists()
-    code, said = call("train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "eval.every=0", "starts=1", "n=2")
+    code, said = call(
+        "train", ROOT / "recipes/vrcli-laptop.yaml", *words, "steps=1", "eval.every=0", "prompts_per_step=1", "n=2"
+    )
     assert code == 0, said  # a shorter plan does
     # a row of the second file that has no gold text is named with that file
     bare = write(here / "bare.jsonl", [{k: v for k, v in row.items() if k not in ("gold", "split")}])

@@ -123,11 +123,11 @@ class EngineConfig(Config):
     """The engine that generates text in this process."""
 
     kind: Literal["local"] = Field("local", description="torch, in process")
-    slots: PositiveInt = Field(16, description="sequences generated at the same time")
+    max_num_seqs: PositiveInt = Field(16, description="sequences generated at the same time")
     max_len: PositiveInt | None = Field(
         None, description="longest sequence; none: 1024, or the model's context if that is less"
     )
-    fixed: bool = Field(
+    batch_invariant: bool = Field(
         True, description="compute with fixed shapes, so that a result does not depend on the rest of the batch"
     )
     dtype: Dtype | None = Field(None, description="dtype of the engine's copy of the weights; none: the model's dtype")

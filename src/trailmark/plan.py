@@ -239,7 +239,7 @@ def kept_keys(c: Any, engine: Any, item: int, device: str) -> float:
     longest = min(engine.max_len or local.DEFAULT_LEN, context_of(c))
     bucket = local.FLEX_BLOCK if device.startswith("cuda") else local.BUCKET
     capacity = -(-longest // bucket) * bucket
-    return engine.slots * (2 * c.num_hidden_layers * _widths(c)[3] * capacity * item + 4 * c.vocab_size)
+    return engine.max_num_seqs * (2 * c.num_hidden_layers * _widths(c)[3] * capacity * item + 4 * c.vocab_size)
 
 
 def activations(h: Held, tokens: int, row: int, config: Any, device: str) -> float:
@@ -275,7 +275,7 @@ def _too_large(part: Part) -> bool:
     keys = {
         "weights": "model.dtype, model.quant or a smaller model", "gradients": "model.lora", "optimiser": "model.lora",
         "activations": "learner.micro_tokens or model.gradient_checkpointing",
-        "engine": "engine.slots or engine.max_len",
+        "engine": "engine.max_num_seqs or engine.max_len",
     }  # fmt: skip
     most = max(keys, key=lambda k: getattr(m, k))
     part.warnings.append(
@@ -412,7 +412,7 @@ def _evaluation_seconds(part: Part, config: Any, starts: int) -> float:
     assert part.seconds is not None
     if part.tokens is not None and part.tokens.written:
         rl = getattr(config, "rl", None)
-        episodes = config.starts * config.n if rl is None else rl.starts
+        episodes = config.prompts_per_step * config.n if rl is None else rl.prompts_per_step
         return part.seconds["sample"] * starts / max(1, episodes)
     return part.seconds["update"] / 3
 

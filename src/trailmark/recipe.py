@@ -285,6 +285,18 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Loaded:
 
 # --- checking ----------------------------------------------------------------------------------------------------
 
+SAME = {  # what other trainers, and earlier recipes, call a key
+    "starts": ("prompts_per_step", "prompts"), "rollout_batch_size": ("prompts_per_step",),
+    "num_generations": ("n",), "group_size": ("n",), "num_samples": ("n",), "k": ("n",),
+    "slots": ("max_num_seqs",), "fixed": ("batch_invariant",), "max_model_len": ("max_len",),
+    "max_length": ("max_len",),
+    "max_new_tokens": ("max_tokens",), "max_completion_length": ("max_tokens",), "old": ("old_logp",),
+    "given": ("files",), "learning_rate": ("lr",), "max_grad_norm": ("clip",), "lr_scheduler_type": ("schedule",),
+    "warmup_ratio": ("warmup",), "warmup_steps": ("warmup",), "num_train_epochs": ("epochs",),
+    "max_steps": ("steps",), "output_dir": ("out",), "batch_size": ("batch",), "train_batch_size": ("batch",),
+    "lora_r": ("rank",), "r": ("rank",), "lora_alpha": ("alpha",), "target_modules": ("targets",),
+    "model_name_or_path": ("name",), "torch_dtype": ("dtype",), "eval_steps": ("every",), "save_steps": ("every",),
+}  # fmt: skip
 _EXPECTED = {
     "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "tuple_type": "a list", "dict_type": "a mapping",
@@ -367,7 +379,9 @@ def _explain(
     kind, ctx = error["type"], error.get("ctx", {})
     quoted = lambda text: re.findall(r"'([^']*)'", text)
     if kind == "extra_forbidden":
-        return "", f"is not known.{nearest(str(path[-1]), [n for c in holders for n in (*c.model_fields, *c.short)])}"
+        names = [n for c in holders for n in (*c.model_fields, *c.short)]
+        meant = next((n for n in SAME.get(str(path[-1]), ()) if n in names), None)
+        return "", f"is not known.{f' Did you mean {meant!r}?' if meant else nearest(str(path[-1]), names)}"
     if kind == "missing":
         return "", "is missing."
     if kind == "union_tag_not_found":

@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from trailmark.commands.app import app
 from trailmark.runs.diff import diff_runs
 
-TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 64}}\nengine: {slots: 4, max_len: 64}\n"
+TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 64}}\n"
+TINY += "engine: {max_num_seqs: 4, max_len: 64}\n"
 PLAYED = """
 method: policy_gradient
 out: OUT
 steps: 3
-starts: 3
+prompts_per_step: 3
 n: 4
 task: {name: arith, options: {level: 1}}
 sampling: {max_tokens: 8}
@@ -32,7 +33,7 @@ steps: 2
 training: 2
 batch: 8
 task: {name: solved, options: {kind: bandit, form: turns, rewards: [0, 0, 0, 1]}}
-collect: {starts: 2, n: 8, sampling: {max_tokens: 4}}
+collect: {prompts: 2, n: 8, sampling: {max_tokens: 4}}
 """
 
 

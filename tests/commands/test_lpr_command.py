@@ -24,7 +24,7 @@ def shell(tmp_path, monkeypatch):
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
         "task": {"name": "arith", "options": {"level": 2}},
         "seats": {"policy": {"kind": "scripted", "function": f"{SOLVER}:careless"}},
-        "sample": {"starts": 3, "n": 4},
+        "sample": {"prompts": 3, "n": 4},
         "states": {"start": 0.0, "ratio": 1.0},
         "steps": 2,
     }

@@ -24,12 +24,12 @@ PLAYED = """
 method: policy_gradient
 out: played
 steps: 1
-starts: 1
+prompts_per_step: 1
 n: 2
 task: {name: arith, options: {level: 1}}
 sampling: {max_tokens: 2}
 model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 64}}
-engine: {slots: 2}
+engine: {max_num_seqs: 2}
 eval: {every: 1, n: 2}
 """
 # a server and a person at the keyboard would wait; a quickstart takes no file but its folder

@@ -12,7 +12,7 @@ from trailmark.runs.store import read_segment
 
 SHORT = {
     "sft": ["steps=2", "batch=2", "model.shape.layers=1", "model.shape.width=16", "model.shape.heads=2"],
-    "data": ["collect.starts=2", "collect.n=2", "collect.sampling.max_tokens=4"],
+    "data": ["collect.prompts=2", "collect.n=2", "collect.sampling.max_tokens=4"],
     # none of its own answers is right
     "rejection": ["data=rows.jsonl", "format=trajectories", "steps=1", "batch=1", "eval.n=4"],
     "oreo": ["steps=1", "batch=2", "eval.n=4"],

@@ -11,8 +11,9 @@ from trailmark.commands.app import app
 MODEL = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}}
 ROUNDS = {
     "method": "oreo_rounds", "out": "run", "steps": 2, "training": 1, "batch": 2, "model": MODEL,
-    "task": {"name": "arith", "options": {"level": 1}}, "collect": {"starts": 2, "n": 2, "sampling": {"max_tokens": 4}},
-    "engine": {"slots": 4, "max_len": 96},
+    "task": {"name": "arith", "options": {"level": 1}}, "collect": {"prompts": 2, "n": 2,
+    "sampling": {"max_tokens": 4}},
+    "engine": {"max_num_seqs": 4, "max_len": 96},
 }  # fmt: skip
 REFLECT = {"method": "reflect", "out": "run", "model": MODEL, "task": {"name": "taxi"}}
 

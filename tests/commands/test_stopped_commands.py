@@ -14,15 +14,16 @@ from trailmark.runs.diff import diff_runs
 
 pytestmark = pytest.mark.usefixtures("signals_heard")
 
-TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 128}}\nengine: {slots: 8, max_len: 128}\n"
+TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 128}}\n"
+TINY += "engine: {max_num_seqs: 8, max_len: 128}\n"
 REFLECT = """
 method: reflect
 out: OUT
 steps: 2
 task: {name: taxi, options: {mode: pickup, history: none, menu: false, walls: false}}
-teacher: {starts: 2}
+teacher: {prompts: 2}
 sft: {reflector: 2, policy: 2, batch: 2}
-rl: {starts: 2}
+rl: {prompts_per_step: 2}
 final: {n: 2}
 thought: 12
 """
@@ -32,7 +33,7 @@ out: OUT
 steps: 1
 task: {{name: arith, options: {{level: 2}}}}
 seats: {{policy: {{kind: scripted, function: "{Path(__file__).parents[1]}/methods/lpr_careless.py:careless"}}}}
-sample: {{starts: 3, n: 8}}
+sample: {{prompts: 3, n: 8}}
 sampling: {{max_tokens: 40}}
 clean: {{distinct: false}}
 states: {{start: 0.0, ratio: 1.0, shards: 2}}
@@ -48,7 +49,7 @@ steps: 2
 training: 2
 batch: 8
 task: {name: solved, options: {kind: bandit, form: turns, rewards: [0, 0, 0, 1]}}
-collect: {starts: 2, n: 8, sampling: {max_tokens: 4}}
+collect: {prompts: 2, n: 8, sampling: {max_tokens: 4}}
 """
 STUDY = """
 recipe: bandit.yaml
@@ -60,7 +61,7 @@ measures: {learning: {metric: success, last: 3}}
 BANDIT = """
 method: policy_gradient
 out: OUT
-starts: 2
+prompts_per_step: 2
 n: 2
 task: {name: solved, options: {kind: bandit, rewards: [0, 0, 1]}}
 """
@@ -134,7 +135,7 @@ def test_a_study(here):
 def test_a_quickstart(here):
     short = {
         "sft": ["steps=2", "batch=2", "model.shape.layers=1", "model.shape.width=16", "model.shape.heads=2"],
-        "data": ["collect.starts=2", "collect.n=2", "collect.sampling.max_tokens=4"],
+        "data": ["collect.prompts=2", "collect.n=2", "collect.sampling.max_tokens=4"],
         "rejection": ["data=rows.jsonl", "format=trajectories", "steps=1", "batch=1", "eval.n=4"],
         "oreo": ["steps=1", "batch=2", "eval.n=4"],
     }

@@ -111,9 +111,10 @@ def test_methods_read_them(tmp_path, made):
         "method": "reflect", "out": str(tmp_path / "run"), "steps": 3, "sft": {"reflector": 1, "policy": 1, "batch": 4},
         "task": {"name": "auto-explore", "options": {"tasks": str(out / "train.jsonl"), "repos": str(out / "repos"),
         "horizon": 2}},
-        "teacher": {"name": "file", "path": str(out)}, "rl": {"starts": 2}, "thought": 32, "eval": {"every": 0},
+        "teacher": {"name": "file", "path": str(out)}, "rl": {"prompts_per_step": 2}, "thought": 32,
+        "eval": {"every": 0},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 4096}},
-        "engine": {"slots": 4, "max_len": 4096},
+        "engine": {"max_num_seqs": 4, "max_len": 4096},
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     done = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.yaml")])

@@ -248,9 +248,9 @@ def test_a_run_trains_on_the_files_as_they_lie(tmp_path):
     config = resolve(
         {
             "method": "policy_gradient", "data": str(tmp_path / "out/train.jsonl"), "out": str(tmp_path / "run"),
-            "task": {"options": {"val": str(tmp_path / "out/val.jsonl")}}, "steps": 1, "starts": 2, "n": 2,
+            "task": {"options": {"val": str(tmp_path / "out/val.jsonl")}}, "steps": 1, "prompts_per_step": 2, "n": 2,
             "model": {"name": "tiny", "shape": shape}, "sampling": {"max_tokens": 4},
-            "engine": {"slots": 4, "max_len": 1024}, "eval": {"every": 1, "split": "val", "n": 8},
+            "engine": {"max_num_seqs": 4, "max_len": 1024}, "eval": {"every": 1, "split": "val", "n": 8},
             "checkpoint": {"every": 1},
             "reward": {"kind": "likelihood", "context": p.CONTEXT, "plan": p.PLAN, "empty": p.EMPTY,
                        "markers": ["In summary:"], "reward": "linear"},

@@ -20,15 +20,15 @@ PAGE = (ROOT / "docs/from/lpr.md").read_text()
 SOLVER = ROOT / "tests/methods/lpr_careless.py"
 QUESTION = {"text": "Max is a cat.", "question": "What follows?", "options": ["a", "b", "c", "d"], "answer": 1}
 SMALL = {
-    "teacher": {"starts": 4},
+    "teacher": {"prompts": 4},
     "sft": {"steps": 1, "batch": 2},
-    "sample": {"starts": 6, "n": 4},
+    "sample": {"prompts": 6, "n": 4},
     "states": {"shards": 2},
     "prm": {"steps": 1, "batch": 4},
     "preference": {"steps": 1, "batch": 2},
     "pairs": {"margin": 0.0},
     "model": {"shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
-    "engine": {"slots": 8},
+    "engine": {"max_num_seqs": 8},
     "eval": {"n": 2},
 }
 
@@ -186,7 +186,7 @@ def test_the_papers_recipes_hold_the_papers_numbers(name, sft, prm, dpo, margin,
     assert (o.betas, o.eps, o.weight_decay, o.clip, o.schedule) == ((0.9, 0.95), 1e-6, 0.01, 1.0, "linear")
     lengths = [section["max_len"] for section in (c.sft, c.prm, c.preference)]
     assert c.preference["beta"] == 0.1 and lengths == [2048, 4096, 2048]
-    assert (c.sample.n, c.sampling.temperature, c.sampling.max_tokens) == sampled and c.complete.k == 3
+    assert (c.sample.n, c.sampling.temperature, c.sampling.max_tokens) == sampled and c.complete.n == 3
     assert (c.complete.sampling.temperature, c.complete.sampling.top_p) == completed
     read = Round(c, SimpleNamespace(path=None)).read()
     assert (c.pairs.margin, c.pairs.best_of, c.pairs.max_wrong, read.classes, read.over) == (

@@ -28,7 +28,8 @@ COMMANDS = list(dict.fromkeys(commands(PAGE + LESSONS)))
 SERVERS = ("http://localhost:1234", "https://NAME.openai.azure.com", "https://api.openai.com")
 SHAPE = {"family": "llama", "layers": 1, "width": 16, "heads": 2, "context": 2048}
 TINY = {"model.shape": json.dumps(SHAPE), "steps": "3", "sft.reflector": "1", "sft.policy": "1", "sft.batch": "2",
-        "rl.starts": "2", "rl.replay_batch": "1", "final.n": "1", "engine.slots": "4", "teacher.starts": "2",
+        "rl.prompts_per_step": "2", "rl.replay_batch": "1", "final.n": "1", "engine.max_num_seqs": "4",
+        "teacher.prompts": "2",
         "checkpoint.every": "1", "task.options.horizon": "4", "eval.n": "2"}  # fmt: skip
 SFT = {"model.shape": json.dumps(SHAPE), "steps": "1", "batch": "2"}
 FEW = {"--n": "2", "--samples": "1", "--max-tokens": "4", "--starts": "2"}
@@ -65,7 +66,15 @@ def place(tmp_path_factory):
         write_download(here / "data/alfworld", ["train", "valid_seen"])
         shell("data", "auto-explore", "repos/kettle", "repos/garden", "--split", "exact", "--out", "data/auto-explore")
         shell(
-            "data", "taxi", "mode=full", "history=none", "menu=false", "walls=false", "--starts", "2", "--out",
+            "data",
+            "taxi",
+            "mode=full",
+            "history=none",
+            "menu=false",
+            "walls=false",
+            "--starts",
+            "2",
+            "--out",
             "data/taxi",
         )
         train(on_the_page("train recipes/reflect-explore.yaml sft"), "runs/explore-sft")
@@ -212,14 +221,57 @@ def test_every_key_is_a_key_of_a_recipe(line):
 
 def test_the_page_knows_every_entry_point_and_flag():
     for name in (
-        "filter_repo", "gen_task", "filter_task", "reflection_negative", "split_data", "gen_sft",
-        "data_gen.taxi.reflection", "data_gen.alfworld.reflection", "supervised_pretrain.py", "rl_finetune.py",
-        "visualization.plot", "evaluation.evaluate ", "auto_explore_gpt", "evaluate_gpt", "clean_checkpoints",
-        "ensemble_logs", "--env", "--load_dir", "--reflect", "--reflect_load_dir", "--shuffle_action", "--shrink_head",
-        "--depth_curriculum", "--merge_first_two", "--save_steps", "--task_file", "--max_steps",
-        "--per_device_eval_batch_size", "--eval_reps", "--scenario", "--extra", "--runs", "--horizon", "--react",
-        "--random", "--repo_dir", "--few_data", "--curriculum_index", "--first_step", "--easy", "--with_prompt",
-        "--with_history", "--disable_dropout", "--sandbox_dir", "--cache_dir", "--leaveout_prob", "--entropy_coef",
-        "--use_critic", "--shared_critic", "--reflect_prob", "--taxi_curriculum", "--disable_alfworld",
+        "filter_repo",
+        "gen_task",
+        "filter_task",
+        "reflection_negative",
+        "split_data",
+        "gen_sft",
+        "data_gen.taxi.reflection",
+        "data_gen.alfworld.reflection",
+        "supervised_pretrain.py",
+        "rl_finetune.py",
+        "visualization.plot",
+        "evaluation.evaluate ",
+        "auto_explore_gpt",
+        "evaluate_gpt",
+        "clean_checkpoints",
+        "ensemble_logs",
+        "--env",
+        "--load_dir",
+        "--reflect",
+        "--reflect_load_dir",
+        "--shuffle_action",
+        "--shrink_head",
+        "--depth_curriculum",
+        "--merge_first_two",
+        "--save_steps",
+        "--task_file",
+        "--max_steps",
+        "--per_device_eval_batch_size",
+        "--eval_reps",
+        "--scenario",
+        "--extra",
+        "--runs",
+        "--horizon",
+        "--react",
+        "--random",
+        "--repo_dir",
+        "--few_data",
+        "--curriculum_index",
+        "--first_step",
+        "--easy",
+        "--with_prompt",
+        "--with_history",
+        "--disable_dropout",
+        "--sandbox_dir",
+        "--cache_dir",
+        "--leaveout_prob",
+        "--entropy_coef",
+        "--use_critic",
+        "--shared_critic",
+        "--reflect_prob",
+        "--taxi_curriculum",
+        "--disable_alfworld",
     ):
         assert name in PAGE, name

@@ -72,7 +72,7 @@ def train(words):
     """The laptop's runs go two steps. The others are checked up to the first step."""
     if words[1] == "recipes/vrcli-laptop.yaml":
         own = [] if "model.shape=null" in words else [f"model.shape={json.dumps(SMALL)}"]
-        shell(*words, *own, "steps=2", "n=2", "starts=2", "eval.every=2", "sampling.max_tokens=8")
+        shell(*words, *own, "steps=2", "n=2", "prompts_per_step=2", "eval.every=2", "sampling.max_tokens=8")
         out = next((w.removeprefix("out=") for w in words if w.startswith("out=")), "runs/vrcli-laptop")
         metrics = list(read_metrics(Path(out)))
         assert [m["step"] for m in metrics if "reward" in m] == [1, 2] and "eval/improvement" in metrics[-1]

@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         train = lambda name, *more: shell("train", ROOT / "recipes" / f"{name}.yaml", *SMALL, *more)
         assert train("arith-sft", "steps=4", "checkpoint.every=2", "batch=4").exit_code == 0
         start = "model.name=runs/arith-sft/checkpoints/000002/policy"
-        done = train("arith-grpo", "steps=2", start, "starts=2", "n=2", "eval.every=1", "eval.n=12",
+        done = train("arith-grpo", "steps=2", start, "prompts_per_step=2", "n=2", "eval.every=1", "eval.n=12",
                      "sampling.max_tokens=6",
                      "checkpoint.every=1", "engine.max_len=128")  # fmt: skip
         assert done.exit_code == 0, done.output

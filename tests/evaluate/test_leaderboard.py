@@ -42,9 +42,14 @@ def place(tmp_path, monkeypatch):
     dump("rows.jsonl", [{"prompt": "a", "response": "b"}] * 2)
     small = {"model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}}, "steps": 1}
     task = {"name": "logic", "options": {"dataset": "reclor", "path": str(tmp_path)}}
-    engine = {"engine": {"slots": 4, "max_len": 1024}, "sampling": {"max_tokens": 3}, "eval": {"split": "val", "n": 2}}
+    engine = {
+        "engine": {"max_num_seqs": 4, "max_len": 1024},
+        "sampling": {"max_tokens": 3},
+        "eval": {"split": "val", "n": 2},
+    }
     dump("reclor_train.jsonl", [{**rows[0], "context": f"train {k}"} for k in range(20)])
-    grpo = {"method": "policy_gradient", "credit": "group", "out": "mygrpo", "task": task, "starts": 1, "n": 2,
+    grpo = {"method": "policy_gradient", "credit": "group", "out": "mygrpo", "task": task, "prompts_per_step": 1,
+        "n": 2,
             **small, **engine}  # fmt: skip
     sft = {"method": "sft", "out": "mysft", "data": "rows.jsonl", "batch": 1, **small}
     for recipe in (grpo, sft):

@@ -44,11 +44,11 @@ RECIPE = """
 method: own_method:{method}
 out: {method}
 steps: 1
-starts: 2
+prompts_per_step: 2
 n: 2
 task: {{name: "placed:Placed", options: {{folder: here}}}}
 model: {{name: tiny, shape: {{layers: 1, width: 16, heads: 2, context: 64}}}}
-engine: {{slots: 4, max_len: 64}}
+engine: {{max_num_seqs: 4, max_len: 64}}
 """
 
 

@@ -184,9 +184,14 @@ def test_a_sweep_is_arms(study):
 
 
 def test_nested_keys_merge_and_kinds_are_set_whole():
-    nested = {"rl": {"starts": 4, "deep": {"x": [1]}}, "a.b": 1, "objective": {"kind": "clipped", "beta": 0.1}, "e": {}}
+    nested = {
+        "rl": {"prompts_per_step": 4, "deep": {"x": [1]}},
+        "a.b": 1,
+        "objective": {"kind": "clipped", "beta": 0.1},
+        "e": {},
+    }
     assert _flat(nested) == {
-        "rl.starts": 4, "rl.deep.x": [1], "a.b": 1, "objective": {"kind": "clipped", "beta": 0.1}, "e": {},
+        "rl.prompts_per_step": 4, "rl.deep.x": [1], "a.b": 1, "objective": {"kind": "clipped", "beta": 0.1}, "e": {},
     }  # fmt: skip
 
 

@@ -60,9 +60,9 @@ def recipe(rows, out, **more):
     return resolve(
         {
             "method": "policy_gradient", "data": str(rows), "out": str(out), "model": POLICY, "steps": 1,
-            "starts": 3, "n": 4,
+            "prompts_per_step": 3, "n": 4,
             "credit": "group", "mean": "sequence", "objective": {"kind": "clipped", "beta": 1e-6},
-            "sampling": {"max_tokens": 6}, "engine": {"slots": 12, "max_len": 128}, "minibatches": 2,
+            "sampling": {"max_tokens": 6}, "engine": {"max_num_seqs": 12, "max_len": 128}, "minibatches": 2,
             "learner": {"optim": {"lr": 1e-3, "betas": [0.9, 0.95], "schedule": "cosine", "final": 0.1}},
             "checkpoint": {"every": 1},
             "reward": {

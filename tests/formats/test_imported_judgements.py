@@ -88,9 +88,9 @@ def questions(tmp_path):
 
 def road(out, questions, only, **given):
     recipe = {
-        "method": "lpr", "steps": 1, "out": str(out), "task": questions, "given": given, "sample": {"starts": 3},
+        "method": "lpr", "steps": 1, "out": str(out), "task": questions, "files": given, "sample": {"prompts": 3},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
-        "engine": {"slots": 2, "max_len": 512}, "states": {"start": 0.0, "ratio": 1.0}, "complete": {"k": 2},
+        "engine": {"max_num_seqs": 2, "max_len": 512}, "states": {"start": 0.0, "ratio": 1.0}, "complete": {"n": 2},
         "clean": {"distinct": False}, "labels": {},
     }  # fmt: skip
     c = resolve(recipe, LprRecipe)

@@ -33,11 +33,11 @@ POLICY_GRADIENT = """
 method: policy_gradient
 out: {out}
 steps: 8
-starts: 3
+prompts_per_step: 3
 n: 4
 task: {{name: taxi, options: {{mode: pickup, history: none, menu: false}}}}
 model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}, lora: {lora}}}
-engine: {{slots: 4}}
+engine: {{max_num_seqs: 4}}
 objective: {{kind: clipped, beta: 0.01}}
 passes: 2
 learner: {{optim: {{lr: 1e-3}}}}
@@ -81,12 +81,12 @@ STEP_RL = """
 method: step_rl
 out: {out}
 steps: 6
-starts: 3
+prompts_per_step: 3
 n: 2
 task: {{name: arith, options: {{level: 1}}}}
 sampling: {{max_tokens: 8}}
 model: {{name: tiny, shape: {{layers: 2, width: 32, heads: 2, context: 128}}}}
-engine: {{slots: 4}}
+engine: {{max_num_seqs: 4}}
 learner: {{optim: {{lr: 1e-3}}}}
 eval: {{every: 3, n: 4}}
 """

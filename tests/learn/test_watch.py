@@ -35,7 +35,7 @@ RECIPE = """
 method: policy_gradient
 out: run
 steps: 7
-starts: 2
+prompts_per_step: 2
 n: 8
 task: {name: "flat_world:Make"}
 sampling: {max_tokens: 1}

@@ -52,7 +52,7 @@ class HintRecipe(RunConfig):
     seats: dict[str, SeatConfig] = seats_section("adviser, which is trained, and actor")
     hints: str = Field(description="JSONL of prompt and response: hints to imitate")
     imitation: Imitation = Field(Imitation(), description="the first stage of training")
-    starts: PositiveInt = Field(4, description="prompts in one step")
+    prompts_per_step: PositiveInt = Field(4, description="prompts in one step")
     n: PositiveInt = Field(4, ge=2, description="hints for each prompt")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how tokens are drawn, where a seat does not say")
     engine: EngineConfig = Field(EngineConfig(), description="the adviser's engine")
@@ -121,7 +121,7 @@ class HintMethod(Method):
 
     def updates(self, step: int) -> Iterator[Update]:
         c, notes = self.config, list[Annotation]()
-        tasks = draw_tasks(self.source, "train", c.starts, c.seed * 1_000_003 + step)
+        tasks = draw_tasks(self.source, "train", c.prompts_per_step, c.seed * 1_000_003 + step)
         episodes = self.play(tasks, step - 1, f"{step}:", n=c.n, seed=c.seed, notes=notes)
         write_segment(self.run.episodes_dir, step, episodes)
         good, dropped = scored(episodes)

@@ -29,7 +29,7 @@ from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SMALL = ["teacher.starts=300", "sft.steps=150", "sample.starts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
+SMALL = ["teacher.prompts=300", "sft.steps=150", "sample.prompts=20", "sample.n=4", "prm.steps=2", "prm.batch=4",
          "preference.steps=1", "eval.n=4", "states.shards=2", "model.shape.width=32"]  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def test_values_of_a_scripted_player_against_the_exact_ones(tmp_path):
     """The command of the page. Over 100 states the mean difference is within four standard errors."""
     words = [f"out={tmp_path}/run", "seats.policy.kind=scripted",
              "seats.policy.function=trailmark.tasks.puzzle.policies:careless",
-             "teacher.gold=false", "sft=null", "sample.starts=40", "states.shards=2"]  # fmt: skip
+             "teacher.gold=false", "sft=null", "sample.prompts=40", "states.shards=2"]  # fmt: skip
     recipe, shell = str(RECIPES / "lpr-puzzle.yaml"), CliRunner()
     for stage in ("solutions", "cleaned", "states", "completions", "values"):
         done = shell.invoke(app, ["stages", recipe, *words, "--only", f"{stage}-1"])

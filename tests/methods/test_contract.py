@@ -44,9 +44,9 @@ def recipe(path, out, steps=1, **more):
     return resolve({
         "method": "reflect", "out": str(out), "steps": steps, "sft": {"reflector": 1, "policy": 1, "batch": 4},
         "thought": 24, "task": {"name": "taxi", "options": PLAIN}, "teacher": {"name": "file", "path": str(path)},
-        "rl": {"starts": 2}, "final": {"n": 1},
+        "rl": {"prompts_per_step": 2}, "final": {"n": 1},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
-        "engine": {"slots": 4, "max_len": 512}, **more,
+        "engine": {"max_num_seqs": 4, "max_len": 512}, **more,
     }, reflect.ReflectRecipe)  # fmt: skip
 
 
@@ -124,18 +124,24 @@ def test_no_reflection_is_cut_and_thought_is_named(tmp_path, lessons):
 
 def test_no_state_is_cut_and_the_keys_of_the_context_are_named(tmp_path, lessons):
     shape = {"layers": 1, "width": 16, "heads": 2}
-    small = {"model": {"name": "tiny", "shape": {**shape, "context": 40}}, "engine": {"slots": 4, "max_len": None}}
+    small = {
+        "model": {"name": "tiny", "shape": {**shape, "context": 40}},
+        "engine": {"max_num_seqs": 4, "max_len": None},
+    }
     said = refused(recipe(lessons / "plain", tmp_path / "run", **small))
     needed = int(said.split("engine.max_len=")[1].split(" ")[0])
     assert f"set engine.max_len={needed} and model.shape.context={needed}" in said and "and 40 fit" in said
-    fits = {"model": {"name": "tiny", "shape": {**shape, "context": needed}}, "engine": {"slots": 4, "max_len": needed}}
+    fits = {
+        "model": {"name": "tiny", "shape": {**shape, "context": needed}},
+        "engine": {"max_num_seqs": 4, "max_len": needed},
+    }
     method = Players(recipe(lessons / "plain", tmp_path / "run", **fits), None, ["reflector", "policy"])
     decode = method.models["policy"].tokenizer.decode
     assert not any("[...]" in decode(method.sample(x, "policy", "1 0").tokens) for x in method.lessons)
 
 
 def test_the_lessons_of_the_scripted_teacher_are_held_to_it_too(tmp_path):
-    config = recipe("", tmp_path / "run", teacher={"name": "bfs", "starts": 3}, thought=4)
+    config = recipe("", tmp_path / "run", teacher={"name": "bfs", "prompts": 3}, thought=4)
     assert "longer than thought=4" in refused(config)
 
 
@@ -149,7 +155,13 @@ def repositories(tmp_path):
             "WATER = 'is wet and it is warm'\n" * 3
         )
     shell(
-        "data", "auto-explore", tmp_path / "repos/kettle", tmp_path / "repos/garden", "--split", "exact", "--out",
+        "data",
+        "auto-explore",
+        tmp_path / "repos/kettle",
+        tmp_path / "repos/garden",
+        "--split",
+        "exact",
+        "--out",
         tmp_path / "data",
     )
     return tmp_path / "data"
@@ -165,13 +177,13 @@ def test_a_list_of_commands_that_leaves_no_room_is_found_before_the_first_step(t
     """Also where nothing is imitated: such a list used to end a run at its first play."""
     small = {
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 512}},
-        "engine": {"slots": 4},
+        "engine": {"max_num_seqs": 4},
     }
     said = refused(explore(repositories, tmp_path / "run", sft={"reflector": 0, "policy": 0}, **small))
     assert "lists of actions of task 'auto-explore' do not fit a prompt (the first: folder '.' of kettle)" in said
     needed = int(said.split("engine.max_len=")[1].split(" ")[0])
     room = {"model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": needed}},
-            "engine": {"slots": 4, "max_len": needed}}  # fmt: skip
+            "engine": {"max_num_seqs": 4, "max_len": needed}}  # fmt: skip
     config = explore(repositories, tmp_path / "run", sft={"reflector": 0, "policy": 0}, steps=1, **room)
     launch(get_method("reflect"), config)
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["failed"] == 0
@@ -180,7 +192,7 @@ def test_a_list_of_commands_that_leaves_no_room_is_found_before_the_first_step(t
 def test_lessons_of_repositories_are_shown_as_they_are_played(tmp_path, repositories):
     """Files are shown by the policy's tokens, 60 here: the lessons were recorded with 500 of another count."""
     model = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 4096}}
-    config = explore(repositories, tmp_path / "run", model=model, engine={"slots": 4, "max_len": 4096})
+    config = explore(repositories, tmp_path / "run", model=model, engine={"max_num_seqs": 4, "max_len": 4096})
     method = Players(config, None, ["reflector", "policy"])
     recorded = {d.state for d in File(repositories).decisions}
     cut = [x.state for x in method.lessons if "(cut: the first 60 tokens are shown)" in x.state]

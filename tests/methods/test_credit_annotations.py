@@ -19,16 +19,18 @@ from trailmark.types import Episode, Scored, Task, Turn
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}}
 TREE = {
-    "method": "policy_gradient", "model": TINY, "steps": 3, "starts": 2, "n": 4, "engine": {"slots": 8, "max_len": 64},
+    "method": "policy_gradient", "model": TINY, "steps": 3, "prompts_per_step": 2, "n": 4,
+    "engine": {"max_num_seqs": 8, "max_len": 64},
     "task": {"name": "solved", "options": {"kind": "tree", "depth": 2, "actions": 2, "seed": 3}},
     "checkpoint": {"every": 1, "keep_last": 9}, "objective": {"kind": "weighted_logp"},
 }  # fmt: skip
 REFLECT = {
-    "method": "reflect", "steps": 2, "reflect": False, "teacher": {"starts": 2},
+    "method": "reflect", "steps": 2, "reflect": False, "teacher": {"prompts": 2},
     "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "horizon": 5}},
-    "sft": {"policy": 2, "batch": 2}, "rl": {"starts": 3, "critic": {"kind": "shared", "every": 1}, "replay": 0},
+    "sft": {"policy": 2, "batch": 2}, "rl": {"prompts_per_step": 3, "critic": {"kind": "shared", "every": 1},
+    "replay": 0},
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 512}}, "final": {"n": 1},
-    "engine": {"slots": 4, "max_len": 512},
+    "engine": {"max_num_seqs": 4, "max_len": 512},
 }  # fmt: skip
 
 

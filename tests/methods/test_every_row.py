@@ -21,7 +21,7 @@ from trailmark.runs.store import Run, read_episodes, read_metrics, read_segment,
 
 ROWS, BATCH = 7, 3  # an epoch is three steps, of which the last has one row
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}}
-WORLD = '''
+WORLD = """
 from trailmark.tasks.base import Observation, Step, TaskSource, World
 from trailmark.types import Scored, Task
 
@@ -39,12 +39,17 @@ class Make(TaskSource, World):
 
     def step(self, action):
         return Step(Observation("end"), float(action == "1"), True, False, Scored(float(action == "1"), action == "1"))
-'''
+"""
 PROMPTS = {"name": "prompts", "options": {"path": "rows.jsonl", "test": 0.0, "reward": {"kind": "function",
            "path": "reward.py:score"}}}  # fmt: skip
 LIKELIHOOD = {"kind": "likelihood", "context": "{prompt}", "plan": "{prompt}{answer}", "model": TINY}
 LIKELY = {"name": "prompts", "options": {"path": "rows.jsonl", "val": "val.jsonl", "test": 0.0, "reward": LIKELIHOOD}}
-PLAYED = {"engine": {"slots": 12, "max_len": 96}, "sampling": {"max_tokens": 4}, "starts": BATCH, "n": 2}
+PLAYED = {
+    "engine": {"max_num_seqs": 12, "max_len": 96},
+    "sampling": {"max_tokens": 4},
+    "prompts_per_step": BATCH,
+    "n": 2,
+}
 SCORED = {"data": "scored.jsonl", "format": "trajectories", "batch": BATCH}
 QUESTIONS = {"name": "math", "options": {"dataset": "gsm8k", "path": "gsm8k", "style": "plain"}}
 # method -> the keys of its recipe
@@ -57,11 +62,11 @@ RECIPES = {
     "vrcli": {**PLAYED, "task": LIKELY},
     "step_rl": {**PLAYED, "task": PROMPTS, "algorithm": "remax"},
     "reflect": {"task": {"name": "rooms_world:Make"}, "reflect": False, "sft": {"reflector": 0, "policy": 0},
-                 "rl": {"starts": BATCH}, "final": {"split": "train", "n": 1}, "engine": PLAYED["engine"]},
+                 "rl": {"prompts_per_step": BATCH}, "final": {"split": "train", "n": 1}, "engine": PLAYED["engine"]},
     "reflect_imitation": {"task": {"name": "taxi", "options": {"mode": "full", "history": "none", "menu": False,
-                           "walls": False}}, "teacher": {"starts": 2}, "reflect": False, "batch": BATCH},
-    "lpr": {"task": QUESTIONS, "sample": {"starts": BATCH, "n": 2}},
-    "oreo_rounds": {"task": QUESTIONS, "collect": {"starts": BATCH, "n": 2, "sampling": {"max_tokens": 4}}, "steps": 3,
+                           "walls": False}}, "teacher": {"prompts": 2}, "reflect": False, "batch": BATCH},
+    "lpr": {"task": QUESTIONS, "sample": {"prompts": BATCH, "n": 2}},
+    "oreo_rounds": {"task": QUESTIONS, "collect": {"prompts": BATCH, "n": 2, "sampling": {"max_tokens": 4}}, "steps": 3,
                      "training": 0, "engine": PLAYED["engine"]},
 }  # fmt: skip
 ROUNDS = ("lpr", "oreo_rounds")  # their steps are rounds, and each has new starts
@@ -194,7 +199,7 @@ def test_the_rows_of_every_task_of_rows_are_walked(home, monkeypatch, task):
     choice = [{"context": f"c{k}", "question": f"q{k}", "options": ["a", "b"], "label": 0} for k in range(ROWS)]
     Path("logic.jsonl").write_text("".join(json.dumps(r) + "\n" for r in choice))
     model = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}}
-    engine = {"slots": 6, "max_len": 1024}
+    engine = {"max_num_seqs": 6, "max_len": 1024}
     found = go(monkeypatch, "policy_gradient", "run", task=task, epochs=1, model=model, engine=engine)
     assert [len(s) for s in found] == [3, 3, 1] and len(set(flat(found))) == ROWS
 

@@ -42,9 +42,9 @@ RECIPE = {
     "model": {"name": "tiny", "dtype": "float64", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 96}},
     "task": {"name": "arith", "options": {"level": 2}},
     "seats": {"policy": {"kind": "scripted", "function": f"{SOLVER}:careless"}},
-    "sample": {"starts": 6, "n": 12},
+    "sample": {"prompts": 6, "n": 12},
     "sampling": {"max_tokens": 40},
-    "engine": {"slots": 8, "max_len": 96},
+    "engine": {"max_num_seqs": 8, "max_len": 96},
     "clean": {"distinct": False},
     "states": {"start": 0.0, "ratio": 1.0, "shards": 2},
     "labels": {"dev_shards": [0]},
@@ -204,7 +204,7 @@ def test_only_what_is_needed_is_made(tmp_path):
     rl = {"algorithm": "grpo", "n": 2, "steps": 1, "rewards": {"right": 1.0}}
     assert names(preference=None, rl=rl)[-2:] == ["scores", "rl"] and "pairs" not in names(preference=None, rl=rl)
     assert names(preference=None, rl={**rl, "rewards": {"right": 1.0, "alpha": 0.0}}) == ["solutions", "cleaned", "rl"]
-    assert len(names(steps=2)) == 20 and names(given={"pairs": "p.json"}) == ["pairs", "policy"]
+    assert len(names(steps=2)) == 20 and names(files={"pairs": "p.json"}) == ["pairs", "policy"]
 
 
 def test_steps_behind_one_state(tmp_path):
@@ -227,16 +227,16 @@ def test_steps_behind_one_state(tmp_path):
 def test_two_rounds_with_a_teacher_replay_and_reinforcement(tmp_path):
     """The second round begins with what the first one taught, and its reward model goes on from the first."""
     seats = {**RECIPE["seats"], "teacher": {"kind": "scripted", "function": f"{SOLVER}:careless"}}
-    rl = {"algorithm": "grpo", "steps": 1, "starts": 2, "n": 2, "rewards": {"right": 1.0}}
+    rl = {"algorithm": "grpo", "steps": 1, "prompts_per_step": 2, "n": 2, "rewards": {"right": 1.0}}
     road = go(
         tmp_path / "run",
         steps=2,
         seats=seats,
-        teacher={"starts": 4, "n": 2},
+        teacher={"prompts": 4, "n": 2},
         rl=rl,
         labels={"replay": 0.5},
         sft={"steps": 2, "batch": 4},
-        sample={"starts": 4, "n": 8},
+        sample={"prompts": 4, "n": 8},
         states={"start": 0.0, "ratio": 0.5},
         pairs={"margin": 0.01, "states": {"margin": 0.0001}},
         prm={"steps": 2, "batch": 8},
@@ -260,7 +260,7 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
     road = go(
         tmp_path / "run",
         seats={},
-        sample={"starts": 8, "n": 4},
+        sample={"prompts": 8, "n": 4},
         only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")],
     )
     states, known = road.shard(None), {e.id: e for e in road.solved()}
@@ -275,7 +275,7 @@ def test_the_policy_completes_states_behind_their_own_tokens(tmp_path):
 def test_worked_solutions_of_a_task_are_lessons(tmp_path):
     """The task writes them with mistakes; the right ones are kept, cut into ReAct steps, in the policy's tokens."""
     task = {"name": "puzzle", "options": {"level": 1, "form": "react", "errors": 0.3}}
-    more = {"seats": {}, "teacher": {"gold": True, "starts": 40}, "clean": {"split": "react", "react": "finish"}}
+    more = {"seats": {}, "teacher": {"gold": True, "prompts": 40}, "clean": {"split": "react", "react": "finish"}}
     road = go(tmp_path / "run", task=task, only=["lessons"], **more)
     lessons, told = read_segment(road.root / "lessons/all.jsonl"), summary(road, "lessons")
     assert told["written"] == 40 == told["solutions"] + told["left out: wrong"]
@@ -287,7 +287,7 @@ def test_worked_solutions_of_a_task_are_lessons(tmp_path):
         kinds = step_types(e, 0, road.tokenizer)
         assert kinds == ["Thought"] * (len(kinds) - 1) + ["Action"] and len(kinds) >= 2
     with pytest.raises(DataError, match="has no worked solution: name a seat teacher"):
-        go(tmp_path / "none", task={"name": "taxi"}, teacher={"gold": True, "starts": 1}, seats={}, only=["lessons"])
+        go(tmp_path / "none", task={"name": "taxi"}, teacher={"gold": True, "prompts": 1}, seats={}, only=["lessons"])
     with pytest.raises(RecipeError, match="teacher.gold takes the place of the seat teacher"):
         config(tmp_path / "both", teacher={"gold": True}, seats={"teacher": RECIPE["seats"]["policy"]})
 
@@ -301,7 +301,7 @@ def test_a_server_writes_solutions_and_completions(tmp_path, speaks):
         seat = {"kind": "http", "address": url, "model": "small", "speaks": speaks}
         seats = {"policy": {**seat, **({"tokenizer": "tiny"} if speaks == "text" else {})}}
         only = [f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")]
-        road = go(tmp_path / "run", seats=seats, sample={"starts": 8, "n": 6}, only=only)
+        road = go(tmp_path / "run", seats=seats, sample={"prompts": 8, "n": 6}, only=only)
     known, states = {e.id: e for e in road.solved()}, road.shard(None)
     assert {e.players["policy"].kind for e in known.values()} == {"remote"} and len(states) >= 3
     for e in known.values():
@@ -317,7 +317,7 @@ def test_a_server_writes_solutions_and_completions(tmp_path, speaks):
 
 def test_several_models_are_sampled_in_one_call(made, tmp_path):
     model = str(made.root / "policy-1")
-    road = go(tmp_path / "run", only=["solutions-1"], seats={}, sample={"starts": 2, "n": 2, "models": [model, model]})
+    road = go(tmp_path / "run", only=["solutions-1"], seats={}, sample={"prompts": 2, "n": 2, "models": [model, model]})
     assert [p.name for p in sorted((road.root / "solutions-1").iterdir())] == ["000.jsonl", "001.jsonl", "002.jsonl"]
     every = [read_segment(p) for p in sorted((road.root / "solutions-1").iterdir())]
     assert len({e.id for part in every for e in part}) == 12 and len({e.group for part in every for e in part}) == 2
@@ -345,11 +345,11 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
     given = {"states": files["states"], "completions": files["completions"]}
     valued = go(
         tmp_path / "valued",
-        given=given,
+        files=given,
         only=[f"{n}-1" for n in ("solutions", "cleaned", "states", "completions", "values")],
         **one,
     )
-    again = go(tmp_path / "again", given={"solutions": files["cleaned"], "scores": files["scores"]}, **one)
+    again = go(tmp_path / "again", files={"solutions": files["cleaned"], "scores": files["scores"]}, **one)
     texts = {e.id: (e.task.data["question"], e.turns[0].text) for road in (made, valued, again) for e in road.solved()}
 
     def values(road):
@@ -367,7 +367,7 @@ def test_records_of_every_stage_leave_and_enter(made, tmp_path):
     tokens = lambda road: sorted(e.turns[0].prompt + e.turns[0].tokens for e in road.solved())
     assert tokens(again) == tokens(made)
     assert read_metrics(again.root / "policy-1")[0]["rows"] == len(pairs(made))
-    last = go(tmp_path / "last", given={"pairs": write(tmp_path / "pairs.json", records(made, "pairs"))})
+    last = go(tmp_path / "last", files={"pairs": write(tmp_path / "pairs.json", records(made, "pairs"))})
     assert read_metrics(last.root / "policy-1")[0]["rows"] == len(pairs(made))
     sides = read_segment(last.root / "pairs-1/sides.jsonl")
     assert {e.turns[0].prompt + e.turns[0].tokens for e in sides} <= {*tokens(made)}
@@ -402,7 +402,7 @@ def test_a_solution_without_a_label_and_one_that_names_two_are_counted(tmp_path)
         {"text": "q\n", "label": -1, "response": ["x\ny\n#### 1"], "pred": ["1"], "id": 0},
         {"text": "r\n", "label": 1, "response": ["x\ny\nA and B", "x\nB", ""], "pred": ["", "B", ""], "id": 1},
     ]
-    c = {"given": {"solutions": write(tmp_path / "s.json", rows)}, "only": ["solutions-1", "cleaned-1"], "seats": {}}
+    c = {"files": {"solutions": write(tmp_path / "s.json", rows)}, "only": ["solutions-1", "cleaned-1"], "seats": {}}
     road = go(tmp_path / "run", **c)
     assert summary(road, "cleaned-1") == {
         "solutions": 2,
@@ -424,7 +424,7 @@ def test_a_solution_without_a_label_and_one_that_names_two_are_counted(tmp_path)
 def test_shards_that_are_missing_or_cut(tmp_path, name, text, why):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=why):
-        go(tmp_path / "run", given={"states": [str(tmp_path / name)]})
+        go(tmp_path / "run", files={"states": [str(tmp_path / name)]})
     assert not (tmp_path / "run/cleaned-1").exists()
 
 
@@ -465,14 +465,14 @@ def test_commands(made, tmp_path, monkeypatch):
     path.write_text(yaml.safe_dump({**RECIPE, "out": str(tmp_path / "run")}))
     said = lambda *words: shell.invoke(app, [*map(str, words)])
     assert said("stages", path, "--only", "states").exit_code == 2
-    done = said("stages", path, "sample.starts=2", "--only", "solutions")
+    done = said("stages", path, "sample.prompts=2", "--only", "solutions")
     assert done.exit_code == 0 and done.stdout.strip() == "solutions-1: solutions 24, questions 2"
-    done = said("stages", path, "sample.starts=2", "--only", "cleaned")
+    done = said("stages", path, "sample.prompts=2", "--only", "cleaned")
     assert done.stdout.startswith("cleaned-1: solutions 24, right ")
-    listed = said("stages", path, "sample.starts=2").stdout.splitlines()
+    listed = said("stages", path, "sample.prompts=2").stdout.splitlines()
     assert listed[1].split() == ["cleaned-1", "done"] and listed[2].split() == ["states-1", "to", "do"]
-    assert "to do again: key 'sample.starts' was 2 and is 6" in said("stages", path).stdout.splitlines()[0]
-    out = said("lpr", "export", "cleaned", path, tmp_path / "out.jsonl", "sample.starts=2")
+    assert "to do again: key 'sample.prompts' was 2 and is 6" in said("stages", path).stdout.splitlines()[0]
+    out = said("lpr", "export", "cleaned", path, tmp_path / "out.jsonl", "sample.prompts=2")
     assert out.exit_code == 0 and len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
     twice = said("lpr", "export", "cleaned", path, tmp_path / "out.jsonl")
     assert twice.exit_code == 2

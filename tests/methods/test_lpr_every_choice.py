@@ -26,8 +26,9 @@ SCRIPT = {"kind": "scripted", "function": f"{Path(__file__).with_name('lpr_carel
 TINY = {
     "method": "lpr", "steps": 1,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
-    "task": {"name": "arith", "options": {"level": 2}}, "seats": {"policy": SCRIPT}, "sample": {"starts": 4, "n": 6},
-    "sampling": {"max_tokens": 40}, "engine": {"slots": 8, "max_len": 96}, "states": {"start": 0.0, "ratio": 1.0},
+    "task": {"name": "arith", "options": {"level": 2}}, "seats": {"policy": SCRIPT}, "sample": {"prompts": 4, "n": 6},
+    "sampling": {"max_tokens": 40}, "engine": {"max_num_seqs": 8, "max_len": 96}, "states": {"start": 0.0,
+    "ratio": 1.0},
     "prm": {"steps": 1, "batch": 4}, "pairs": {"margin": 0.0}, "preference": {"steps": 1, "batch": 2},
 }  # fmt: skip
 
@@ -53,7 +54,7 @@ def every():
         yield from (
             (f"{section}.{key}", v) for key, v in keys(schema) if not key.startswith(("model", "task", "seats"))
         )
-    yield from (("complete.k", k) for k in (1, 2, 3, 4))
+    yield from (("complete.n", k) for k in (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in RECIPES.glob("lpr-*.yaml") if p.stem != "lpr-logiqa2-ppo"))
@@ -70,19 +71,19 @@ def test_every_listed_value_is_taken_or_refused_with_a_sentence(name):
         except TrailmarkError as refused:
             assert str(refused) and "\n" not in str(refused)
     wanted = {("labels.binary", True), *(("prm.kind", k) for k in ("outcome", "pairwise", "scalar", "classes"))}
-    assert taken >= wanted | {("complete.k", k) for k in (1, 2, 3, 4)} and len(taken) > 100
+    assert taken >= wanted | {("complete.n", k) for k in (1, 2, 3, 4)} and len(taken) > 100
 
 
 @pytest.mark.parametrize("name", ["lpr-logiqa2", "lpr-reclor"])
 @pytest.mark.parametrize(
     "word",
-    ["labels.binary=true", "prm.kind=outcome", "prm.kind=pairwise", "prm.kind=scalar", "complete.k=1", "complete.k=2"],
+    ["labels.binary=true", "prm.kind=outcome", "prm.kind=pairwise", "prm.kind=scalar", "complete.n=1", "complete.n=2"],
 )
 def test_the_papers_recipe_can_be_told_otherwise(name, word):
     config = methods.resolve_recipe(load_recipe(RECIPES / f"{name}.yaml", [word]))
     assert LprMethod.check(config)[0].startswith("stages: lessons, sft, solutions-1")
     read = Round(config, Run(Path(config.out))).read().classes
-    assert read == {"prm.kind=pairwise": None, "prm.kind=scalar": None, "complete.k=2": [2]}.get(word, [1])
+    assert read == {"prm.kind=pairwise": None, "prm.kind=scalar": None, "complete.n=2": [2]}.get(word, [1])
 
 
 def test_the_papers_recipe_reads_two_or_three_right_completions():
@@ -92,8 +93,8 @@ def test_the_papers_recipe_reads_two_or_three_right_completions():
 
 OTHERS = [
     ({"labels": {"binary": True}}, [1]),
-    ({"complete": {"k": 1}}, [1]),
-    ({"complete": {"k": 2}}, [2]),
+    ({"complete": {"n": 1}}, [1]),
+    ({"complete": {"n": 2}}, [2]),
     ({"prm": {"kind": "outcome"}}, [1]),
     ({"prm": {"kind": "pairwise"}}, None),
     ({"prm": {"kind": "scalar"}}, None),
@@ -114,13 +115,13 @@ def test_the_whole_road_with_other_classes(tmp_path, more, classes):
     "more, said",
     [
         ({"labels": {"binary": True}}, "there is no class 2: labels.binary has two. Leave read.classes out"),
-        ({"complete": {"k": 1}}, "there is no class 2: complete.k 1 has 2. Leave read.classes out"),
-        ({"complete": {"k": 2}}, "there is no class 3: complete.k 2 has 3."),
+        ({"complete": {"n": 1}}, "there is no class 2: complete.n 1 has 2. Leave read.classes out"),
+        ({"complete": {"n": 2}}, "there is no class 3: complete.n 2 has 3."),
         ({"prm": {"kind": "outcome"}}, "there is no class 2: prm.kind outcome has 2 outputs."),
         ({"prm": {"kind": "scalar"}}, "there is no class 2: prm.kind scalar has 1 output."),
         (
             {"prm": {"outputs": 7}},
-            "key 'outputs' is set by lpr itself (from complete.k and labels.binary): leave it out",
+            "key 'outputs' is set by lpr itself (from complete.n and labels.binary): leave it out",
         ),
     ],
 )

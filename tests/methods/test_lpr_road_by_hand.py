@@ -76,9 +76,9 @@ def lines(folder):
     ("more", "classes"),
     [
         ({}, [2, 3]),
-        ({"complete": {"k": 1}}, [1]),
-        ({"complete": {"k": 2}}, [2]),
-        ({"complete": {"k": 5}}, [2, 3, 4, 5]),
+        ({"complete": {"n": 1}}, [1]),
+        ({"complete": {"n": 2}}, [2]),
+        ({"complete": {"n": 5}}, [2, 3, 4, 5]),
         ({"labels": {"binary": True}}, [1]),
         ({"prm": {"kind": "outcome"}}, [1]),
         ({"prm": {"kind": "pairwise"}}, None),
@@ -110,8 +110,8 @@ def test_who_needs_a_reward_model(tmp_path, more, prm):
 
 def test_scores_from_elsewhere_need_no_model_and_scores_of_steps_need_completions(tmp_path):
     names = lambda **more: [s.name.removesuffix("-1") for s in stages(road(tmp_path, **more))]
-    assert names(given={"solutions": "s", "scores": "x"}) == ["solutions", "cleaned", "scores", "pairs", "policy"]
-    both = {"given": {"scores": "x"}, "rl": {"algorithm": "grpo", "n": 2}}  # reinforcement reads the model itself
+    assert names(files={"solutions": "s", "scores": "x"}) == ["solutions", "cleaned", "scores", "pairs", "policy"]
+    both = {"files": {"scores": "x"}, "rl": {"algorithm": "grpo", "n": 2}}  # reinforcement reads the model itself
     assert "prm" in names(**both) and names(**both)[-1] == "rl"
     assert names(prm={"kind": "pairwise"}, pairs={"steps": {"by": "score"}}) == [
         "solutions", "cleaned", "states", "completions", "prm", "scores", "pairs", "policy",
@@ -119,30 +119,30 @@ def test_scores_from_elsewhere_need_no_model_and_scores_of_steps_need_completion
 
 
 def test_pairs_from_elsewhere_need_no_model_but_reinforcement_may(tmp_path):
-    names = lambda **more: [s.name for s in stages(road(tmp_path, **{"given": {"pairs": "p"}, **more}))]
+    names = lambda **more: [s.name for s in stages(road(tmp_path, **{"files": {"pairs": "p"}, **more}))]
     assert names() == ["pairs-1", "policy-1"]
     assert names(rl={"rewards": {"right": 1.0, "alpha": 0}}) == ["pairs-1", "policy-1", "rl-1"]
     paid = names(rl={"algorithm": "grpo", "n": 2})  # what its steps earn is said by the round's reward model
     assert paid[:2] == ["solutions-1", "cleaned-1"]
     assert paid[-5:] == ["prm-1", "scores-1", "pairs-1", "policy-1", "rl-1"]
     both = {"pairs": "p", "solutions": "s"}
-    assert names(given=both) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
-    assert names(given=both, pairs={"steps": {}}) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
+    assert names(files=both) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
+    assert names(files=both, pairs={"steps": {}}) == ["solutions-1", "cleaned-1", "pairs-1", "policy-1"]
     later = names(steps=2)
     assert "prm-1" not in later and "prm-2" in later
     for more in ({"preference": None, "rl": {}}, {"preference": {"objective": "rejection"}}):
-        with pytest.raises(RecipeError, match="given.pairs needs section preference, with another objective"):
+        with pytest.raises(RecipeError, match="files.pairs needs section preference, with another objective"):
             names(**more)
 
 
 def test_a_file_is_encoded_again_for_another_tokenizer_and_another_task(tmp_path):
     files = {"solutions": "s"}
-    one = stage(road(tmp_path, given=files), "solutions")
-    other = stage(road(tmp_path, given=files, model={"name": "elsewhere"}), "solutions")
-    task = stage(road(tmp_path, given=files, task={"name": "arith", "options": {"level": 3}}), "solutions")
+    one = stage(road(tmp_path, files=files), "solutions")
+    other = stage(road(tmp_path, files=files, model={"name": "elsewhere"}), "solutions")
+    task = stage(road(tmp_path, files=files, task={"name": "arith", "options": {"level": 3}}), "solutions")
     assert "model" in one.settings and other.settings["model"] == {"name": "elsewhere"}
     assert task.settings != one.settings and one.inputs == {"file 0": "s"}
-    pairs = [stage(road(tmp_path, given={"pairs": "p"}, model={"name": m}), "pairs") for m in ("tiny", "elsewhere")]
+    pairs = [stage(road(tmp_path, files={"pairs": "p"}, model={"name": m}), "pairs") for m in ("tiny", "elsewhere")]
     assert pairs[0].settings != pairs[1].settings
 
 
@@ -173,7 +173,7 @@ def test_each_round_begins_with_the_last_policy(tmp_path):
 
 
 def test_the_recipes_of_trainings(tmp_path):
-    more = {"complete": {"k": 4}, "seed": 5, "rl": {"n": 2, "rewards": {"right": 1.0}}, "clean": {"split": "sentence"}}
+    more = {"complete": {"n": 4}, "seed": 5, "rl": {"n": 2, "rewards": {"right": 1.0}}, "clean": {"split": "sentence"}}
     r = road(tmp_path, **more, read={"skip": ["Action"]}, labels={"dev_shards": [0]})
     of = {s.name: s.settings for s in stages(r)}
     prm = of["prm-1"]
@@ -343,12 +343,12 @@ def test_files_from_elsewhere_that_cannot_be(tmp_path):
     for name in ("one", "two"):
         write(tmp_path / f"{name}.json", json.dumps([row]))
     files = [str(tmp_path / f"{name}.json") for name in ("one", "two")]
-    r = road(tmp_path / "run", given={"states": files})
+    r = road(tmp_path / "run", files={"states": files})
     assert refused(stage(r, "solutions"), r.at("solutions")) == (
         f"{files[1]}: has solution '0/0', as another file has: each question must be in one file."
     )
     write(tmp_path / "scores.json", json.dumps([{"index": 9, "response": "a\nb", "ending_logits": [[1], [2]]}]))
-    r = road(tmp_path / "run", given={"scores": str(tmp_path / "scores.json")})
+    r = road(tmp_path / "run", files={"scores": str(tmp_path / "scores.json")})
     put(r, [solution(r, "a", "a\nb", True)])
     assert refused(stage(r, "scores"), r.at("scores")) == (
         f"{tmp_path / 'scores.json'}: scores no solution that is here: 1 scores of a solution that is not here."

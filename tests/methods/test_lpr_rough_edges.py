@@ -25,8 +25,9 @@ SCRIPT = {"kind": "scripted", "function": f"{Path(__file__).with_name('lpr_carel
 TINY = {
     "method": "lpr", "steps": 1,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
-    "task": {"name": "arith", "options": {"level": 2}}, "seats": {"policy": SCRIPT}, "sample": {"starts": 4, "n": 6},
-    "sampling": {"max_tokens": 40}, "engine": {"slots": 8, "max_len": 96}, "states": {"start": 0.0, "ratio": 1.0},
+    "task": {"name": "arith", "options": {"level": 2}}, "seats": {"policy": SCRIPT}, "sample": {"prompts": 4, "n": 6},
+    "sampling": {"max_tokens": 40}, "engine": {"max_num_seqs": 8, "max_len": 96}, "states": {"start": 0.0,
+    "ratio": 1.0},
     "prm": {"steps": 1, "batch": 4}, "pairs": {"margin": 0.0}, "preference": {"steps": 1, "batch": 2},
 }  # fmt: skip
 SERVER = {"kind": "http", "address": "http://127.0.0.1:9", "model": "m"}
@@ -72,9 +73,7 @@ def test_two_rounds_with_a_server_as_policy_are_refused_before_it_is_asked(tmp_p
     own = {k: v for k, v in TINY.items() if k != "seats"}
     c = resolve({**own, "steps": 2, "seats": {"policy": seat}, "out": str(tmp_path / "run")}, LprRecipe)
     for go in (LprMethod.check, lambda c: launch(LprMethod, c)):
-        with pytest.raises(
-            RecipeError, match=rf"round 2 would ask the same model again\. Set steps=1; or .*{advice}"
-        ):
+        with pytest.raises(RecipeError, match=rf"round 2 would ask the same model again\. Set steps=1; or .*{advice}"):
             go(c)
     assert not list((tmp_path / "run").rglob("*.json*"))
     assert LprMethod.check(config(tmp_path / "run", {"steps": 2}))
@@ -100,7 +99,7 @@ def test_questions_to_exclude_that_do_not_exist_are_refused(copy, tmp_path):
 
 
 def test_how_the_reward_model_is_read_reaches_the_reinforcement(tmp_path):
-    rl = {"steps": 1, "starts": 2, "n": 2, "rewards": {"right": 1.0}}
+    rl = {"steps": 1, "prompts_per_step": 2, "n": 2, "rewards": {"right": 1.0}}
     for raw in (True, False):
         c = config(tmp_path / "run", {"read": {"raw": raw}, "rl": rl})
         stage = next(s for s in LprMethod.stages(c, Run(tmp_path / "run")) if s.name == "rl-1")

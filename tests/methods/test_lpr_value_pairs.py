@@ -142,7 +142,7 @@ def test_margins_by_type_and_data_set():
 
 def test_the_road_of_values_has_no_reward_model(tmp_path):
     given = {
-        "method": "lpr", "out": str(tmp_path / "run"), "steps": 1, "sample": {"starts": 3, "n": 4},
+        "method": "lpr", "out": str(tmp_path / "run"), "steps": 1, "sample": {"prompts": 3, "n": 4},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 96}},
         "task": {"name": "arith", "options": {"level": 2}}, "states": {"start": 0.0, "ratio": 1.0},
         "seats": {"policy": {"kind": "scripted", "function": f"{SOLVER}:careless"}},

@@ -28,9 +28,10 @@ def go(tmp_path, name, **recipe):
 def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
     """One good arm of six: success rises from about 1/6 to 0.9 well within 200 iterations, for every seed."""
     run = go(
-        tmp_path, "bandit", method="policy_gradient", seed=seed, steps=60, starts=4, n=8, credit="leave_one_out",
+        tmp_path, "bandit", method="policy_gradient", seed=seed, steps=60, prompts_per_step=4, n=8,
+        credit="leave_one_out",
         task={"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
-        objective={"kind": objective}, learner={"optim": {"lr": 3e-3}}, engine={"slots": 8, "max_len": 64},
+        objective={"kind": objective}, learner={"optim": {"lr": 3e-3}}, engine={"max_num_seqs": 8, "max_len": 64},
     )  # fmt: skip
     success = [row["success"] for row in read_metrics(run.path)]
     assert np.mean(success[:3]) < 0.5 and np.mean(success[-10:]) > 0.9
@@ -39,9 +40,11 @@ def test_a_bandit_of_six_is_learned(tmp_path, seed, objective):
 def test_a_tree_is_learned_turn_by_turn(tmp_path):
     """Three binary decisions, each its own turn; discounted returns find the best leaf."""
     run = go(
-        tmp_path, "tree", method="policy_gradient", steps=80, starts=8, n=4, credit="returns", mean="decision",
+        tmp_path, "tree", method="policy_gradient", steps=80, prompts_per_step=8, n=4, credit="returns",
+        mean="decision",
         task={"name": "solved", "options": {"kind": "tree", "depth": 3, "actions": 2, "seed": 3}},
-        objective={"kind": "weighted_logp"}, learner={"optim": {"lr": 3e-3}}, engine={"slots": 16, "max_len": 64},
+        objective={"kind": "weighted_logp"}, learner={"optim": {"lr": 3e-3}}, engine={"max_num_seqs": 16,
+            "max_len": 64},
     )  # fmt: skip
     success = [row["success"] for row in read_metrics(run.path)]
     assert np.mean(success[-10:]) > 0.9 > np.mean(success[:3])
@@ -55,7 +58,8 @@ def test_a_tree_is_learned_turn_by_turn(tmp_path):
 def test_the_reference_is_the_policy_as_it_starts(tmp_path, lora):
     """Also where it starts from an adapter: then the model below that is somebody else."""
     bandit = {"name": "solved", "options": {"kind": "bandit", "actions": 4, "rewards": [0, 0, 0, 1]}}
-    common = {"method": "policy_gradient", "starts": 2, "n": 4, "task": bandit, "engine": {"slots": 8, "max_len": 64},
+    common = {"method": "policy_gradient", "prompts_per_step": 2, "n": 4, "task": bandit,
+        "engine": {"max_num_seqs": 8, "max_len": 64},
               "learner": {"optim": {"lr": 3e-3}}}  # fmt: skip
     first = go(tmp_path, "first", steps=2, model={**TINY, "lora": lora}, **common)
     start = {**TINY, "lora": lora, "name": str(first.path / "checkpoints" / "000002" / "policy")}

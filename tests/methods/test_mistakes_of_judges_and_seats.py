@@ -20,7 +20,8 @@ from trailmark.types import Annotation
 ROOT = Path(__file__).parents[2]
 RECIPE = str(ROOT / "recipes/prompts-grpo.yaml")
 TINY = "{name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}"
-SMALL = ["steps=1", "starts=2", "n=2", "sampling.max_tokens=4", "engine.slots=4", "engine.max_len=96", "eval.n=2",
+SMALL = ["steps=1", "prompts_per_step=2", "n=2", "sampling.max_tokens=4", "engine.max_num_seqs=4",
+    "engine.max_len=96", "eval.n=2",
          "checkpoint.every=1", f"model={TINY}"]  # fmt: skip
 FUNCTION = "def score(prompt, answer, row):\n    return float(len(answer))\n"
 
@@ -210,7 +211,7 @@ def test_what_a_judge_notes_lies_beside_every_play_that_it_judged(shell):
     Path("rounds.yaml").write_text(yaml.safe_dump({
         "method": "oreo_rounds", "out": "rounds", "steps": 1, "training": 0, "model": yaml.safe_load(TINY),
         "task": {"name": "prompts", "options": {"path": "rows.jsonl", "reward": "noting.py:Mine"}},
-        "collect": {"starts": 2, "n": 2, "sampling": {"max_tokens": 4}}, "engine": {"slots": 4, "max_len": 96},
+        "collect": {"prompts": 2, "n": 2, "sampling": {"max_tokens": 4}}, "engine": {"max_num_seqs": 4, "max_len": 96},
     }))  # fmt: skip
     shell("train", "rounds.yaml")
     notes = read_segment("rounds/episodes/000001.annotations.jsonl", Annotation)

@@ -78,7 +78,8 @@ def test_text_prompts(lm, tmp_path, given):
 
 def test_conversations_have_the_template_s(lm, tmp_path):
     talk = [
-        {"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "1+1=?"},
+        {"role": "assistant", "content": "2"},
         {"role": "user", "content": "And?"},
     ]
     assert one(lm.tokenizer, chat.render(lm.tokenizer, talk, True).tokens)
@@ -111,8 +112,9 @@ def test_plays_of_worlds_and_of_mathematics(lm, tmp_path):
 
 def test_reflector_and_policy_in_lessons_and_in_play(folder):
     config = resolve({
-        "method": "reflect", "steps": 2, "sft": {"reflector": 1, "policy": 1}, "thought": 60, "teacher": {"starts": 1},
-        "task": {"name": "taxi", "options": {"mode": "pickup", "horizon": 2}}, "engine": {"slots": 2, "max_len": 512},
+        "method": "reflect", "steps": 2, "sft": {"reflector": 1, "policy": 1}, "thought": 60, "teacher": {"prompts": 1},
+        "task": {"name": "taxi", "options": {"mode": "pickup", "horizon": 2}}, "engine": {"max_num_seqs": 2,
+        "max_len": 512},
         "model": {"name": "tiny", "tokenizer": str(folder), "shape": SHAPE},
     }, reflect.ReflectRecipe)  # fmt: skip
     method = Players(config, None, ["reflector", "policy"])

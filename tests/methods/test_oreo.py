@@ -171,7 +171,7 @@ def test_it_learns_which_answers_are_right(tmp_path, data):
 
 def test_evaluation_plays_the_task(tmp_path, data):
     task = {"name": "arith", "options": {"level": 1}}
-    run = go(tmp_path, data, task=task, eval={"every": 2, "n": 3}, engine={"slots": 4, "max_len": 64},
+    run = go(tmp_path, data, task=task, eval={"every": 2, "n": 3}, engine={"max_num_seqs": 4, "max_len": 64},
              sampling={"temperature": 0, "max_tokens": 6})  # fmt: skip
     assert "eval/success" in read_metrics(run.path)[1]
     assert len(list(read_episodes(run.path / "evaluation"))) == 6
@@ -287,8 +287,8 @@ def rounds(tmp_path, name, **more):
     recipe = {
         "method": "oreo_rounds", "out": str(tmp_path / name), "model": TINY, "steps": 3, "training": 12, "batch": 16,
         "beta": 0.3, "kl": {"alpha": 0.0}, "task": BANDIT,
-        "collect": {"starts": 2, "n": 16, "sampling": {"max_tokens": 4}},
-        "learner": {"optim": {"lr": 5e-3}}, "engine": {"slots": 8, "max_len": 64}, **more,
+        "collect": {"prompts": 2, "n": 16, "sampling": {"max_tokens": 4}},
+        "learner": {"optim": {"lr": 5e-3}}, "engine": {"max_num_seqs": 8, "max_len": 64}, **more,
     }  # fmt: skip
     return method, resolve(recipe, method.Config)
 
@@ -322,7 +322,7 @@ def test_rounds_may_only_collect(tmp_path):
     assert len(list(read_episodes(tmp_path / "run" / "episodes"))) == 64 and not (tmp_path / "run" / "round-1").exists()
 
 
-SMALL = {"steps": 2, "training": 3, "collect": {"starts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
+SMALL = {"steps": 2, "training": 3, "collect": {"prompts": 2, "n": 4, "balanced": 2, "sampling": {"max_tokens": 4}}}
 
 
 def same_rounds(one, two):

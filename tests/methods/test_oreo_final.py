@@ -18,7 +18,7 @@ RECIPE = {
     "task": {"name": "arith", "options": {"level": 1}}, "sampling": {"temperature": 0, "max_tokens": 6},
     "eval": {"every": 2, "n": 5},
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
-    "engine": {"slots": 8, "max_len": 64}, "final": {"start": True, "search": ["beam:2", "best_of:3"]},
+    "engine": {"max_num_seqs": 8, "max_len": 64}, "final": {"start": True, "search": ["beam:2", "best_of:3"]},
 }  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from trailmark.runs.store import read_metrics, read_segment
 from trailmark.types import Sample
 
 WORDS = [
-    "steps=5", "starts=3", "n=4", "sampling.max_tokens=6", "eval={every: 2, n: 4}", "learner.optim.lr=0.01",
-    "checkpoint.every=1", "checkpoint.keep_last=9", "engine={slots: 12, max_len: 64}",
+    "steps=5", "prompts_per_step=3", "n=4", "sampling.max_tokens=6", "eval={every: 2, n: 4}", "learner.optim.lr=0.01",
+    "checkpoint.every=1", "checkpoint.keep_last=9", "engine={max_num_seqs: 12, max_len: 64}",
     "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 64}}",
 ]  # fmt: skip
 REWARD = "def score(prompt, answer, row):\n    return sum(ord(c) % 3 for c in answer) / 10\n"

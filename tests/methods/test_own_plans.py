@@ -71,7 +71,8 @@ def home(tmp_path_factory):
         call("data", "hints", "--train", 6, "--val", 5, "--test", 1, "--lessons", 6)
         call("train", RECIPES / "vrcli-laptop.yaml", "data=hints/train.jsonl", "task.options.val=hints/val.jsonl",
              "model={name: tiny, tokenizer: hints/tokenizer, shape: {layers: 1, width: 16, heads: 2, context: 256}}",
-             "engine={slots: 8, max_len: 200}", "steps=2", "starts=2", "n=2", "sampling.max_tokens=5", "eval.every=2",
+             "engine={max_num_seqs: 8, max_len: 200}", "steps=2", "prompts_per_step=2", "n=2",
+             "sampling.max_tokens=5", "eval.every=2",
              "out=run")  # fmt: skip
         yield place
 

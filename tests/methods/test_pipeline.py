@@ -14,7 +14,7 @@ from trailmark.methods.sft import SftMethod
 from trailmark.runs.stages import run_stages, stage_state
 from trailmark.runs.store import Run, read_metrics
 
-ROUNDS = {"method": "oreo_rounds", "collect": {"starts": 3, "sampling": {"max_tokens": 9}}, "seed": 4}
+ROUNDS = {"method": "oreo_rounds", "collect": {"prompts": 3, "sampling": {"max_tokens": 9}}, "seed": 4}
 
 
 def stage(root, keys, after=(), inputs=None, **more):
@@ -23,9 +23,9 @@ def stage(root, keys, after=(), inputs=None, **more):
 
 def test_settings_are_the_values_of_the_keys(tmp_path):
     found = lambda *keys, **more: stage(tmp_path, keys, **more).settings
-    assert found("collect", "seed") == {"collect": {"starts": 3, "sampling": {"max_tokens": 9}}, "seed": 4}
-    assert found("collect.starts", "steps") == {"collect": {"starts": 3}}  # defaults are left out
-    assert found("collect", "-collect.sampling") == {"collect": {"starts": 3}}
+    assert found("collect", "seed") == {"collect": {"prompts": 3, "sampling": {"max_tokens": 9}}, "seed": 4}
+    assert found("collect.prompts", "steps") == {"collect": {"prompts": 3}}  # defaults are left out
+    assert found("collect", "-collect.sampling") == {"collect": {"prompts": 3}}
     assert found("task", task={"name": "arith", "options": {"path": f"{tmp_path}/x"}}) == {
         "task": {"name": "arith", "options": {"path": "{root}/x"}}
     }

@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_refused(tmp_path, data, more, why):
 def test_evaluation_plays_the_task_and_the_start(tmp_path, data):
     task = {"name": "arith", "options": {"level": 1}}
     run = go(tmp_path, data, objective="rejection", task=task, eval={"every": 4, "n": 3}, final={"start": True},
-             engine={"slots": 4, "max_len": 64}, sampling={"temperature": 0, "max_tokens": 6})  # fmt: skip
+             engine={"max_num_seqs": 4, "max_len": 64}, sampling={"temperature": 0, "max_tokens": 6})  # fmt: skip
     assert "eval/success" in read_metrics(run.path)[-1]
     assert {p.name for p in (run.path / "evaluation").iterdir()} == {"000004.jsonl", "start.jsonl"}
     assert {t.version for e in read_episodes(run.path / "evaluation") for t in e.turns} == {4}

@@ -18,7 +18,8 @@ from trailmark.types import Annotation, Scored
 
 RECIPE = str(Path(__file__).parents[2] / "recipes/prompts-grpo.yaml")
 SMALL = [
-    "steps=3", "starts=3", "n=3", "sampling.max_tokens=6", "engine.slots=9", "engine.max_len=96", "eval.every=2",
+    "steps=3", "prompts_per_step=3", "n=3", "sampling.max_tokens=6", "engine.max_num_seqs=9", "engine.max_len=96",
+    "eval.every=2",
     "eval.n=2", "checkpoint.every=1", "checkpoint.keep_last=9",
     "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}",
 ]  # fmt: skip

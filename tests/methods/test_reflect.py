@@ -31,11 +31,12 @@ from trailmark.types import Scored
 
 TASK = {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "walls": False}}
 SMALL = {
-    "method": "reflect", "steps": 4, "task": TASK, "teacher": {"starts": 6},
+    "method": "reflect", "steps": 4, "task": TASK, "teacher": {"prompts": 6},
     "sft": {"reflector": 5, "policy": 5, "batch": 4},
-    "rl": {"starts": 4, "replay_batch": 2, "entropy": 0.01, "baseline": "batch"}, "reflect_prob": 0.75, "thought": 12,
+    "rl": {"prompts_per_step": 4, "replay_batch": 2, "entropy": 0.01, "baseline": "batch"}, "reflect_prob": 0.75,
+    "thought": 12,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
-    "engine": {"slots": 32, "max_len": 128}, "checkpoint": {"every": 3, "keep_last": 2, "keep_best": 0},
+    "engine": {"max_num_seqs": 32, "max_len": 128}, "checkpoint": {"every": 3, "keep_last": 2, "keep_best": 0},
 }  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def test_a_run_with_critic_and_shuffled_labels_is_verified(tmp_path, critic):
         "final": {"n": 4},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 256}},
     }
-    run(tmp_path / "run", **more, engine={"slots": 32, "max_len": 256})
+    run(tmp_path / "run", **more, engine={"max_num_seqs": 32, "max_len": 256})
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     last = checkpoints.listed(tmp_path / "run" / "checkpoints")[-1]

@@ -20,10 +20,10 @@ method: reflect
 out: {out}
 steps: 10
 task: {{name: taxi, options: {{mode: full, history: none, menu: false, walls: false}}}}
-teacher: {{starts: 4}}
+teacher: {{prompts: 4}}
 sft: {{reflector: 2, policy: 2, batch: 4}}
 rl:
-  {{algorithm: ppo, starts: 12, replay_batch: 3, entropy: 0.01,
+  {{algorithm: ppo, prompts_per_step: 12, replay_batch: 3, entropy: 0.01,
     critic: {{kind: {critic}, head: {head}, every: 2, passes: 2}}}}
 curriculum: {{kind: modes}}
 final: {{n: 6, references: true}}
@@ -31,7 +31,7 @@ eval: {{every: 5, n: 3}}
 thought: 12
 reflect_prob: 0.75
 model: {{name: tiny, shape: {{layers: 1, width: 16, heads: 2, context: 128}}}}
-engine: {{slots: 16, max_len: 128}}
+engine: {{max_num_seqs: 16, max_len: 128}}
 checkpoint: {{every: 3, keep_last: 2, keep_best: 1}}
 """
 POINTS = ["checkpoint.weights#1", "stage.made#1", "stage.half#1", "metrics.after#3", "stage.renamed#2",

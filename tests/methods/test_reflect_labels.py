@@ -49,8 +49,8 @@ def recipe(tmp_path, monkeypatch):
             "method": "reflect", "out": str(tmp_path / name), "steps": 1,
             "sft": {"reflector": 1, "policy": 2, "batch": 2},
             "task": {"name": "auto-explore", "options": {**options, "leaveout": 0.0, "horizon": 3}},
-            "rl": {"starts": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
-            "engine": {"slots": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all",
+            "rl": {"prompts_per_step": 8}, "thought": 6, "final": {"split": "all"}, "model": {**model, "lora": lora},
+            "engine": {"max_num_seqs": 4, "max_len": 1024}, "checkpoint": {"every": 1, "keep_last": 9}, "labels": "all",
             **more,
         }, reflect.ReflectRecipe)  # fmt: skip
 

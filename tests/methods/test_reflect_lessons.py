@@ -12,10 +12,10 @@ from trailmark.rollout.play import play
 from trailmark.runs.store import Run
 
 BASE = {
-    "method": "reflect", "steps": 4, "teacher": {"starts": 2}, "sft": {"reflector": 1, "policy": 1, "batch": 4},
+    "method": "reflect", "steps": 4, "teacher": {"prompts": 2}, "sft": {"reflector": 1, "policy": 1, "batch": 4},
     "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "walls": False}}, "thought": 16,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 256}},
-    "engine": {"slots": 8, "max_len": 256},
+    "engine": {"max_num_seqs": 8, "max_len": 256},
 }  # fmt: skip
 LESSON = Lesson("map\n", "Choose one action:\n0. south\n1. north\n", "go north", "1", "0")
 
@@ -46,7 +46,7 @@ def test_only_the_answer_is_trained(make):
     assert shown == "map\n # Analyze:\ngo northChoose one action:\n0. south\n1. north\n # Action:\n" and trained == "1"
     shown, trained = parts(run, run.sample(LESSON, "reflector", "1 0"), "reflector")
     assert shown == "map\n # Analyze:\n" and trained == "go north<|im_end|>"  # it learns to stop
-    taken = make(teacher={"starts": 2, "label": "behaviour"})
+    taken = make(teacher={"prompts": 2, "label": "behaviour"})
     assert parts(taken, taken.sample(LESSON, "policy", "1 0"))[1] == "0"
     alone = make(reflect=False, steps=4)
     assert parts(alone, alone.sample(LESSON, "policy", "1 0"))[0] == "map\n" + LESSON.menu + " # Action:\n"

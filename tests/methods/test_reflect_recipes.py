@@ -63,10 +63,10 @@ def test_auto_explore_from_lessons_to_reinforcement(tmp_path, repository, monkey
         "method": "reflect", "out": str(tmp_path / "run"), "steps": 2, "sft": {"reflector": 2, "policy": 2, "batch": 2},
         "task": {"name": "auto-explore", "options": {"repo": str(repository), "query": "What is in stock?",
                                                      "target": "src/deep/stock.py", "horizon": 5}},
-        "rl": {"starts": 4, "baseline": "batch"}, "head": head, "shuffle": shuffle, "thought": 18,
+        "rl": {"prompts_per_step": 4, "baseline": "batch"}, "head": head, "shuffle": shuffle, "thought": 18,
         "final": {"split": "all"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 256}},
-        "curriculum": {"kind": "depth"}, "engine": {"slots": 8, "max_len": 256},
+        "curriculum": {"kind": "depth"}, "engine": {"max_num_seqs": 8, "max_len": 256},
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     rows, episodes = read_metrics(tmp_path / "run"), list(read_episodes(tmp_path / "run" / "episodes"))
@@ -88,9 +88,9 @@ def test_a_prompt_that_is_too_long_keeps_the_question(tmp_path, repository, monk
         "method": "reflect", "out": str(tmp_path / "run"), "steps": 1, "sft": {"reflector": 2, "policy": 2, "batch": 2},
         "task": {"name": "auto-explore", "options": {"repo": str(repository), "query": "What is in stock?",
                                                      "horizon": 8, "target": "src/deep/stock.py", "max_tokens": 400}},
-        "rl": {"starts": 12}, "thought": 18, "final": {"split": "all"},
+        "rl": {"prompts_per_step": 12}, "thought": 18, "final": {"split": "all"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 420}},
-        "engine": {"slots": 8},
+        "engine": {"max_num_seqs": 8},
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     decode = Players(config, None).models["policy"].tokenizer.decode
@@ -128,11 +128,11 @@ def test_alfworld_from_lessons_to_reinforcement(tmp_path, monkeypatch):
     monkeypatch.setattr(reflect_imitation, "get_teacher", lambda name, path: Guide())
     config = resolve({
         "method": "reflect", "out": str(tmp_path / "run"), "steps": 2, "sft": {"reflector": 1, "policy": 2, "batch": 2},
-        "task": {"name": "alfworld", "options": {"games": f"{folder}/alfworld"}}, "teacher": {"starts": 2},
-        "rl": {"starts": 3}, "shuffle": "permute", "thought": 48,
+        "task": {"name": "alfworld", "options": {"games": f"{folder}/alfworld"}}, "teacher": {"prompts": 2},
+        "rl": {"prompts_per_step": 3}, "shuffle": "permute", "thought": 48,
         "final": {"split": "seen", "n": 3, "references": True},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 2048}},
-        "engine": {"slots": 4, "max_len": 1920}, "eval": {"every": 2, "n": 2, "split": "seen"},
+        "engine": {"max_num_seqs": 4, "max_len": 1920}, "eval": {"every": 2, "n": 2, "split": "seen"},
     }, reflect.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     from trailmark.runs.store import read_segment

@@ -29,12 +29,13 @@ from trailmark.types import Episode, SamplingLaw, Scored, Task, Turn
 TAXI = {"name": "taxi", "options": {"mode": "full", "history": "none", "menu": False, "walls": False}}
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}}
 SMALL = {
-    "method": "reflect", "steps": 12, "task": TAXI, "teacher": {"starts": 4},
+    "method": "reflect", "steps": 12, "task": TAXI, "teacher": {"prompts": 4},
     "sft": {"reflector": 4, "policy": 4, "batch": 4},
-    "rl": {"algorithm": "ppo", "starts": 6, "replay_batch": 3,
+    "rl": {"algorithm": "ppo", "prompts_per_step": 6, "replay_batch": 3,
            "critic": {"kind": "shared", "every": 2, "passes": 2, "optim": {"lr": 1e-2}}},
     "learner": {"optim": {"lr": 5e-4}}, "curriculum": {"kind": "modes"}, "final": {"n": 5}, "thought": 12,
-    "model": TINY, "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 5, "keep_last": 2, "keep_best": 0},
+    "model": TINY, "engine": {"max_num_seqs": 8, "max_len": 128}, "checkpoint": {"every": 5, "keep_last": 2,
+    "keep_best": 0},
 }  # fmt: skip
 
 
@@ -51,8 +52,8 @@ def bandit(tmp_path, name, **rl_more):
         "method": "reflect", "out": str(tmp_path / name), "reflect": False, "steps": 70,
         "sft": {"reflector": 0, "policy": 0},
         "task": {"name": "solved", "options": {"kind": "bandit", "actions": 6, "rewards": [0, 0, 0, 1, 0, 0]}},
-        "rl": {"starts": 16, "replay_batch": 4, **rl_more}, "learner": {"optim": {"lr": 3e-3}}, "model": TINY,
-        "engine": {"slots": 16, "max_len": 64},
+        "rl": {"prompts_per_step": 16, "replay_batch": 4, **rl_more}, "learner": {"optim": {"lr": 3e-3}}, "model": TINY,
+        "engine": {"max_num_seqs": 16, "max_len": 64},
     }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)
     return [row["success"] for row in read_metrics(tmp_path / name)]
@@ -281,7 +282,7 @@ def test_every_stage_has_an_optimiser_and_a_schedule_of_its_own(tmp_path):
     config = resolve({
         **SMALL, "out": str(tmp_path / "run"), "steps": 4, "curriculum": {},
         "sft": {"reflector": 2, "policy": 4, "batch": 4, "optim": {"lr": 1e-2, **linear}},
-        "rl": {"starts": 4, "replay": 0, "baseline": "batch"},
+        "rl": {"prompts_per_step": 4, "replay": 0, "baseline": "batch"},
         "learner": {"optim": {"lr": 2e-3, **linear}},
     }, method.ReflectRecipe)  # fmt: skip
     launch(get_method("reflect"), config)

@@ -18,7 +18,8 @@ REFUSES = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TINY = "{name: tiny, tokenizer: gemma, shape: {layers: 1, width: 16, heads: 2, context: 512}}"
-WORDS = ["steps=2", "starts=2", "n=2", "sampling.max_tokens=4", "engine={slots: 4, max_len: 400}", f"model={TINY}",
+WORDS = ["steps=2", "prompts_per_step=2", "n=2", "sampling.max_tokens=4", "engine={max_num_seqs: 4, max_len: 400}",
+    f"model={TINY}",
          "eval.every=1", "eval.n=null", "checkpoint.every=0", "out=run"]  # fmt: skip
 RECIPES = Path(__file__).parents[2] / "recipes"
 SYSTEM, HINT = "System role not supported", "set task.options.system=false"
@@ -78,7 +79,7 @@ def test_a_template_that_refuses_system_messages_is_told_at_the_start(shell, spl
 
 
 SCORED = {"data": "scored.jsonl", "format": "trajectories", "eval": {"every": 1, "split": "train"}}
-PLAYS = {"step_rl": {"starts": 8}, "oreo_rounds": {"eval": {"split": "all"}}, "lpr": {}, "preference": SCORED,
+PLAYS = {"step_rl": {"prompts_per_step": 8}, "oreo_rounds": {"eval": {"split": "all"}}, "lpr": {}, "preference": SCORED,
          "oreo": SCORED}  # fmt: skip
 
 

@@ -48,7 +48,11 @@ def write_files(folder, url):
     (folder / "my_file.py").write_text(FUNCTION)
     recipe = yaml.safe_load(blocks("yaml")[0])
     recipe |= {
-        "out": "run", "steps": 3, "model": TINY, "engine": {"slots": 6, "max_len": 128}, "eval": {"every": 3, "n": 2},
+        "out": "run",
+        "steps": 3,
+        "model": TINY,
+        "engine": {"max_num_seqs": 6, "max_len": 128},
+        "eval": {"every": 3, "n": 2},
     }
     recipe |= {"checkpoint": {"every": 1, "keep_last": 9}, "imitation": recipe["imitation"] | {"steps": 2, "batch": 2}}
     recipe["seats"]["adviser"]["sampling"] = {"max_tokens": 5}
@@ -236,10 +240,7 @@ def test_killed_in_its_stage_and_in_its_run_it_is_the_same_run(whole):
     shell("train", "recipe.yaml", "out=killed", "--resume")
     assert shell("diff", "run", "killed") == "identical"
     here, there = (f'"{run}/lessons/lessons.jsonl"' for run in ("run", "killed"))
-    assert (
-        shell("diff", "run/policy", "killed/policy", code=1)
-        == f"recipe.yaml: key 'data': {here} and {there}"
-    )
+    assert shell("diff", "run/policy", "killed/policy", code=1) == f"recipe.yaml: key 'data': {here} and {there}"
     for path in Path("run/evaluation").iterdir():
         assert path.read_bytes() == (Path("killed/evaluation") / path.name).read_bytes()
 
@@ -285,7 +286,12 @@ def test_a_function_that_gives_no_number_loses_no_stage(whole, function, said):
     Path("bad.py").write_text(function)
     shutil.rmtree("odd", ignore_errors=True)
     words = [
-        "train", "recipe.yaml", "out=odd", "task.options.reward=bad.py:score", "steps=1", "imitation.steps=1",
+        "train",
+        "recipe.yaml",
+        "out=odd",
+        "task.options.reward=bad.py:score",
+        "steps=1",
+        "imitation.steps=1",
         "eval.every=0",
     ]
     assert said in refused(*words)
@@ -312,7 +318,13 @@ def test_a_stage_whose_input_was_edited(whole):
     other = Path("hints.jsonl").read_text().replace("say sun", "say SUN")
     Path("other.jsonl").write_text(other)
     said = shell(
-        "train", "recipe.yaml", "out=edited", "--resume", "hints=other.jsonl", "steps=1", "imitation.steps=1",
+        "train",
+        "recipe.yaml",
+        "out=edited",
+        "--resume",
+        "hints=other.jsonl",
+        "steps=1",
+        "imitation.steps=1",
         "eval.every=3",
     )
     assert "stage 'lessons' is made again: input 'hints' has changed" in said

@@ -34,9 +34,9 @@ def config(tmp_path, name="run", **more):
         "out": str(tmp_path / name),
         "model": TINY,
         "steps": 3,
-        "starts": 2,
+        "prompts_per_step": 2,
         "n": 4,
-        "engine": {"slots": 8, "max_len": 64},
+        "engine": {"max_num_seqs": 8, "max_len": 64},
     }
     return resolve({**given, "learner": {"optim": {"lr": 3e-3}}, **more}, StepRlRecipe)
 

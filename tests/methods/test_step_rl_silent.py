@@ -45,8 +45,9 @@ PLAYED = [answer("said", "a\n", "b"), answer("empty"), answer("more", "c\n", "d"
 
 def method(path, judge, algorithm, **rewards):
     given = {
-        "method": "step_rl", "out": str(path), "model": TINY, "steps": 1, "starts": 2, "n": 2, "algorithm": algorithm,
-        "task": {"name": "arith", "options": {"level": 1}}, "engine": {"slots": 4, "max_len": 64},
+        "method": "step_rl", "out": str(path), "model": TINY, "steps": 1, "prompts_per_step": 2, "n": 2,
+        "algorithm": algorithm,
+        "task": {"name": "arith", "options": {"level": 1}}, "engine": {"max_num_seqs": 4, "max_len": 64},
         "rewards": {"model": judge, "raw": True, **rewards}, "critic": {"name": "tiny"},
     }  # fmt: skip
     made = StepRlMethod(resolve(given, StepRlRecipe), Run.create(path, "method: step_rl\n"))

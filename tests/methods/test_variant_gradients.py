@@ -96,7 +96,8 @@ def by_hand(name, config, lm, episodes):
 
 def recipe(tmp_path, *words, reward=REWARD):
     (tmp_path / "reward.py").write_text(reward)
-    given = ["steps=1", "starts=4", "n=3", f"sampling.max_tokens={MOST}", "engine={slots: 12, max_len: 64}",
+    given = ["steps=1", "prompts_per_step=4", "n=3", f"sampling.max_tokens={MOST}",
+             "engine={max_num_seqs: 12, max_len: 64}",
              "eval.every=0", f"out={tmp_path}/run", f"data={tmp_path}/rows.jsonl", f"reward={tmp_path}/reward.py:score",
              "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 64}}"]  # fmt: skip
     return resolve(load_recipe("recipes/prompts-grpo.yaml", [*given, *words]), get_config("policy_gradient"))
@@ -108,7 +109,7 @@ def test_the_gradient_of_a_variant(tmp_path, name):
     rows = [json.dumps({"prompt": f"{words[k % 4]} {k}"}) + "\n" for k in range(24)]
     (tmp_path / "rows.jsonl").write_text("".join(rows))
     more = [f"kl_reward={KL}"] if name == "reinforce_pp" else ["refill=2"] if name == "dapo" else []
-    config = recipe(tmp_path, f"variant={name}", "old=sampler", *more)
+    config = recipe(tmp_path, f"variant={name}", "old_logp=sampler", *more)
     launch(Shifted, config)
     episodes = read_segment(tmp_path / "run" / "episodes" / "000001.jsonl")
     groups = rewards_of(episodes)

@@ -126,8 +126,9 @@ def test_groups_without_variance_are_dropped_and_refilled(tmp_path):
     (tmp_path / "rows.jsonl").write_text(rows)
     text = "return 1.0 if 'same' in prompt else sum(ord(c) % 3 for c in answer) / 9"
     (tmp_path / "reward.py").write_text(f"def score(prompt, answer, row):\n    {text}\n")
-    words = ["steps=3", "starts=4", "n=4", "sampling.max_tokens=5", "eval.every=0", f"out={tmp_path}/run", "refill=30",
-             TINY, "engine={slots: 16, max_len: 64}",
+    words = ["steps=3", "prompts_per_step=4", "n=4", "sampling.max_tokens=5", "eval.every=0", f"out={tmp_path}/run",
+        "refill=30",
+             TINY, "engine={max_num_seqs: 16, max_len: 64}",
              f"data={tmp_path}/rows.jsonl", f"reward={tmp_path}/reward.py:score"]  # fmt: skip
     launch(get_method("policy_gradient"), resolve(load_recipe(RECIPE, words), get_config("policy_gradient")))
     for step, row in enumerate(read_metrics(tmp_path / "run"), 1):
@@ -145,9 +146,9 @@ def test_kl_in_the_reward_trains_towards_the_reference(tmp_path):
     far = {}
     for weight in (0.0, 5.0):
         out = tmp_path / f"run{weight:g}"
-        words = ["steps=24", "starts=4", "n=8", "variant=reinforce_pp", f"kl_reward={max(weight, 1e-9)}",
+        words = ["steps=24", "prompts_per_step=4", "n=8", "variant=reinforce_pp", f"kl_reward={max(weight, 1e-9)}",
                  "eval.every=0", "sampling.max_tokens=5", "learner.optim.lr=0.01", f"out={out}",
-                 f"data={tmp_path}/rows.jsonl", TINY, "engine={slots: 32, max_len: 64}",
+                 f"data={tmp_path}/rows.jsonl", TINY, "engine={max_num_seqs: 32, max_len: 64}",
                  f"reward={tmp_path}/reward.py:score"]  # fmt: skip
         launch(get_method("policy_gradient"), resolve(load_recipe(RECIPE, words), get_config("policy_gradient")))
         far[weight] = np.mean([r["kl_ref"] for r in read_metrics(out)[-4:]])

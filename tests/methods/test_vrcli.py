@@ -22,7 +22,7 @@ REWARD = (
     'empty: "{information}{write_from_plan}", markers: ["In summary:"], steps: [[0.001, 1.0]]}'
 )
 WORDS = ["method=vrcli", "data=hints/train.jsonl", "task.options.val=hints/val.jsonl", f"reward={REWARD}",
-         f"model={MODEL}", "steps=1", "starts=2", "n=4", "sampling.max_tokens=6", "engine.slots=8",
+         f"model={MODEL}", "steps=1", "prompts_per_step=2", "n=4", "sampling.max_tokens=6", "engine.max_num_seqs=8",
          "out=run"]  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def test_the_quickstart_from_end_to_end(tmp_path, monkeypatch):
     few = hints.Hints
     monkeypatch.setattr(hints, "Hints", lambda seed: few(6, 4, 1, 30, seed=seed))
     shorter = {"reader": ["steps=2", "batch=4"], "sft": ["steps=1", "batch=2", "eval.every=0"],
-               "vrcli": ["steps=1", "starts=2", "n=4", "eval.every=0", "engine.slots=8"]}  # fmt: skip
+               "vrcli": ["steps=1", "prompts_per_step=2", "n=4", "eval.every=0", "engine.max_num_seqs=8"]}  # fmt: skip
     monkeypatch.setattr("trailmark.commands.quickstart.further", shorter.get)
     words = ["quickstart", "--method", "vrcli", "--out", tmp_path / "q", "--seed", 3]
     said = call(*words)

@@ -25,7 +25,7 @@ from trailmark.verify import verify
 
 SHAPE = {"layers": 1, "width": 32, "heads": 2, "context": 1024}
 WHY = ["rain", "wind", "snow", "fog", "hail", "sun", "ice"]
-FUNCTION = '''
+FUNCTION = """
 def brevity(prompt, answer, row):
     return 1 / (1 + len(answer))
 
@@ -33,7 +33,7 @@ def reward(answer):
     return 0
 
 class Judge: pass
-'''
+"""
 
 
 class Watched(PolicyGradientMethod):
@@ -67,9 +67,10 @@ def data(tmp_path, monkeypatch):
 def recipe(**more):
     return resolve(
         {
-            "method": "policy_gradient", "data": "stories/train.jsonl", "out": "run", "steps": 2, "starts": 2, "n": 3,
+            "method": "policy_gradient", "data": "stories/train.jsonl", "out": "run", "steps": 2,
+            "prompts_per_step": 2, "n": 3,
             "task": {"options": {"val": "stories/val.jsonl"}}, "model": {"name": "start"},
-            "sampling": {"max_tokens": 12}, "engine": {"slots": 6, "max_len": 1024}, "credit": "group",
+            "sampling": {"max_tokens": 12}, "engine": {"max_num_seqs": 6, "max_len": 1024}, "credit": "group",
             "objective": {"kind": "clipped", "beta": 0.0}, "learner": {"optim": {"lr": 1e-2}},
             "eval": {"every": 1, "split": "val", "n": None}, "checkpoint": {"every": 1},
             "reward": {"kind": "likelihood", "context": p.CONTEXT, "plan": p.PLAN, "empty": p.EMPTY,

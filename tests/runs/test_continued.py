@@ -16,11 +16,11 @@ from trailmark.runs.launch import launch
 from trailmark.runs.store import Run, read_metrics
 
 SMALL = {
-    "method": "reflect", "steps": 6, "teacher": {"starts": 4}, "sft": {"reflector": 1, "policy": 1, "batch": 4},
+    "method": "reflect", "steps": 6, "teacher": {"prompts": 4}, "sft": {"reflector": 1, "policy": 1, "batch": 4},
     "task": {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "walls": False}},
-    "rl": {"starts": 3, "replay_batch": 2}, "thought": 24, "final": {"n": 4}, "eval": {"every": 3, "n": 5},
+    "rl": {"prompts_per_step": 3, "replay_batch": 2}, "thought": 24, "final": {"n": 4}, "eval": {"every": 3, "n": 5},
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 128}},
-    "engine": {"slots": 8, "max_len": 128}, "checkpoint": {"every": 2, "keep_last": 9, "keep_best": 0},
+    "engine": {"max_num_seqs": 8, "max_len": 128}, "checkpoint": {"every": 2, "keep_last": 9, "keep_best": 0},
 }  # fmt: skip
 
 

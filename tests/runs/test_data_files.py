@@ -91,7 +91,8 @@ def test_prompts_are_called_data_as_the_person_wrote_it(shell):
     Path("my_file.py").write_text("def score(answer):\n    return float(len(answer))\n")
     Path("pg.yaml").write_text(yaml.safe_dump({
         "method": "policy_gradient", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1,
-        "starts": 2, "n": 2, "model": TINY, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64},
+        "prompts_per_step": 2, "n": 2, "model": TINY, "sampling": {"max_tokens": 4}, "engine": {"max_num_seqs": 4,
+        "max_len": 64},
         "objective": {"kind": "weighted_logp"},
     }))  # fmt: skip
     shell("train", "pg.yaml")
@@ -112,9 +113,9 @@ def test_the_function_of_a_seat_is_a_file_too(shell, monkeypatch):
     sys.modules.pop("advised", None)
     Path("words.py").write_text("def answer(prompt, draw):\n    return 'yes'\n")
     Path("two.yaml").write_text(yaml.safe_dump({
-        "method": "advised:Advised", "task": {"name": "rollout_talk:Talk"}, "steps": 1, "starts": 2, "n": 2,
+        "method": "advised:Advised", "task": {"name": "rollout_talk:Talk"}, "steps": 1, "prompts_per_step": 2, "n": 2,
         "credit": "returns", "out": "run", "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4},
-        "engine": {"slots": 4, "max_len": 128}, "model": TINY,
+        "engine": {"max_num_seqs": 4, "max_len": 128}, "model": TINY,
         "seats": {"adviser": {"kind": "local", "trained": True},
                   "actor": {"kind": "scripted", "function": "words.py:answer"}},
     }))  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_refusal_comes_before_anything_is_moved(tmp_path, monkeypatch):
     Path("rows.jsonl").write_text(rows)
     Path("recipe.yaml").write_text(yaml.safe_dump({
         "method": "staged_words:Staged", "data": "rows.jsonl", "reward": "my_file.py:score", "out": "run", "steps": 1,
-        "starts": 2, "n": 2, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 64},
+        "prompts_per_step": 2, "n": 2, "sampling": {"max_tokens": 4}, "engine": {"max_num_seqs": 4, "max_len": 64},
         "objective": {"kind": "weighted_logp"},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
     }))  # fmt: skip

@@ -22,23 +22,25 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context
 SCRIPT = {"kind": "scripted", "function": SOLVER}
 LPR = {
     "method": "lpr", "steps": 1, "model": TINY, "task": {"name": "arith", "options": {"level": 2}},
-    "seats": {"teacher": SCRIPT, "policy": SCRIPT}, "teacher": {"starts": 4, "n": 3, "sampling": {"max_tokens": 40}},
-    "sft": {"steps": 1, "batch": 2}, "sample": {"starts": 4, "n": 6}, "sampling": {"max_tokens": 40},
-    "engine": {"slots": 8, "max_len": 96}, "states": {"start": 0.0, "ratio": 1.0, "shards": 2},
+    "seats": {"teacher": SCRIPT, "policy": SCRIPT}, "teacher": {"prompts": 4, "n": 3, "sampling": {"max_tokens": 40}},
+    "sft": {"steps": 1, "batch": 2}, "sample": {"prompts": 4, "n": 6}, "sampling": {"max_tokens": 40},
+    "engine": {"max_num_seqs": 8, "max_len": 96}, "states": {"start": 0.0, "ratio": 1.0, "shards": 2},
     "labels": {"dev_shards": [0]}, "prm": {"steps": 1, "batch": 4},
     "pairs": {"margin": 0.0, "best_of": 9, "max_wrong": 9, "states": {"margin": 0.0}},
     "preference": {"steps": 1, "batch": 2}, "eval": {"every": 1, "n": 2, "split": "test"},
-    "rl": {"algorithm": "ppo", "steps": 1, "starts": 2, "rewards": {"right": 1.0}},
+    "rl": {"algorithm": "ppo", "steps": 1, "prompts_per_step": 2, "rewards": {"right": 1.0}},
 }  # fmt: skip
 ROUNDS = {
     "method": "oreo_rounds", "steps": 2, "training": 1, "batch": 2, "model": TINY, "seed": 0,
-    "task": {"name": "arith", "options": {"level": 1}}, "collect": {"starts": 2, "n": 2, "sampling": {"max_tokens": 8}},
-    "engine": {"slots": 4, "max_len": 96},
+    "task": {"name": "arith", "options": {"level": 1}}, "collect": {"prompts": 2, "n": 2,
+    "sampling": {"max_tokens": 8}},
+    "engine": {"max_num_seqs": 4, "max_len": 96},
 }  # fmt: skip
 REFLECT = {
     "method": "reflect", "steps": 1, "task": {"name": "taxi", "options": {"mode": "pickup"}}, "thought": 64,
     "model": {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 1024}},
-    "engine": {"slots": 4, "max_len": 1024}, "teacher": {"starts": 2}, "rl": {"starts": 2, "replay": 0},
+    "engine": {"max_num_seqs": 4, "max_len": 1024}, "teacher": {"prompts": 2}, "rl": {"prompts_per_step": 2,
+    "replay": 0},
     "sft": {"reflector": 1, "policy": 1, "batch": 2}, "eval": {"every": 1, "n": 2}, "final": {"n": 1},
 }  # fmt: skip
 BUILDS = {"training", "anchor", "critic_from", "learn_from"}  # read where the list of stages is made
@@ -113,7 +115,7 @@ def changes(config):
     """The recipe with every key changed, one at a time."""
     text = yaml.safe_load(dump(config))
     for path, field, value in leaves(config):
-        if path[0] in ("method", "name", "out", "trackers", "given") or path[-1] in SECTIONS | BUILDS:
+        if path[0] in ("method", "name", "out", "trackers", "files") or path[-1] in SECTIONS | BUILDS:
             continue
         for new in others(value):
             raw = json.loads(json.dumps(text))

@@ -236,7 +236,7 @@ def test_one_file_for_the_command_and_for_training(tmp_path, monkeypatch):
     assert json.loads(shell(*make, "--json"))["baselines"] == {"file": "b.jsonl", "rows": 3, "computed": 0}
     stored = Path("b.jsonl").read_bytes()
     train = lambda out, *more, code=0: shell(
-        "train", RECIPE, f"out={out}", "steps=1", "starts=2", "n=2", "sampling.max_tokens=4", "eval.every=0",
+        "train", RECIPE, f"out={out}", "steps=1", "prompts_per_step=2", "n=2", "sampling.max_tokens=4", "eval.every=0",
         "checkpoint.every=0", "reward.model={name: scorer}", "reward.baselines=b.jsonl", *more, code=code,
     )  # fmt: skip
     train("run")

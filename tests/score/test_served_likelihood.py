@@ -32,7 +32,8 @@ TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 ROWS = [(TALK, "Because of the rain."), (TALK, "a"), (TALK, "\nNobody knows."), (TALK, "<|im_end|> is text here."),
         (TALK[1:], "\n"), ("A plain context. ", "They went home.")]  # fmt: skip
 RECIPE = str(Path(__file__).parents[2] / "recipes/prompts-grpo.yaml")
-SMALL = ["starts=3", "n=3", "sampling.max_tokens=6", "engine.slots=9", "engine.max_len=96", "eval.every=0",
+SMALL = ["prompts_per_step=3", "n=3", "sampling.max_tokens=6", "engine.max_num_seqs=9", "engine.max_len=96",
+    "eval.every=0",
          "checkpoint.every=1", "model={name: tiny, shape: {layers: 1, width: 32, heads: 2, context: 96}}"]  # fmt: skip
 
 

@@ -21,9 +21,9 @@ from trailmark.seats.names import fix_names
 
 TINY = {"name": "tiny", "shape": {"layers": 1, "width": 16, "heads": 2, "context": 64}}
 ARITH = {
-    "method": "policy_gradient", "task": {"name": "arith"}, "starts": 2, "n": 2, "steps": 2, "model": TINY,
+    "method": "policy_gradient", "task": {"name": "arith"}, "prompts_per_step": 2, "n": 2, "steps": 2, "model": TINY,
     "checkpoint": {"every": 1, "keep_last": 9},
-    "sampling": {"max_tokens": 3, "stop": ["####"]}, "engine": {"slots": 4, "max_len": 48},
+    "sampling": {"max_tokens": 3, "stop": ["####"]}, "engine": {"max_num_seqs": 4, "max_len": 48},
     "objective": {"kind": "clipped", "beta": 0.1},
 }  # fmt: skip
 

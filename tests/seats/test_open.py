@@ -40,7 +40,7 @@ def test_engines_are_opened_in_one_package():
 def test_an_opened_engine_can_be_watched():
     lm, seen = load_model(ModelConfig(shape=ModelShape(layers=1, width=32, heads=2, context=64))), []
     with pytest.raises(ZeroDivisionError), watching(seen.append):
-        engine = open_engine(lm, EngineConfig(slots=2))
+        engine = open_engine(lm, EngineConfig(max_num_seqs=2))
         raise ZeroDivisionError
-    open_engine(lm, EngineConfig(slots=2))
+    open_engine(lm, EngineConfig(max_num_seqs=2))
     assert seen == [engine]

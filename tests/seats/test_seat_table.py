@@ -102,7 +102,7 @@ async def advised(desk):
 def test_an_adviser_here_and_an_actor_behind_a_server(lm, url):
     given = seats(
         actor={"kind": "http", "address": url, "model": "tiny", "sampling": {"max_tokens": 5, "temperature": 0.5}},
-        adviser={**TRAINED, "sampling": {"max_tokens": 3}, "engine": {"slots": 4, "max_len": 256}},
+        adviser={**TRAINED, "sampling": {"max_tokens": 3}, "engine": {"max_num_seqs": 4, "max_len": 256}},
     )
     check_seats(given)
     given = filled(given, None, None)

@@ -27,6 +27,7 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context
 PAGE = (HERE.parents[1] / "docs" / "seats.md").read_text()
 METHOD = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Advised" in block)
 
+
 def test_an_adviser_of_one_run_before_an_actor_of_another(room, url):
     """`eval --put` puts any model into any seat: each turn has the log-probs of the model that was put there."""
     shell("train", "recipe.yaml", "eval.every=0", "out=first")
@@ -87,9 +88,10 @@ def room(tmp_path, monkeypatch, url):
     (tmp_path / "advised.py").write_text(METHOD)
     sys.modules.pop("advised", None)
     recipe = {
-        "method": "advised", "task": {"name": "rollout_talk:Talk"}, "steps": 2, "starts": 2, "n": 2,
+        "method": "advised", "task": {"name": "rollout_talk:Talk"}, "steps": 2, "prompts_per_step": 2, "n": 2,
         "credit": "returns", "out": "run",
-        "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4}, "engine": {"slots": 4, "max_len": 256},
+        "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4}, "engine": {"max_num_seqs": 4,
+        "max_len": 256},
         "model": TINY,
         "eval": {"every": 1, "n": 2, "split": "train"}, "checkpoint": {"every": 1},
         "seats": {

@@ -43,11 +43,17 @@ def runs(tmp_path_factory):
         config = resolve({"out": str(root / name), "steps": 1, "model": TINY, **recipe}, method.Config)
         launch(method, config)
 
-    small = {"starts": 1, "n": 2, "engine": {"slots": 2, "max_len": 77}}
+    small = {"prompts_per_step": 1, "n": 2, "engine": {"max_num_seqs": 2, "max_len": 77}}
     arith = {"method": "policy_gradient", "task": {"name": "arith"}, **small}
     train("text", **arith, sampling={"max_tokens": 4, "stop": ["####"]}, model={**TINY, "lora": {"rank": 2}})
     talk = {"name": "gym", "options": {"id": "FrozenLake-v1", "markov": False, "max_steps": 2}}
-    train("talk", method="policy_gradient", task=talk, sampling={"max_tokens": 4}, **{**small, "engine": {"slots": 2}})
+    train(
+        "talk",
+        method="policy_gradient",
+        task=talk,
+        sampling={"max_tokens": 4},
+        **{**small, "engine": {"max_num_seqs": 2}},
+    )
     rows = [{"prompt": f"{k}+1=?\n\n", "response": f"#### {k + 1}"} for k in range(4)]
     (root / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     for name, chat in (("lessons", False), ("chats", True)):

@@ -12,7 +12,7 @@ from trailmark.commands.app import app
 from trailmark.runs.store import read_segment, write_segment
 from trailmark.types import Scored
 
-WORLD = '''
+WORLD = """
 from trailmark.score.base import Judge, Verdict
 from trailmark.tasks.base import Observation, Step
 from trailmark.types import Scored, Task
@@ -50,7 +50,7 @@ class World:
 
 def answer(prompt, draw):
     return draw.choice(["yes", "no", "perhaps"])
-'''
+"""
 
 
 @pytest.fixture
@@ -60,10 +60,11 @@ def run(tmp_path, monkeypatch):
     Path("bargain_world.py").write_text(WORLD)
     sys.modules.pop("bargain_world", None)
     recipe = {
-        "method": "policy_gradient", "task": {"name": "bargain_world:Bargain"}, "steps": 1, "starts": 2, "n": 2,
+        "method": "policy_gradient", "task": {"name": "bargain_world:Bargain"}, "steps": 1, "prompts_per_step": 2,
+        "n": 2,
         "out": "run", "credit": "returns", "objective": {"kind": "weighted_logp"}, "sampling": {"max_tokens": 4},
         "model": {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context": 64}},
-        "engine": {"slots": 4, "max_len": 64},
+        "engine": {"max_num_seqs": 4, "max_len": 64},
         "seats": {
             "buyer": {"kind": "local", "trained": True, "side": "a"},
             "seller": {"kind": "scripted", "function": "bargain_world.py:answer", "side": "b"},

@@ -31,9 +31,9 @@ TINY = {"name": "tiny", "shape": {"layers": 1, "width": 32, "heads": 2, "context
 KEPT = {"every": 1, "keep_last": 9}
 TAXI = {"name": "taxi", "options": {"mode": "pickup", "history": "none", "menu": False, "horizon": 6}}
 POLICY_GRADIENT = {
-    "taxi": {"task": TAXI, "starts": 4, "n": 4, "credit": "returns", "mean": "decision",
+    "taxi": {"task": TAXI, "prompts_per_step": 4, "n": 4, "credit": "returns", "mean": "decision",
              "objective": {"kind": "weighted_logp"}},
-    "talk": {"task": {"name": "talk_world:Talk"}, "starts": 3, "n": 3, "mean": "sequence", "sampling":
+    "talk": {"task": {"name": "talk_world:Talk"}, "prompts_per_step": 3, "n": 3, "mean": "sequence", "sampling":
              {"max_tokens": 5, "temperature": 0.9}, "model": {**TINY, "seed": 3}},
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ def train(out, **recipe):
 def sound(tmp_path_factory):
     """Three sound runs: one-token decisions, conversations of several turns, imitation."""
     root = tmp_path_factory.mktemp("sound")
-    engine = {"slots": 16, "max_len": 256}
+    engine = {"max_num_seqs": 16, "max_len": 256}
     for name, recipe in POLICY_GRADIENT.items():
         train(root / name, method="policy_gradient", steps=4, engine=engine, **recipe)
     rows = [{"messages": [{"role": "user", "content": c}, {"role": "assistant", "content": c.upper() * 3},
@@ -100,7 +100,7 @@ def test_a_sound_online_run_passes_every_check(sound, name):
 def test_a_run_of_adapters_and_one_that_keeps_only_its_end(tmp_path):
     """With LoRA the first and the newest weights are available. With one checkpoint stale weights cannot be noticed,
     and the report says so."""
-    more = {"engine": {"slots": 16, "max_len": 256}, **POLICY_GRADIENT["taxi"]}
+    more = {"engine": {"max_num_seqs": 16, "max_len": 256}, **POLICY_GRADIENT["taxi"]}
     model = {**TINY, "lora": {"rank": 2}}
     adapted = verify(train(tmp_path / "lora", method="policy_gradient", steps=2, model=model, **more))
     assert adapted.ok and list(adapted["sampler"].numbers["versions"]) == ["0", "1"]
@@ -116,9 +116,10 @@ def test_alfworld_with_its_instruction_apart_is_replayed_as_it_was_played(tmp_pa
     options = {"games": str(write_download(tmp_path / "games")), "mode": "text", "opening": opening, "horizon": 2}
     shape = {"layers": 1, "width": 16, "heads": 2, "context": 2048}
     run = train(
-        tmp_path / "run", method="policy_gradient", steps=1, task={"name": "alfworld", "options": options}, starts=2,
+        tmp_path / "run", method="policy_gradient", steps=1, task={"name": "alfworld", "options": options},
+        prompts_per_step=2,
         n=2,
-        sampling={"max_tokens": 4}, engine={"slots": 4, "max_len": 2048}, model={"name": "tiny", "shape": shape},
+        sampling={"max_tokens": 4}, engine={"max_num_seqs": 4, "max_len": 2048}, model={"name": "tiny", "shape": shape},
     )  # fmt: skip
     replay = next(c for c in verify(run).checks if c.name == "replay")
     assert replay.status == "pass" and replay.numbers["prompts_compared"] == 4, replay
@@ -273,7 +274,7 @@ def test_stale_weights_of_an_engine_that_is_never_told(tmp_path, monkeypatch):
         self.version = version
 
     monkeypatch.setattr(LocalEngine, "publish", publish)
-    engine = {"slots": 16, "max_len": 256, "dtype": "float64"}
+    engine = {"max_num_seqs": 16, "max_len": 256, "dtype": "float64"}
     report = verify(
         train(tmp_path / "run", method="policy_gradient", steps=3, engine=engine, **POLICY_GRADIENT["taxi"])
     )
@@ -477,7 +478,7 @@ def test_annotations_that_are_damaged_or_of_something_else(copy):
 
 def test_a_recipe_that_no_longer_resolves(copy):
     run = copy("taxi")
-    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("starts:", "stars:"))
+    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("prompts_per_step:", "prompts_per_stp:"))
     report = verify(run)
-    assert failed(report) == {"recipe"} and "stars" in report["recipe"].what
+    assert failed(report) == {"recipe"} and "prompts_per_stp" in report["recipe"].what
     assert report["sampler"].status == "skip" and "does not resolve" in report["sampler"].what

@@ -87,7 +87,9 @@ def serve(
             length = longest(lm, slots)
             of = "its context" if length == lm.context else f"of its context of {lm.context}: --max-len says otherwise"
         other = home.engine.dtype if dtype is None else None
-        settings = home.engine.model_copy(update={"slots": slots, "max_len": length, "fixed": fixed, "dtype": other})
+        settings = home.engine.model_copy(
+            update={"max_num_seqs": slots, "max_len": length, "batch_invariant": fixed, "dtype": other}
+        )
         engine = open_engine(lm, settings)
         values = None
         if value is not None:

@@ -107,7 +107,9 @@ def local_engine(lm: LM, config: EngineConfig, apart: bool = False) -> LocalEngi
     own = wanted == lm.dtype and not apart
     if config.dtype == "bfloat16":
         check_bf16(lm.device, "engine.dtype", "float32 or float16")
-    return LocalEngine(lm if own else engine_copy(lm, wanted), config.slots, config.max_len, config.fixed)
+    return LocalEngine(
+        lm if own else engine_copy(lm, wanted), config.max_num_seqs, config.max_len, config.batch_invariant
+    )
 
 
 class LocalEngine(Engine):
@@ -157,8 +159,8 @@ class LocalEngine(Engine):
         """Check the memory for the keys and values of all slots, which is reserved from the start."""
         lm = self.lm
         each = lm.kept * self.capacity * lm.dtype.itemsize + 4 * lm.vocab
-        what = f"engine.slots {self.slots:,} of {self.capacity:,} tokens each"
-        need(self.slots * each, what, "lower engine.slots or engine.max_len", lm.device)
+        what = f"engine.max_num_seqs {self.slots:,} of {self.capacity:,} tokens each"
+        need(self.slots * each, what, "lower engine.max_num_seqs or engine.max_len", lm.device)
 
     # -- the protocol -------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ TUNED = ("low", "high", "beta", "kl", "entropy", "refill", "kl_reward")  # setti
 
 class PolicyGradientRecipe(RunConfig):
     task: TaskConfig = Field(TaskConfig(), description="the world")
-    starts: PositiveInt = Field(8, description="starts (tasks) in one step")
+    prompts_per_step: PositiveInt = Field(8, description="starts (tasks) in one step")
     epochs: PositiveInt | None = Field(None, description="passes over the rows of the task; replaces steps")
     n: PositiveInt = Field(8, description="episodes of each start; they form one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")
@@ -86,7 +86,9 @@ class PolicyGradientRecipe(RunConfig):
     passes: PositiveInt = Field(1, description="passes over the episodes of a step")
     minibatches: PositiveInt = Field(1, description="optimiser steps in one pass")
     overlap: bool = Field(False, description="play the next batch while the learner works; it is one step older")
-    old: Literal["learner", "sampler"] = Field("learner", description="where the old log-probs of the ratio come from")
+    old_logp: Literal["learner", "sampler"] = Field(
+        "learner", description="where the old log-probs of the ratio come from"
+    )
     eval_fn: Annotated[str | None, NamesFile(function=True)] = Field(
         None, description="my_file.py:name, a function like a reward's; its mean over an evaluation is eval/name"
     )
@@ -404,7 +406,7 @@ class StepRlRecipe(RunConfig):
         "ppo", description="ppo: a critic; grpo: steps against the steps of the group; remax: against the greedy answer"
     )
     task: TaskConfig = Field(TaskConfig(), description="the world")
-    starts: PositiveInt = Field(8, description="starts (tasks) in one step")
+    prompts_per_step: PositiveInt = Field(8, description="starts (tasks) in one step")
     epochs: PositiveInt | None = Field(None, description="passes over the rows of the task; replaces steps")
     n: PositiveInt = Field(1, description="episodes of each task: one group")
     sampling: SamplingConfig = Field(SamplingConfig(), description="how the policy draws")

@@ -62,7 +62,7 @@ class PolicyGradientMethod(Method):
     def open_world(self) -> LM:
         """Open the task and the seats; the model that is trained."""
         config = self.config
-        need_rows(config.starts * config.n, "starts * n")
+        need_rows(config.prompts_per_step * config.n, "prompts_per_step * n")
         self.source = self.open_source(config)
         self.check_asked(config, self.source)
         self.rows = self.walk(config, self.source)
@@ -154,7 +154,7 @@ class PolicyGradientMethod(Method):
             return
         parts = {seat: self.samples_of(seat, good) for seat in self.trained}
         samples = drawn = [s for part in parts.values() for s in part]
-        fills = {"old": Readout("")} if c.old == "learner" else {}
+        fills = {"old": Readout("")} if c.old_logp == "learner" else {}
         if self.ref and (c.kl_reward or getattr(self.objective, "kl", "") != "exact"):
             fills["ref"] = Readout("", model=self.ref)
         if fills:
@@ -169,10 +169,10 @@ class PolicyGradientMethod(Method):
             notes += annotate_turns(list(islice(rest, len(part))), good, seat, "advantage", said)
         self.run.annotate(step, notes)
         if fills:
-            if c.old == "learner" and c.overlap:
+            if c.old_logp == "learner" and c.overlap:
                 samples, found = truncated(drawn, samples, MOST_RATIO)
                 self._metrics |= found
-            elif c.old == "learner":
+            elif c.old_logp == "learner":
                 self._metrics |= sampler_gap(drawn, samples)
         yield Update(samples, self.objective, passes=c.passes, minibatches=c.minibatches, seed=(c.seed, step))
 
@@ -190,7 +190,7 @@ class PolicyGradientMethod(Method):
 
     @classmethod
     def walk(cls, config: Any, source: TaskSource) -> Walk:
-        return Walk(source, config.starts, config.seed, epochs=getattr(config, "epochs", None))
+        return Walk(source, config.prompts_per_step, config.seed, epochs=getattr(config, "epochs", None))
 
     @classmethod
     def holds(cls, config: Any) -> list[Held]:

@@ -23,7 +23,13 @@ from trailmark.types import Scored
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 SHAPE = "model.shape={family: llama, layers: 1, width: 32, heads: 2, context: 4096}"
-SMALL = [SHAPE, "model.gradient_checkpointing=false", "learner.amp=none", "engine.slots=4", "task.options.horizon=3"]
+SMALL = [
+    SHAPE,
+    "model.gradient_checkpointing=false",
+    "learner.amp=none",
+    "engine.max_num_seqs=4",
+    "task.options.horizon=3",
+]
 
 
 def shell(*words):
@@ -58,8 +64,8 @@ def place(tmp_path_factory):
               "model.lora=null", "learner.optim.lr=1e-2",
               "eval.every=2", "eval.n=2", "sampling.max_tokens=8", *SMALL)  # fmt: skip
         sft = "model.name=runs/oreo-alfworld-sft/checkpoints/000030/policy"
-        shell("train", RECIPES / "oreo-alfworld-data-gpu.yaml", sft, "collect.starts=2", "collect.n=2",
-              "collect.sampling.max_tokens=8", SHAPE, "engine.slots=4", "task.options.horizon=3")  # fmt: skip
+        shell("train", RECIPES / "oreo-alfworld-data-gpu.yaml", sft, "collect.prompts=2", "collect.n=2",
+              "collect.sampling.max_tokens=8", SHAPE, "engine.max_num_seqs=4", "task.options.horizon=3")  # fmt: skip
         for level in ("token", "step"):
             shell("train", RECIPES / "oreo-alfworld-gpu.yaml", sft, "model.lora=null", "critic.lora=null", "epochs=1",
                   "batch=2",

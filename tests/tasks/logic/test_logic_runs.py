@@ -29,7 +29,7 @@ def test_logic_in_every_command(tmp_path, monkeypatch):
     (tmp_path / "sft.yaml").write_text(json.dumps(sft))
     call("train", "sft.yaml")
     task = {"name": "logic", "options": {**options, "cut": "dev"}}
-    pg = {"method": "policy_gradient", "out": "pg", "task": task, "starts": 2, "n": 2, "steps": 1,
+    pg = {"method": "policy_gradient", "out": "pg", "task": task, "prompts_per_step": 2, "n": 2, "steps": 1,
           "sampling": {"max_tokens": 6}, "model": {"name": "sft"}}  # fmt: skip
     (tmp_path / "pg.yaml").write_text(json.dumps(pg))
     call("train", "pg.yaml")

@@ -238,7 +238,7 @@ def calibration(
     unseen = max(r["unseen"] for r in rows)
     error = sum(abs(a - b) for a, b in zip(exact, counted)) / len(rows)
     bias = sum(b - a for a, b in zip(exact, counted)) / len(rows)
-    draw_calibration(exact, counted, groups, place, f"{len(rows)} states, {config.complete.k} completions each")
+    draw_calibration(exact, counted, groups, place, f"{len(rows)} states, {config.complete.n} completions each")
     found = {"states": rows, "groups": groups, "bias": bias, "error": error, "unseen": unseen}
     atomic_write(place.with_name(f"{place.name}.json"), (json.dumps(found, indent=1) + "\n").encode())
     typer.echo("exact value    states  mean exact  mean Monte-Carlo [95 % interval]")
@@ -263,7 +263,7 @@ def exact_values(r: Any, most: int, floor: float) -> list[dict[str, Any]]:
     for a, n in sorted(drawn, key=lambda x: (x[0].episode, x[1])):
         e = episodes[a.episode]
         value = exact(e, e.turns[a.turn or 0].steps[n][1])
-        told = {"exact": value.value, "low": value.low, "unseen": value.unseen, "counted": a.values[n] / c.complete.k}
+        told = {"exact": value.value, "low": value.low, "unseen": value.unseen, "counted": a.values[n] / c.complete.n}
         out.append({"episode": e.id, "step": n, "right": won(e), **told})
     return out
 

@@ -24,7 +24,7 @@ from trailmark.seats.config import SeatConfig, seats_section
 from trailmark.steps import Split
 
 
-class LprGiven(Config):
+class LprFiles(Config):
     """Files from elsewhere in the place of what a stage would make, in the first round. The formats are those of the
     reference implementation (docs/lpr.md), or episodes of ours (*.jsonl)."""
 
@@ -39,7 +39,7 @@ class LprTeacher(Config):
     """Who writes the first solutions: the seat `teacher`, or the task itself. The right ones are imitated."""
 
     gold: bool = Field(False, description="the task's own worked solutions, in the place of a seat `teacher`")
-    starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
+    prompts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(1, description="solutions of each")
     options: Annotated[dict[str, Any], NamesFile()] = Field(
         {}, description="options of the task for the teacher alone, such as shots: 1; the policy is not shown these"
@@ -53,7 +53,7 @@ class LprTeacher(Config):
 class LprSample(Config):
     """Solutions of the policy."""
 
-    starts: PositiveInt | None = Field(None, description="questions; none: all of the split")
+    prompts: PositiveInt | None = Field(None, description="questions; none: all of the split")
     n: PositiveInt = Field(10, description="solutions of each question")
     split: str = Field("train", description="of the task")
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as the recipe's sampling")
@@ -93,7 +93,7 @@ class LprStates(Config):
 class LprComplete(Config):
     """How states are completed."""
 
-    k: PositiveInt = Field(3, description="completions of a state; its value is how many of them are right")
+    n: PositiveInt = Field(3, description="completions of a state; its value is how many of them are right")
     sampling: SamplingConfig | None = Field(None, description="how they are drawn; none: as the recipe's sampling")
     shards: list[NonNegativeInt] | None = Field(None, description="only states of these shards; none: all")
     duplicates: Literal["keep", "discard"] = Field("keep", description="states two of whose completions are equal")
@@ -209,7 +209,7 @@ class LprRecipe(RunConfig):
     seats: dict[str, SeatConfig] = seats_section("`policy` writes solutions and completions, `teacher` the first ones")
     sampling: SamplingConfig = Field(SamplingConfig(max_tokens=256), description="how tokens are drawn")
     engine: EngineConfig = Field(EngineConfig(), description="who writes the tokens")
-    given: LprGiven = Field(LprGiven(), description="files from elsewhere")
+    files: LprFiles = Field(LprFiles(), description="files from elsewhere")
     teacher: LprTeacher = Field(LprTeacher(), description="the first solutions, where there is a seat `teacher`")
     sft: dict[str, Any] | None = Field(None, description="imitation of the teacher: keys of method preference")
     sample: LprSample = Field(LprSample(), description="solutions")
@@ -236,7 +236,7 @@ class LprRecipe(RunConfig):
         ours = {"method", "data", "format", "model", "out", "name", "seed", "seat", "pair_file", "task"}
         ours |= {"outputs", "label"} if kind == "reward_model" else set()
         if own := sorted(set(v) & ours):
-            why = " (from complete.k and labels.binary)" if own[0] == "outputs" else ""
+            why = " (from complete.n and labels.binary)" if own[0] == "outputs" else ""
             raise ValueError(f"key '{own[0]}' is set by lpr itself{why}: leave it out")
         if kind == "step_rl" and isinstance(v.get("rewards"), dict):  # its reward model is that of the round
             filled["rewards"] = {"model": "prm", **v["rewards"]}
@@ -256,13 +256,13 @@ class LprRecipe(RunConfig):
             raise ValueError("teacher.replay: there is no teacher: name a seat teacher, or set teacher.gold")
         if self.preference is None and self.rl is None:
             raise ValueError("preference and rl are both none: there is nothing to train the policy with")
-        if self.given.pairs and (self.preference is None or self.preference.get("objective") == "rejection"):
-            raise ValueError("given.pairs needs section preference, with another objective than rejection")
-        kind, k = self.prm.get("kind", "classes"), self.complete.k
+        if self.files.pairs and (self.preference is None or self.preference.get("objective") == "rejection"):
+            raise ValueError("files.pairs needs section preference, with another objective than rejection")
+        kind, k = self.prm.get("kind", "classes"), self.complete.n
         outputs = {"classes": 2 if self.labels.binary else k + 1, "outcome": 2}.get(kind, 1)
         if wrong := [c for c in self.read.classes or () if c >= outputs]:
             has = f"prm.kind {kind} has {outputs} output{'s' * (outputs > 1)}"
-            why = {"classes": "labels.binary has two" if self.labels.binary else f"complete.k {k} has {k + 1}"}
+            why = {"classes": "labels.binary has two" if self.labels.binary else f"complete.n {k} has {k + 1}"}
             raise ValueError(
                 f"read.classes: there is no class {wrong[0]}: {why.get(kind, has)}. Leave read.classes out, and those "
                 "of good steps are taken"

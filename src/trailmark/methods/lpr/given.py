@@ -20,7 +20,7 @@ from trailmark.types import Episode, Task
 
 
 def solutions(r: Round, folder: Path) -> Made:
-    files = listed(r.given.solutions or r.given.states)
+    files = listed(r.files.solutions or r.files.states)
     episodes, odd = _with_tasks(r, records.all_solutions(files, r.tokenizer, SEAT))
     formats.write("episodes", folder / "000.jsonl", episodes, None)
     told = {"solutions": len(episodes), "questions": len({e.group for e in episodes})}
@@ -45,7 +45,7 @@ def _with_tasks(r: Round, episodes: Sequence[Episode]) -> tuple[list[Episode], C
 
 
 def states(r: Round, folder: Path) -> Made:
-    shards, lost = records.all_states(listed(r.given.states), r.solved(), r.tokenizer)
+    shards, lost = records.all_states(listed(r.files.states), r.solved(), r.tokenizer)
     for i, shard in enumerate(shards):
         write_lines(folder / shard_name(i, len(shards)), shard)
     return {"states": sum(map(len, shards))}, lost
@@ -53,7 +53,7 @@ def states(r: Round, folder: Path) -> Made:
 
 def completions(r: Round, folder: Path) -> Made:
     reads = world_reads(r.source(judge=False))
-    file = str(r.given.completions)
+    file = str(r.files.completions)
     made, lost = records.read_completions(file, r.shard(), r.solved(), r.tokenizer, SEAT, reads)
     formats.write("episodes", folder / "all.jsonl", made, None)
     told = {"completions": len(made), "right": sum(map(won, made))}
@@ -62,9 +62,9 @@ def completions(r: Round, folder: Path) -> Made:
 
 
 def scores(r: Round, folder: Path) -> Made:
-    notes, lost = records.read_scores(str(r.given.scores), r.solved())
+    notes, lost = records.read_scores(str(r.files.scores), r.solved())
     if not notes:
-        raise DataError(f"scores no solution that is here: {because(lost)}.", r.given.scores)
+        raise DataError(f"scores no solution that is here: {because(lost)}.", r.files.scores)
     write_notes(folder / "scores.jsonl", notes)
     return {"solutions": len({a.episode for a in notes})}, lost
 
@@ -73,7 +73,7 @@ def pairs(r: Round, folder: Path) -> Made:
     source = r.source(judge=False)
     tasks = {str(name): t for t in r.questions(source) for name in (t.id, t.meta.get("id", t.id))}
     prompts = {name: source.make().reset(task).text for name, task in tasks.items()}
-    sides, lost = records.read_pairs(str(r.given.pairs), prompts, r.tokenizer, SEAT)
+    sides, lost = records.read_pairs(str(r.files.pairs), prompts, r.tokenizer, SEAT)
     formats.write("episodes", folder / "sides.jsonl", sides, None)
     told = {"pairs": len(sides) // 2}
     if n := turned_pairs(sides, tasks, world_reads(source)):

@@ -129,7 +129,7 @@ def learns_between_rounds(config: LprRecipe) -> None:
 
 def first_policy(r: Round) -> Iterator[Stage]:
     """Before the first round: a policy that imitates right solutions of a teacher, or of the task itself."""
-    c, drawn = r.config, ["task", "sample.split", "teacher.starts", "seed", "clean", r.words]
+    c, drawn = r.config, ["task", "sample.split", "teacher.prompts", "seed", "clean", r.words]
     if c.teacher.gold:
         yield r.stage("lessons", worked_lessons, ["teacher.gold", *drawn])
     elif r.taught:
@@ -140,7 +140,7 @@ def first_policy(r: Round) -> Iterator[Stage]:
 
 
 def one_round(r: Round) -> Iterator[Stage]:
-    c, g = r.config, r.given
+    c, g = r.config, r.files
     if g.pairs and not g.solutions and not r.pays_steps():
         yield given_pairs(r)
         yield preference(r)
@@ -149,7 +149,7 @@ def one_round(r: Round) -> Iterator[Stage]:
         return
 
     if g.solutions or g.states:
-        keys = ["task", "sample.split", "sample.starts", "seed", r.words]
+        keys = ["task", "sample.split", "sample.prompts", "seed", r.words]
         yield r.stage("solutions", given.solutions, keys, files=g.solutions or g.states)
     else:
         models = [m for m in c.sample.models if Path(m).exists()]
@@ -168,15 +168,15 @@ def one_round(r: Round) -> Iterator[Stage]:
         if g.completions:
             yield r.stage("completions", given.completions, ["task"], ["states", "cleaned"], g.completions)
         else:
-            keys = ["task", "seed", "complete.k", "complete.sampling", *r.shard_keys]
+            keys = ["task", "seed", "complete.n", "complete.sampling", *r.shard_keys]
             keys += r.answer_keys(SEAT, c.complete.sampling)
             yield r.stage("completions", completions, keys, ["states", "cleaned", *r.answer_stages(SEAT)])
     if completes or by_values:
-        keys = ["complete.k", "complete.duplicates", "complete.min_chars", *r.shard_keys]
+        keys = ["complete.n", "complete.duplicates", "complete.min_chars", *r.shard_keys]
         yield r.stage("values", values, keys, ["completions", "states", "cleaned"])
     if completes:
         again, before = c.labels.replay_data if c.labels.replay else [], earlier_examples(r)
-        keys = ["labels", "complete.k", *(["seed"] if again or before or c.labels.balance else [])]
+        keys = ["labels", "complete.n", *(["seed"] if again or before or c.labels.balance else [])]
         keys += [] if again or before else ["-labels.replay", "-labels.replay_data"]
         yield r.stage("examples", examples, keys, ["values", "states", "cleaned", *before], again)
     if learns:
@@ -201,8 +201,8 @@ def one_round(r: Round) -> Iterator[Stage]:
 
 
 def given_pairs(r: Round) -> Stage:
-    keys = ["task", "sample.split", "sample.starts", "seed", r.words]
-    return r.stage("pairs", given.pairs, keys, files=r.given.pairs)
+    keys = ["task", "sample.split", "sample.prompts", "seed", r.words]
+    return r.stage("pairs", given.pairs, keys, files=r.files.pairs)
 
 
 def ranked_pairs(r: Round) -> Stage:
@@ -216,10 +216,10 @@ def ranked_pairs(r: Round) -> Stage:
     if p.values is not None:
         after.append("values")
         if p.values.same is not None:  # a model says which steps are alike
-            keys += ["complete.k", *(r.policy_keys if p.values.encoder is None else ["model", "-model.name"])]
+            keys += ["complete.n", *(r.policy_keys if p.values.encoder is None else ["model", "-model.name"])]
             after += r.policy_stages if p.values.encoder is None else []
     if p.exclude is not None:
-        keys += ["task", "sample.split", "sample.starts", "seed"]
+        keys += ["task", "sample.split", "sample.prompts", "seed"]
     if r.config.worsen is not None:
         after.append("worsened")
     return r.stage("pairs", pairs, keys, after)
@@ -247,7 +247,7 @@ def written_lessons(r: Round, folder: Path) -> Made:
 
 
 def lesson_tasks(r: Round, source: Any) -> Any:
-    return draw_tasks(source, r.config.sample.split, r.config.teacher.starts, r.config.seed * 1_000_003)
+    return draw_tasks(source, r.config.sample.split, r.config.teacher.prompts, r.config.seed * 1_000_003)
 
 
 def right_ones(r: Round, folder: Path, made: list[Episode], source: Any, lost: Mapping[str, int]) -> Made:
@@ -266,7 +266,7 @@ def solutions(r: Round, folder: Path) -> Made:
     """tau_1, ..., tau_n of each question x."""
     c, source, made, failed = r.config, r.source(), 0, 0
     tasks = r.asked(source)
-    need_rows(len(tasks) * c.sample.n, "sample.starts * sample.n")
+    need_rows(len(tasks) * c.sample.n, "sample.prompts * sample.n")
     others = [c.model.model_copy(update={"name": name, "lora": None}) for name in c.sample.models]
     for j, model in enumerate([r.policy(), *others]):
         path, prefix = folder / f"{j:03d}.jsonl", f"{r.k}:" if j == 0 else f"{r.k}:{j}:"
@@ -310,9 +310,9 @@ def completions(r: Round, folder: Path) -> Made:
     seat = r.seat(SEAT, r.policy(), c.complete.sampling, source)
     must_be_shown(points, source, r.tokenizer)
     if seat.hears_messages:
-        starts, protocol = told_starts(points, c.complete.k, c.seed + 1, source, seat.name, r.tokenizer)
+        starts, protocol = told_starts(points, c.complete.n, c.seed + 1, source, seat.name, r.tokenizer)
     else:
-        starts, protocol = branch_starts(points, c.complete.k, c.seed + 1), None
+        starts, protocol = branch_starts(points, c.complete.n, c.seed + 1), None
     made = collect_starts(folder / "all.jsonl", source, starts, [seat], protocol, failures=c.failures)
     bad = sum(isinstance(e.outcome, Failed) for e in made)
     return {"completions": len(made) - bad, "right": sum(map(won, made)), "states": len(wanted)}, {"failed": bad}
@@ -326,7 +326,7 @@ def values(r: Round, folder: Path) -> Made:
         raise DataError(f"stage '{r.name('values')}': no state of {len(wanted)} has a value: {because(out)}.")
     write_notes(folder / "values.jsonl", lpr_states.value_notes(found, episodes, SEAT))
     spread = Counter(found.values())
-    return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.k + 1)}}, out
+    return {"states": len(found), **{f"value {v}": spread[v] for v in range(c.n + 1)}}, out
 
 
 # --- the process reward model ----------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def examples(r: Round, folder: Path) -> Made:
     valued = {e.group for e in episodes if e.id in annotated}  # questions without a value are not learnt from
     for name in ("train", "dev") if c.labels.dev_shards else ("train",):
         mine = [e for e in episodes if e.group in valued and (e.group in held) == (name == "dev")]
-        found, lost = lpr_states.examples(mine, notes, c.complete.k, c.labels, r.tokenizer, SEAT, c.seed)
+        found, lost = lpr_states.examples(mine, notes, c.complete.n, c.labels, r.tokenizer, SEAT, c.seed)
         used, labels = lpr_states.label_notes(found, mine)
         out.update(lost)
         spread = Counter(x.label for x in found)
@@ -424,7 +424,7 @@ def pairs(r: Round, folder: Path) -> Made:
         model = r.policy() if c.pairs.values.encoder is None else c.model.model_copy(update=other)
         lm = load_model(fix_names(model)).freeze()
         alike = lpr_pairs.alike_steps(lm, episodes, r.tokenizer, c.pairs.values.same)
-        valued = lpr_pairs.shared_values(episodes, valued, alike, c.complete.k)
+        valued = lpr_pairs.shared_values(episodes, valued, alike, c.complete.n)
     barred = given.barred(r, episodes)
     made, best, told = lpr_pairs.all_pairs(  # D_o and D_p
         episodes, ways, valued, rewards, outputs, c.pairs, r.read(), r.tokenizer, barred

@@ -17,7 +17,7 @@ from trailmark.methods.base import name_in_run
 from trailmark.methods.batches import Walk
 from trailmark.methods.lpr import pairs as lpr_pairs
 from trailmark.methods.lpr import states as lpr_states
-from trailmark.methods.lpr.config import LprGiven, LprRecipe
+from trailmark.methods.lpr.config import LprFiles, LprRecipe
 from trailmark.methods.pipeline import numbers, recipe_stage
 from trailmark.models.load import load_model
 from trailmark.runs.stages import Stage
@@ -52,9 +52,9 @@ class Round:
         return self.run.path
 
     @property
-    def given(self) -> LprGiven:
+    def files(self) -> LprFiles:
         """The files from elsewhere. They belong to the first round."""
-        return self.config.given if self.k == 1 else LprGiven()
+        return self.config.files if self.k == 1 else LprFiles()
 
     def name(self, kind: str) -> str:
         return f"{kind}-{self.k}" if self.k else kind
@@ -170,9 +170,9 @@ class Round:
     def asked(self, source: Any) -> Sequence[Task]:
         """The questions of this round. Rounds walk a finite list of questions as steps do."""
         c = self.config
-        if c.sample.starts is None:
+        if c.sample.prompts is None:
             return draw_tasks(source, c.sample.split, None, c.seed * 1_000_003 + self.k)
-        return Walk(source, c.sample.starts, c.seed, c.sample.split).take(self.k)
+        return Walk(source, c.sample.prompts, c.seed, c.sample.split).take(self.k)
 
     def questions(self, source: Any) -> list[Task]:
         """What a file from elsewhere may ask: all questions that the task lists, and those of the first round."""
@@ -232,7 +232,7 @@ class Round:
         p = self.config.pairs
         whole = p.process and p.values is None
         ranks = p.states is not None or (whole if p.steps is None else p.steps.by == "score")
-        return (self.config.preference is not None and ranks and self.given.pairs is None) or self.pays_steps()
+        return (self.config.preference is not None and ranks and self.files.pairs is None) or self.pays_steps()
 
     def pays_steps(self) -> bool:
         """Whether the reinforcement pays what the round's reward model says."""
@@ -254,12 +254,12 @@ class Round:
             return c.read
         two = self.kind == "outcome" or c.labels.binary
         return c.read.model_copy(
-            update={"classes": [1] if two else list(range(min(2, c.complete.k), c.complete.k + 1))}
+            update={"classes": [1] if two else list(range(min(2, c.complete.n), c.complete.n + 1))}
         )
 
     @property
     def read_keys(self) -> list[str]:
-        return ["read", *([] if self.config.read.classes is not None else ["prm.kind", "labels.binary", "complete.k"])]
+        return ["read", *([] if self.config.read.classes is not None else ["prm.kind", "labels.binary", "complete.n"])]
 
 
 def seats_of(config: LprRecipe) -> dict[str, AnyKind]:

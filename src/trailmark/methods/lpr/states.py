@@ -182,12 +182,12 @@ def state_values(
     out: Counter[str] = Counter()
     for state in states:
         place = place_of(state)
-        good = [e for e in made.get(place, ()) if isinstance(e.outcome, Scored)][: c.k]  # a file may hold more
+        good = [e for e in made.get(place, ()) if isinstance(e.outcome, Scored)][: c.n]  # a file may hold more
         said = [written(e, tokenizer) for e in good]
         turn = known[place[0]].turns[place[1]]
         step = turn.tokens[turn.steps[state["step"]][0] : place[2]]
-        if len(good) < c.k:
-            out[f"fewer than {c.k} completions"] += 1
+        if len(good) < c.n:
+            out[f"fewer than {c.n} completions"] += 1
         elif not all(said):
             out["an empty completion"] += 1
         elif c.duplicates == "discard" and len(set(said)) < len(said):

@@ -36,7 +36,7 @@ def prm(r: Round) -> Stage:
     section: dict[str, Any] = {"read": reads, **c.prm}
     if r.learns_values():
         data = r.at("examples")
-        section |= {"data": str(data / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.k + 1}
+        section |= {"data": str(data / "train.jsonl"), "outputs": 2 if c.labels.binary else c.complete.n + 1}
         section |= {"eval_data": str(data / "dev.jsonl")} if c.labels.dev_shards else {}
     else:
         section["data"] = str(r.at("cleaned") / "all.jsonl")
@@ -54,7 +54,7 @@ def preference(r: Round) -> Stage:
     if section.get("objective") == "rejection":
         lessons = str(r.root / "lessons" / "all.jsonl")
         section["data"] = [str(folder / "chosen.jsonl"), lessons] if c.teacher.replay else str(folder / "chosen.jsonl")
-    elif r.given.pairs:
+    elif r.files.pairs:
         section["data"] = str(folder / "sides.jsonl")
     else:
         sides = "completions" if c.pairs.steps is not None else "cleaned"

@@ -98,7 +98,7 @@ class OreoRecipe(OfflineRecipe):
 
 
 class CollectConfig(Config):
-    starts: PositiveInt = Field(64, description="starts of one round")
+    prompts: PositiveInt = Field(64, description="starts of one round")
     n: PositiveInt = Field(10, description="episodes of each start; with balanced: the most")
     balanced: PositiveInt | None = Field(
         None, description="keep at most this many right and this many wrong episodes of each start; none: keep all"

@@ -120,7 +120,7 @@ class OreoMethod(OfflineMethod):
         self.table.publish(step)
         seat = self.table.seat(c.seat, c.sampling.model_copy(update={"temperature": c.final.temperature}))
         plan = parse_plan(text, step_ends=tuple(self.source.step_ends))
-        values = HeadValues(self.models["critic"], fixed=c.engine.fixed, amp=c.learner.amp == "bf16")
+        values = HeadValues(self.models["critic"], fixed=c.engine.batch_invariant, amp=c.learner.amp == "bf16")
         tasks = draw_tasks(self.source, c.eval.split, c.eval.n, c.seed)
         return search_episodes(self.source, seat, plan, values, tasks, c.seed + 1)[0]
 

@@ -71,7 +71,7 @@ class OreoRoundsMethod(Pipeline):
 
     @classmethod
     def check(cls, config: RoundsRecipe) -> list[str]:
-        each = config.collect.starts * config.collect.n
+        each = config.collect.prompts * config.collect.n
         return [f"rounds: {config.steps}, each of up to {each} episodes and {config.training} optimiser steps"]
 
     @classmethod
@@ -93,7 +93,7 @@ class OreoRoundsMethod(Pipeline):
 def gather(config: RoundsRecipe, run: Run, k: int, path: Path, _: Path) -> dict[str, float]:
     """Play the episodes of round k. Returns their statistics."""
     c = config.collect
-    need_rows(c.starts * c.n, "collect.starts * collect.n")
+    need_rows(c.prompts * c.n, "collect.prompts * collect.n")
     source = get_task(config.task.name, **config.task.options)
     keep_judge(source, run.path)
     lm = load_model(config.model.model_copy(update={"name": locate(policy_of(config, run.path, k)).folder}))
@@ -102,7 +102,7 @@ def gather(config: RoundsRecipe, run: Run, k: int, path: Path, _: Path) -> dict[
     table.publish(k - 1)
     source.bind(lm.tokenizer)
     seats = [table.seat(config.seat, c.sampling)]
-    tasks = Walk(source, c.starts, config.seed, c.split).take(k)
+    tasks = Walk(source, c.prompts, config.seed, c.split).take(k)
     if c.balanced is None:
         oreo_data.collect(path, source, tasks, seats, c.n, config.seed, f"{k}:", failures=config.failures)
     else:

@@ -32,7 +32,7 @@ class ReflectCritic(Config):
 
 class RlConfig(Config):
     algorithm: Literal["pg", "ppo"] = Field("pg", description="pg: policy gradient; ppo: clipped surrogate")
-    starts: PositiveInt = Field(32, description="episodes of one step")
+    prompts_per_step: PositiveInt = Field(32, description="episodes of one step")
     entropy: float = Field(0.0, ge=0, description="weight of the entropy bonus on the label")
     baseline: Literal["none", "batch"] = Field(
         "none", description="what is subtracted from the return if there is no critic: nothing, or the batch mean"
@@ -59,7 +59,7 @@ class TeacherConfig(Config):
     path: Annotated[str | None, NamesFile()] = Field(
         None, description="the folder that teacher 'file' reads, written by `trailmark data`"
     )
-    starts: PositiveInt = Field(40, description="starts that the teacher plays; with curriculum modes: of each mode")
+    prompts: PositiveInt = Field(40, description="starts that the teacher plays; with curriculum modes: of each mode")
     perturb: float = Field(
         0.5, ge=0, le=1, description="share of random moves, so that lessons also show how to recover"
     )

@@ -70,7 +70,7 @@ class Players(Method):
         """`imitates` names the players that learn from lessons. Every mistake in the recipe is found here, before the
         first step."""
         super().__init__(config, run)  # type: ignore[arg-type]
-        need_rows(config.teacher.starts, "teacher.starts")
+        need_rows(config.teacher.prompts, "teacher.prompts")
         self.source = get_task(config.task.name, **config.task.options)
         if run is not None:
             keep_judge(self.source, run.path)
@@ -90,7 +90,7 @@ class Players(Method):
             # lessons from a file have their own starts, of any mode
             each = config.curriculum.kind == "modes" and t.name != "file"
             shown = [Part(self.source, level) for level in self.levels] if each else [self.source]
-            self.lessons = [x for part in shown for x in teacher.lessons(part, t.starts, t.perturb, config.seed)]
+            self.lessons = [x for part in shown for x in teacher.lessons(part, t.prompts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
@@ -195,7 +195,7 @@ class ImitationMethod(Players):
     @classmethod
     def unread(cls, config: ImitationRecipe) -> tuple[str, ...]:
         """What measures the player, and how fast. (`engine.max_len` says which lessons fit.)"""
-        return ("eval", "final", "engine.slots", "engine.fixed", "engine.dtype")
+        return ("eval", "final", "engine.max_num_seqs", "engine.batch_invariant", "engine.dtype")
 
     def __init__(self, config: ImitationRecipe, run: Run):
         need_rows(config.batch, "batch")

@@ -88,7 +88,7 @@ class ReflectMethod(Players):
     config: ReflectRecipe
 
     def __init__(self, config: ReflectRecipe, run: Run):
-        need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+        need_rows(max(config.rl.prompts_per_step, config.sft.batch), "rl.prompts_per_step or sft.batch")
         super().__init__(taught(config, run.path), run)
         self.rows = self.walk(config, self.source)
         if self.rows is not None:
@@ -118,7 +118,7 @@ class ReflectMethod(Players):
         """A curriculum chooses the starts itself; epochs then count its steps."""
         if config.epochs is None and not (source.finite and config.curriculum.kind == "none"):
             return None
-        return Walk(source, config.rl.starts, config.seed, epochs=config.epochs)
+        return Walk(source, config.rl.prompts_per_step, config.seed, epochs=config.epochs)
 
     @classmethod
     def check(cls, config: ReflectRecipe) -> list[str]:
@@ -163,7 +163,7 @@ class ReflectMethod(Players):
         if not resume:
             print("\n".join(cls.check(config)), file=sys.stderr)
         if (imitates := list(imitated_steps(config))) and not (run.path / "stages" / "used.json").exists():
-            need_rows(max(config.rl.starts, config.sft.batch), "rl.starts or sft.batch")
+            need_rows(max(config.rl.prompts_per_step, config.sft.batch), "rl.prompts_per_step or sft.batch")
             # Find mistakes in the settings of play before the first lesson is trained.
             Players(fix_names(config, run, write=False), run, imitates)
         return super().train(config, run, resume)
@@ -186,7 +186,7 @@ class ReflectMethod(Players):
         if self.rows is not None and c.curriculum.kind == "none":
             tasks = self.rows.take(step)
         else:
-            tasks = self.levels[level].batch(self.source, c.rl.starts, c.seed, step, first)
+            tasks = self.levels[level].batch(self.source, c.rl.prompts_per_step, c.seed, step, first)
         with self.noting() as notes:
             how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
             episodes = play(self.source, tasks, self.table.seats, two_players(self.talk), **how)

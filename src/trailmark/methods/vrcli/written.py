@@ -139,7 +139,7 @@ class Speaker:
         """Ready for sequences of up to so many tokens."""
         if self.remote:
             return self.server
-        return open_model(self.lm, slots=self.slots, max_len=longest)
+        return open_model(self.lm, max_num_seqs=self.slots, max_len=longest)
 
 
 def write(
