@@ -231,6 +231,18 @@ def test_segments_are_read_in_order_and_temporaries_ignored(tmp_path):
         list(read_episodes(tmp_path / "nowhere"))
 
 
+def test_a_reader_stops_where_a_resumed_run_took_back_what_it_lists(tmp_path):
+    for step in (1, 2, 3):
+        write_segment(tmp_path / "e", step, [episode(f"a{step}")])
+    reading = read_episodes(tmp_path / "e")
+    assert next(reading).id == "a1"
+    truncate_segments(tmp_path / "e", 2)
+    assert list(reading) == []
+    (tmp_path / "e/000002.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"000002\.jsonl"):
+        list(read_episodes(tmp_path / "e"))
+
+
 def test_annotations_lie_beside(tmp_path):
     with Run.create(tmp_path / "r", "method: x\n") as run:
         marks = [Annotation("e0", "mc", "step", (0.5, 1.0), 0, "k=8")]

@@ -162,13 +162,22 @@ def beside(path: str | Path) -> Path:
 
 
 def read_episodes(folder: str | Path) -> Iterator[Episode]:
-    for path in segments(folder):
-        yield from read_segment(path)
+    return _rows(folder, Episode)
 
 
 def read_annotations(folder: str | Path) -> Iterator[Annotation]:
+    return _rows(folder, Annotation)
+
+
+def _rows(folder: str | Path, kind: type[Row]) -> Iterator[Row]:
     for path in segments(folder):
-        yield from read_segment(path, Annotation)
+        try:
+            rows = read_segment(path, kind)
+        except DataError:
+            if path.exists():
+                raise
+            return  # a run that is resumed takes back what is newer than its checkpoint, the last one first
+        yield from rows
 
 
 def truncate_segments(folder: str | Path, first: int) -> None:
