@@ -227,7 +227,7 @@ def test_the_tables_of_compare_and_study_fit_80_columns(tmp_path):
               "values": dict.fromkeys(measures, cell)}]}  # fmt: skip
     difference = {**cell, "a": "studies/reflect-taxi/runs/reflect", "b": "studies/reflect-taxi/runs/plain",
                   "metric": "success",
-                  "prompts_per_step": 300, "sign_p": 0.0123, "verdict": "holds"}  # fmt: skip
+                  "starts": 300, "sign_p": 0.0123, "verdict": "holds"}  # fmt: skip
     for width in (80, 100, 300):
         with open(tmp_path / f"{width}.txt", "w") as f:
             for item in [*study_tables(result, width), *difference_table([difference], width)]:
