@@ -24,7 +24,7 @@ from small_home import ERRANDS, write_download
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 TINY = "model: {name: tiny, shape: {layers: 1, width: 16, heads: 2, context: 2048}}\n"
 SFT = f"method: sft\nout: run\ndata: data.jsonl\nsteps: 4\nbatch: 2\ncheckpoint: {{every: 2}}\n{TINY}"
-PLAY = f"method: policy_gradient\nout: run\nsteps: 1\nstarts: 2\nn: 2\ntask: {{name: arith}}\n{TINY}"
+PLAY = f"method: policy_gradient\nout: run\nsteps: 1\nprompts_per_step: 2\nn: 2\ntask: {{name: arith}}\n{TINY}"
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,9 @@ def test_models_engines_and_batches_that_do_not_fit_the_memory(refused, monkeypa
         "engine.max_num_seqs=1000000",
         says=["engine.max_num_seqs 1,000,000", "lower engine.max_num_seqs or engine.max_len"],
     )
-    refused(
-        "prompts_per_step=100000000", says=["starts * n", "200,000,000 rows in one step", "410 GB", "lower starts * n"]
-    )
-    refused("n=100000000", says=["starts * n: 200,000,000 rows in one step"])
+    rows = "prompts_per_step * n"
+    refused("prompts_per_step=100000000", says=[rows, "200,000,000 rows in one step", "410 GB", f"lower {rows}"])
+    refused("n=100000000", says=[f"{rows}: 200,000,000 rows in one step"])
 
 
 def test_evaluations_of_more_starts_than_fit_the_memory(refused, monkeypatch):

@@ -216,5 +216,5 @@ def test_the_papers_second_round_and_step_ppo():
     assert c.preference["learner"]["optim"] == {"lr": 2e-6, "warmup": 0.05} and c.sampling.temperature == 1.0
     p = resolved("lpr-logiqa2-ppo")
     assert (p.kl, p.gamma, p.lam, p.clip, p.value_clip, p.rewards.clip, p.passes) == (0.1, 1.0, 0.95, 0.2, 0.2, 5.0, 2)
-    assert (p.learner.optim.lr, p.critic.optim.lr, p.sampling.top_p, p.starts * p.n) == (1e-6, 5e-7, 0.8, 64)
+    assert (p.learner.optim.lr, p.critic.optim.lr, p.sampling.top_p, p.prompts_per_step * p.n) == (1e-6, 5e-7, 0.8, 64)
     assert p.steps == 5 * 12567 // 64

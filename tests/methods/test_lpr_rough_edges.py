@@ -62,7 +62,7 @@ def test_the_name_of_a_step_is_not_what_it_says(least, kept):
     ways = [Episode(f"w{k}", Task("t"), "t", (Turn("policy", (1,), ids(rest), text=rest),), {"self": Scored(1.0, True)},
                     parent=Parent("e", 0, cut)) for k in range(3)]  # fmt: skip
     state = {"episode": "e", "turn": 0, "token": cut, "step": 1}
-    values, out = state_values([state], [e], ways, LprComplete(k=3, min_chars=least), tokenizer)
+    values, out = state_values([state], [e], ways, LprComplete(n=3, min_chars=least), tokenizer)
     assert len(values) == kept and out == Counter({} if kept else {"a last step that says too little": 1})
 
 

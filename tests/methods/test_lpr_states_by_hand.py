@@ -133,10 +133,10 @@ def test_more_completions_than_k_and_other_states_completions():
     wins = [Scored(1.0, True), Failed("x"), Scored(0.5), Scored(0.0), Scored(1.0, False)]
     made = [completion(j, f"{j}", o) for j, o in enumerate(wins)] + [completion(9, "z", Scored(1.0, True), token=4)]
     value = lambda **c: lpr_states.state_values(states, [e], made, LprComplete(**c), WORDS)
-    assert value(k=4) == ({("e", 0, 2): 2}, {}) and value(k=1)[0] == {("e", 0, 2): 1}
-    assert value(k=5) == ({}, {"fewer than 5 completions": 1})
-    assert value(k=4, min_chars=1)[0] == {("e", 0, 2): 2}  # the step "a" has one letter
-    assert value(k=4, min_chars=2) == ({}, {"a last step that says too little": 1})
+    assert value(n=4) == ({("e", 0, 2): 2}, {}) and value(n=1)[0] == {("e", 0, 2): 1}
+    assert value(n=5) == ({}, {"fewer than 5 completions": 1})
+    assert value(n=4, min_chars=1)[0] == {("e", 0, 2): 2}  # the step "a" has one letter
+    assert value(n=4, min_chars=2) == ({}, {"a last step that says too little": 1})
     silent = replace(made[0], turns=())
     assert lpr_states.written(silent, WORDS) == "" and lpr_states.written(made[0], WORDS) == "0"
     assert lpr_states.written(replace(made[0], turns=(Turn("p", (), (), text=" x "),)), WORDS) == "x"
