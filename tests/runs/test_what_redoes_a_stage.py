@@ -216,7 +216,8 @@ def test_the_recipes_temperature_does_not_ask_the_teacher_again_that_has_its_own
 
 @OF_LPR
 @pytest.mark.parametrize(
-    "key, value", [("eval__n", 3), ("eval__split", "all"), ("engine__max_num_seqs", 4), ("engine__batch_invariant", False)]
+    "key, value",
+    [("eval__n", 3), ("eval__split", "all"), ("engine__max_num_seqs", 4), ("engine__batch_invariant", False)],
 )
 def test_what_measures_an_imitation_does_not_redo_it(lpr, key, value):
     assert states(lpr(**{key: value}))["sft"] == "done"
