@@ -70,7 +70,7 @@ def test_a_failed_play_shows_what_the_engine_was_asked():
     assert e.outcome == Failed("engine: the server is gone") and [t.stop for t in e.turns] == ["stopped", "failed"]
     lost = e.turns[1]
     assert (lost.tokens, lost.action, lost.version, lost.continues) == ((), None, 3, 0)
-    assert "line 0" in TOKENIZER.decode(lost.prompt) and from_json(to_json(e)) == e
+    assert "line 1" in TOKENIZER.decode(lost.prompt) and from_json(to_json(e)) == e
     again = branch(source, [Point(e, 1)], [seat(speaker, max_tokens=20)])[0][0]  # it can be played on from there
     assert again.turns[1].prompt == lost.prompt and again.turns[1].stop == "stopped"
 
