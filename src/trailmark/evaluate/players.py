@@ -202,7 +202,7 @@ def kept_plays(name: str, wish: Wish, about: dict[str, Any], source: Any, seats:
     Adds the place to `about`."""
     from trailmark.evaluate.run import Kept
 
-    judged = getattr(getattr(source.judge, "config", None), "server", None) is not None
+    judged = source.judge is not None and source.judge.asks_server
     if wish.out is None or not (judged or any(s.kind == "remote" for s in seats)):
         return None
     asked = {**about, "name": name, "chat": wish.chat, "react": wish.react, "served": wish.served,
