@@ -1,15 +1,24 @@
 """Questions about episodes that more than one package asks: which were won, which belong together, which rewards are
-equal."""
+equal, and which few of many to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from trailmark.types import Episode, Scored
 
+T = TypeVar("T")
 SAME = 1e-6  # of the range of rewards: below this, the rewards of a group are equal
+
+
+def evenly(things: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the things: the first, the last and evenly between."""
+    if len(things) <= most or most < 2:
+        return list(things[: max(most, 1)])
+    return [things[round(i * (len(things) - 1) / (most - 1))] for i in range(most)]
 
 
 def won(e: Episode) -> bool:

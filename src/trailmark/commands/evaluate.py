@@ -334,7 +334,7 @@ def curves(
 
     for run in runs:
         Run.open(run)  # before torch is imported
-    from trailmark.runs.continued import draw_curves, write_merged
+    from trailmark.runs.chains import draw_curves, write_merged
 
     typer.echo(draw_curves(runs, out, metrics.split(","), width))
     if log is not None:
@@ -350,7 +350,7 @@ def prune(
 
     for run in runs:
         Run.open(run)  # check all of them before anything is deleted
-    from trailmark.runs.continued import prune_run
+    from trailmark.runs.chains import prune_run
 
     for run in runs:
         typer.echo(f"{run}: {prune_run(run, keep) / 2**20:.1f} MB freed")

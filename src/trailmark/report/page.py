@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark import __version__, registry
+from trailmark.episodes import evenly
 from trailmark.evaluate.run import FailedAs
 from trailmark.plain_files import read_json
 from trailmark.report import read
@@ -39,7 +40,7 @@ def build(path: str | Path, tokenizer: str | None = None, failed: FailedAs = "ap
     last = max((r["step"] for r in metrics), default=0)
     state = read.state(run, last, steps)
     files, tests = read.episode_files(run), read.evaluation_files(run, ITERATIONS)
-    chosen = read.spread(files, ITERATIONS)
+    chosen = evenly(files, ITERATIONS)
     read_in = {f: lines.rows(f, Episode) for f in (*chosen, *tests)}
     notes = {f: read.annotated(f, lines) for f in read_in}  # by file: evaluations during training play the same starts
     wrong = [m for f, episodes in read_in.items() for m in misfits(f, episodes)]

@@ -257,6 +257,11 @@ def whole_lines(path: Path) -> list[bytes]:
     return raw[:end].split(b"\n")[:-1]
 
 
+def whole_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """The rows of a file that only grows; it may not be there yet."""
+    return [from_json(line, path, i, kind) for i, line in enumerate(whole_lines(path) if path.exists() else (), 1)]
+
+
 def metric_row(line: bytes, path: Path, i: int) -> dict[str, Any]:
     """A line of `metrics.jsonl` or `timings.jsonl`."""
     row = object_from_json(line, path, i)

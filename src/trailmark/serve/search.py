@@ -81,7 +81,7 @@ async def search_all(
             task.cancel()
 
 
-def told(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
+def answer_of(reply: Reply, found: Sequence[Found]) -> dict[str, Any]:
     """The reply with the best answer of each search."""
     for i, f in enumerate(found):
         if f.best is None:

@@ -38,7 +38,7 @@ from trailmark.serve.capacity import ANSWER, SMALL, Capacity, Queue, answer_size
 from trailmark.serve.errors import ApiError, api_error
 from trailmark.serve.prompt_format import PromptFormat, plain_format
 from trailmark.serve.score import score_rows
-from trailmark.serve.search import allow_search, search_all, sequences, told, value_rows
+from trailmark.serve.search import allow_search, answer_of, search_all, sequences, value_rows
 from trailmark.serve.threads import Lane, WorkerThreads
 from trailmark.types import Tokens
 
@@ -255,7 +255,7 @@ class Service:
                 work = self.threads.engine(search_all(self.engine, by, plan, asks))
                 found = await self.unless_disconnected(request.receive, work)
                 if found is not None:
-                    made = await self.threads.run(lane, lambda: json_response(told(reply, found)))
+                    made = await self.threads.run(lane, lambda: json_response(answer_of(reply, found)))
                     return Whole(made, sending.pop_all())
             elif done := await self.unless_disconnected(
                 request.receive, self.whole(reply, asks if budget else [], echo, lane)

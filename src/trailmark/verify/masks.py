@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from trailmark.episodes import evenly
 from trailmark.formats.marked_text import read_texts
 from trailmark.formats.messages import read_messages
 from trailmark.rollout.play import stop_ids
 from trailmark.types import Episode, Sample, Turn
-from trailmark.verify.evidence import Evidence, Missing, spread
+from trailmark.verify.evidence import Evidence, Missing
 from trailmark.verify.report import Check, Findings
 
 
@@ -161,7 +162,7 @@ def _span_defects(e: Episode, i: int, s: Sample, at: np.ndarray) -> list[str]:
 
 def _conversations(ev: Evidence, found: Findings) -> Check:
     """Imitation: the trained spans of a row are what its assistant says, each with its end of turn."""
-    rows = spread(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
+    rows = evenly(list(zip(read_messages(_data(ev)), ev.rows())), ev.limit)
     tokenizer = ev.weights.any().tokenizer
     ends = set(stop_ids(tokenizer, chat=ev.config.chat))
     texts = read_texts(ev.config.data)
