@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, create_model, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    create_model,
+    model_validator,
+)
 
 from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
 from trailmark.errors import RecipeError
 from trailmark.recipe import Config, resolve
+
+LIMIT = "most seconds for one {}; a play that takes longer has failed, which is no reward of 0; none: any time"
 
 
 class JudgeConfig(Config):
@@ -24,9 +36,13 @@ class JudgeConfig(Config):
         None, description="smallest reward that counts as a success; none: no success is reported"
     )
 
-    def held(self) -> ModelConfig | None:
-        """The model that the judge holds in this process, for a plan of the memory."""
-        return None
+    def held(self) -> list[ModelConfig]:
+        """The models that the judge holds in this process, for a plan of the memory."""
+        return []
+
+    def with_model(self, model: ModelConfig) -> JudgeConfig:
+        """The settings with the model that training starts from, if they need a model and name none."""
+        return self.model_copy(update={"model": model}) if self.reads and getattr(self, "model", None) is None else self
 
 
 class FunctionJudgeConfig(JudgeConfig):
@@ -44,6 +60,7 @@ class FunctionJudgeConfig(JudgeConfig):
         None, description="a server that has the model behind `scorer`; then `model` gives its tokenizer"
     )
     at_once: PositiveInt = Field(32, description="calls at the same time, if the function is async")
+    time_limit: PositiveFloat | None = Field(None, description=LIMIT.format("call of the function"))
 
 
 class ModelJudgeConfig(JudgeConfig):
@@ -69,6 +86,7 @@ class ModelJudgeConfig(JudgeConfig):
         None, description="dollars for a million tokens of questions, and of answers; none: unknown"
     )
     cache: str | None = Field(None, description="a file of answers to share between runs; none: in the run's folder")
+    time_limit: PositiveFloat | None = Field(None, description=LIMIT.format("mark, with all that is asked for it"))
 
     @model_validator(mode="after")
     def _one(self) -> ModelJudgeConfig:
@@ -79,13 +97,64 @@ class ModelJudgeConfig(JudgeConfig):
         return self
 
 
+Name = Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")]  # its numbers have a folder of this name
+
+
+class NamedReward(Config):
+    """One of several rewards."""
+
+    weight: float = Field(1.0, description="what it counts in the sum; 0: it is only logged")
+    reward: Any = Field(description="a reward of any kind but several")
+
+
+class SeveralConfig(JudgeConfig):
+    """Several rewards with names; their weighted sum is the reward of a play."""
+
+    opens: ClassVar[str] = "trailmark.score.several:open_several"
+
+    kind: Literal["several"] = Field("several", description="several rewards with names")
+    of: dict[Name, NamedReward] = Field(min_length=1, description="the rewards by their names")
+
+    def held(self) -> list[ModelConfig]:
+        return [model for named in self.of.values() for model in named.reward.held()]
+
+    def with_model(self, model: ModelConfig) -> JudgeConfig:
+        filled = lambda named: named.model_copy(update={"reward": named.reward.with_model(model)})
+        return self.model_copy(update={"of": {name: filled(named) for name, named in self.of.items()}})
+
+
+def _spelled_out(v: Any) -> Any:
+    """A text is the path of a function, and so is a mapping with a path. A mapping of nothing but rewards has names."""
+    if isinstance(v, str):
+        return {"kind": "function", "path": v}
+    if not isinstance(v, Mapping) or "kind" in v:
+        return v
+    if isinstance(v.get("path"), str):
+        return {"kind": "function", **v}
+    return {"kind": "several", "of": dict(v)} if v and all(map(_is_reward, v.values())) else v
+
+
+def _is_reward(v: Any) -> bool:
+    if isinstance(v, str):
+        return re.fullmatch(r"\S+:\S+", v) is not None
+    return isinstance(v, Mapping) and not {"kind", "path", "reward", "weight"}.isdisjoint(v)
+
+
+def _named(v: Any) -> Any:
+    """One of several rewards: a reward alone has weight 1."""
+    alone = isinstance(v, str) or (isinstance(v, Mapping) and not {"kind", "path"}.isdisjoint(v))
+    return {"reward": v} if alone else v
+
+
 @functools.cache
 def _holder() -> Any:
-    """A section with a key `reward` of any kind that somebody brings. A plain text is the path of a function."""
-    kinds = [registry.load("rewards", name) for name in registry.names("rewards")]
-    path = BeforeValidator(lambda v: {"kind": "function", "path": v} if isinstance(v, str) else v)
-    reward: Any = functools.reduce(operator.or_, kinds)
-    reward = Annotated[reward, Field(discriminator="kind"), path]
+    """A section with a key `reward` of any kind that somebody brings, or of several."""
+    kinds: Any = functools.reduce(operator.or_, [registry.load("rewards", n) for n in registry.names("rewards")])
+    one = Annotated[kinds, Field(discriminator="kind"), BeforeValidator(_spelled_out)]
+    named: Any = create_model("NamedReward", __base__=NamedReward, reward=(one, ...))
+    of = dict[Name, Annotated[named, BeforeValidator(_named)]]
+    several: Any = create_model("SeveralConfig", __base__=SeveralConfig, of=(of, Field(min_length=1)))
+    reward = Annotated[kinds | several, Field(discriminator="kind"), BeforeValidator(_spelled_out)]
     return create_model("_Holder", __base__=Config, reward=(reward, ...))
 
 
