@@ -155,12 +155,14 @@ def test_the_same_rewards_in_other_words(text):
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        ({"a": {"weigth": 2, "reward": "my.py:a"}}, "key 'reward.of.a.weigth': is not known. Did you mean 'weight'"),
-        ({"a": {"weight": 2}}, "key 'reward.of.a.reward': is missing"),
-        ({"kind": "several", "of": {}}, "key 'reward.of': "),
-        ({"a b": "my.py:a"}, "key 'reward.of.a b"),
-        ({"a": {"weight": "much", "reward": "my.py:a"}}, "key 'reward.of.a.weight': expected a number"),
-        ({"a": {"reward": {"kind": "several", "of": {"b": "my.py:b"}}}}, "has the unknown kind 'several'"),
+        ({"a": {"weigth": 2, "reward": "my.py:a"}}, "key 'reward.a.weigth': is not known. Did you mean 'weight'"),
+        ({"a": {"weight": 2}}, "key 'reward.a.reward': is missing"),
+        ({"kind": "several", "of": {"a": {"weight": 2}}}, "key 'reward.of.a.reward': is missing"),
+        ({"kind": "several", "of": {}}, "key 'reward': of names no reward"),
+        ({"a b": "my.py:a"}, "key 'reward': 'a b' is no name of a reward: use letters"),
+        (["my.py:a", "my.py:b"], "key 'reward': several rewards have names, such as {right: my_file.py:right}"),
+        ({"a": {"weight": "much", "reward": "my.py:a"}}, "key 'reward.a.weight': expected a number"),
+        ({"a": {"reward": {"kind": "several", "of": {"b": "my.py:b"}}}}, "has the unknown 'kind' 'several'"),
         ({"rubric": "Is it right?"}, "key 'reward': needs a key 'kind'"),
         ({"kind": "function", "path": "my.py:a", "weight": 2}, "key 'reward.weight': is not known"),
     ],
@@ -169,6 +171,12 @@ def test_a_mistake_is_named_by_its_key(reward, said):
     with pytest.raises(RecipeError) as caught:
         judge_config(reward)
     assert said in str(caught.value)
+
+
+def test_a_price_is_two_numbers():
+    """As the page writes it; lists of a recipe are tuples of its settings."""
+    model = {"kind": "model", "server": {"address": "http://localhost:1", "model": "m"}, "price": [1, 2.5]}
+    assert judge_config(model).price == judge_config({"style": model}).of["style"].reward.price == (1.0, 2.5)
 
 
 def test_another_weight_is_another_judge(tmp_path):

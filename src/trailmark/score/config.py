@@ -8,16 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    StringConstraints,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, model_validator
 
 from trailmark import registry
 from trailmark.config import ModelConfig, ServerConfig
@@ -97,9 +88,6 @@ class ModelJudgeConfig(JudgeConfig):
         return self
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w-]*$")]  # its numbers have a folder of this name
-
-
 class NamedReward(Config):
     """One of several rewards."""
 
@@ -113,7 +101,7 @@ class SeveralConfig(JudgeConfig):
     opens: ClassVar[str] = "trailmark.score.several:open_several"
 
     kind: Literal["several"] = Field("several", description="several rewards with names")
-    of: dict[Name, NamedReward] = Field(min_length=1, description="the rewards by their names")
+    of: dict[str, NamedReward] = Field(description="the rewards by their names")
 
     def held(self) -> list[ModelConfig]:
         return [model for named in self.of.values() for model in named.reward.held()]
@@ -122,45 +110,65 @@ class SeveralConfig(JudgeConfig):
         filled = lambda named: named.model_copy(update={"reward": named.reward.with_model(model)})
         return self.model_copy(update={"of": {name: filled(named) for name, named in self.of.items()}})
 
-
-def _spelled_out(v: Any) -> Any:
-    """A text is the path of a function, and so is a mapping with a path. A mapping of nothing but rewards has names."""
-    if isinstance(v, str):
-        return {"kind": "function", "path": v}
-    if not isinstance(v, Mapping) or "kind" in v:
-        return v
-    if isinstance(v.get("path"), str):
-        return {"kind": "function", **v}
-    return {"kind": "several", "of": dict(v)} if v and all(map(_is_reward, v.values())) else v
-
-
-def _is_reward(v: Any) -> bool:
-    if isinstance(v, str):
-        return re.fullmatch(r"\S+:\S+", v) is not None
-    return isinstance(v, Mapping) and not {"kind", "path", "reward", "weight"}.isdisjoint(v)
-
-
-def _named(v: Any) -> Any:
-    """One of several rewards: a reward alone has weight 1."""
-    alone = isinstance(v, str) or (isinstance(v, Mapping) and not {"kind", "path"}.isdisjoint(v))
-    return {"reward": v} if alone else v
+    @model_validator(mode="after")
+    def _named(self) -> SeveralConfig:
+        if not self.of:
+            raise ValueError("of names no reward")
+        if odd := next((name for name in self.of if not re.fullmatch(r"\w[\w-]*", name)), None):
+            raise ValueError(f"'{odd}' is no name of a reward: use letters, digits, _ and -")
+        return self
 
 
 @functools.cache
 def _holder() -> Any:
     """A section with a key `reward` of any kind that somebody brings, or of several."""
     kinds: Any = functools.reduce(operator.or_, [registry.load("rewards", n) for n in registry.names("rewards")])
-    one = Annotated[kinds, Field(discriminator="kind"), BeforeValidator(_spelled_out)]
+    one = Annotated[kinds, Field(discriminator="kind")]
     named: Any = create_model("NamedReward", __base__=NamedReward, reward=(one, ...))
-    of = dict[Name, Annotated[named, BeforeValidator(_named)]]
-    several: Any = create_model("SeveralConfig", __base__=SeveralConfig, of=(of, Field(min_length=1)))
-    reward = Annotated[kinds | several, Field(discriminator="kind"), BeforeValidator(_spelled_out)]
+    several: Any = create_model("SeveralConfig", __base__=SeveralConfig, of=(dict[str, named], ...))
+    reward = Annotated[kinds | several, Field(discriminator="kind")]
     return create_model("_Holder", __base__=Config, reward=(reward, ...))
+
+
+def _spelled_out(v: Any) -> Any:
+    """A text is the path of a function, and so is a mapping with a path. A mapping of nothing but rewards has names."""
+    if isinstance(v, str):
+        return {"kind": "function", "path": v}
+    if not isinstance(v, Mapping):
+        return v
+    if "kind" not in v and isinstance(v.get("path"), str):
+        return {"kind": "function", **v}
+    named = v.get("of") if v.get("kind") == "several" else v if "kind" not in v and _are_rewards(v) else None
+    if not isinstance(named, Mapping):
+        return v
+    more = v if "kind" in v else {"kind": "several"}
+    return {**more, "of": {name: _with_weight(one) for name, one in named.items()}}
+
+
+def _are_rewards(v: Mapping[str, Any]) -> bool:
+    marks = {"kind", "path", "reward", "weight"}
+    named = lambda x: re.fullmatch(r"\S+:\S+", x) if isinstance(x, str) else isinstance(x, Mapping) and marks & x.keys()
+    return bool(v) and all(map(named, v.values()))
+
+
+def _with_weight(v: Any) -> Any:
+    """One of several rewards. A reward alone has weight 1."""
+    if isinstance(v, str) or (isinstance(v, Mapping) and {"kind", "path"} & v.keys()):
+        v = {"reward": v}
+    return {**v, "reward": _spelled_out(v["reward"])} if isinstance(v, Mapping) and "reward" in v else v
 
 
 def judge_config(reward: JudgeConfig | str | Mapping[str, Any]) -> Any:
     """The settings of a judge from the `reward` of a recipe."""
-    return reward if isinstance(reward, JudgeConfig) else resolve({"reward": reward}, _holder()).reward
+    if isinstance(reward, JudgeConfig):
+        return reward
+    if isinstance(reward, list):
+        raise RecipeError("recipe: key 'reward': several rewards have names, such as {right: my_file.py:right}.")
+    try:
+        return resolve({"reward": _spelled_out(reward)}, _holder()).reward
+    except RecipeError as e:  # it names the keys as they were written
+        short = isinstance(reward, Mapping) and "kind" not in reward
+        raise RecipeError(str(e).replace("'reward.of.", "'reward.") if short else str(e)) from None
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:
