@@ -119,7 +119,8 @@ class Turn:
 class Scored:
     reward: float
     success: bool | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)  # the rewards and metrics behind it, by name
+    # the rewards and metrics behind it, by name
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"reward {self.reward}{'' if self.success is None else ', won' if self.success else ', not won'}"
