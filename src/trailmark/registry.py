@@ -23,6 +23,7 @@ from trailmark.errors import RecipeError
 Kind = Literal[
     "methods", "recipes", "tasks", "formats", "rewards", "players", "warnings", "end_warnings",
     "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data",
+    "leaderboards", "varied", "advice",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

@@ -15,7 +15,7 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig, load_recipe, resolve
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate.searched import load_values
+from trailmark.evaluate.search import load_values
 from trailmark.methods import get_method
 from trailmark.models.load import load_model
 

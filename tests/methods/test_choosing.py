@@ -16,7 +16,7 @@ from trailmark.config import load_recipe
 from trailmark.episodes import won
 from trailmark.errors import RecipeError
 from trailmark.evaluate.choices import best_of, steps_of
-from trailmark.evaluate.searched import load_values
+from trailmark.evaluate.search import load_values
 from trailmark.methods import resolve_recipe
 from trailmark.methods.lpr.exact import calibration, exact_value
 from trailmark.methods.preference import PreferenceMethod

@@ -11,7 +11,7 @@ from trailmark.config import ModelConfig, resolve
 from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
-from trailmark.evaluate.searched import load_values
+from trailmark.evaluate.search import load_values
 from trailmark.formats.turns import Reader, Starts, plain
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod

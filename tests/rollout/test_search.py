@@ -19,7 +19,7 @@ from trailmark.commands.app import app
 from trailmark.engines.base import Completion, EngineError, Request, draw_key, run
 from trailmark.engines.local import LocalEngine
 from trailmark.errors import ModelError, TrailmarkError
-from trailmark.evaluate.searched import load_values
+from trailmark.evaluate.search import load_values
 from trailmark.models.forward import view
 from trailmark.models.layout import lay_out
 from trailmark.models.readout import Readout

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from trailmark import registry
 from trailmark.errors import DataError, nearest, shorten
-from trailmark.evaluate.copy_rate import copy_rate
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.evaluate.votes import majority_at_k, pass_at_k, powers_of_two
 from trailmark.methods.collect import play_left
@@ -132,8 +131,9 @@ def summarise(
             if told := [(e.task.id, v) for e in good if (v := value_of(e, more, side)) is not None]:
                 metrics[more] = mean_of([v for _, v in told], [start for start, _ in told]).plain()
         metrics |= _tries(episodes, side, answer or read_answer, failed)
-        if tokenizer is not None and (share := copy_rate(good, tokenizer, commands)) is not None:
-            metrics["followed"] = share
+        for more in registry.ours("advice") if tokenizer is not None else ():
+            if (share := registry.load("advice", more)(good, tokenizer, commands)) is not None:
+                metrics[more] = share
     said = warning(episodes, row, side)
     return {**row, "metrics": metrics, **({"warning": said} if said else {})}
 

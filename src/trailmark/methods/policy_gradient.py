@@ -26,9 +26,9 @@ from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective
 from trailmark.rollout.play import play
 from trailmark.rollout.pool import Ahead
-from trailmark.runs.annotations import read_beside, write_beside
+from trailmark.runs.annotations import read_beside
 from trailmark.runs.checkpoints import listed
-from trailmark.runs.store import Run, read_segment, write_segment
+from trailmark.runs.store import Run, read_segment, write_beside, write_segment
 from trailmark.samples import annotate_turns, build_samples, scored
 from trailmark.seats.config import LocalSeat, trained_seats
 from trailmark.seats.table import Table

@@ -12,7 +12,7 @@ from trailmark.commands.app import app
 from trailmark.commands.serve import serving
 from trailmark.config import ModelConfig
 from trailmark.engines.local import LocalEngine
-from trailmark.evaluate.searched import load_values
+from trailmark.evaluate.search import load_values
 from trailmark.methods.offline import read_scored
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.models.load import load_model

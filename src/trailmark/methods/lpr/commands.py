@@ -120,7 +120,7 @@ def accuracy(
     import json
 
     from trailmark import formats
-    from trailmark.evaluate.searched import load_values
+    from trailmark.evaluate.search import load_values
     from trailmark.evaluate.stats import Interval
     from trailmark.methods.lpr.labels import labelled_steps, step_row
     from trailmark.score.classes import step_scores

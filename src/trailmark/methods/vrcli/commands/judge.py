@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trailmark.commands.options import ServerOptions, grouped
+from trailmark.commands.options import grouped
+from trailmark.evaluate.options import ServerOptions
 
 
 @grouped

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.commands.options import ServerOptions, grouped
+from trailmark.commands.options import grouped
+from trailmark.evaluate.options import ServerOptions
 
 
 @grouped
@@ -61,7 +62,7 @@ def write(
     RL: rl=rl,base. Then: trailmark improvement, chapters, judge."""
     from trailmark.data.output_paths import writable
     from trailmark.errors import TrailmarkError
-    from trailmark.evaluate.players import pairs
+    from trailmark.evaluate.options import pairs
     from trailmark.methods.vrcli import written as w
     from trailmark.methods.vrcli.plans import given_markers
 
