@@ -182,7 +182,7 @@ def test_a_server_is_asked_a_problem_in_messages(tmp_path):
 
         async def chat(self, messages, *_):
             asked.append(messages)
-            return [Completion((), (), (), "#### 2", "stop")]
+            return [Completion((), (), (), "#### 2", "stopped")]
 
     (e,) = play(source, source.tasks("test"), [Seat("policy", Server())])
     assert e.outcome.success and asked[0][1]["content"] == "1+1?"

@@ -250,9 +250,9 @@ class PolicyGradientMethod(Method):
 
 
 def reader_held(config: Any) -> list[Held]:
-    """The frozen model that gives the reward, if it is in this process."""
-    model = config.task.reward and config.task.reward.held()
-    return [] if model is None else [Held("reward", model, stays=True)]
+    """The frozen models that give the reward, as far as they are in this process."""
+    models = config.task.reward.held() if config.task.reward else []
+    return [Held("reward", model, stays=True) for model in models]
 
 
 def truncated(

@@ -164,7 +164,7 @@ class StepRlMethod(PolicyGradientMethod):
             )
         else:
             rewards = kl_shaped(streams["paid"], streams["old"], streams["ref"], on, c.kl)[on]
-            cut = e.turns[-1].stop == "length"
+            cut = e.turns[-1].cut_off
             end = float(streams["after"][on][-1]) if cut else 0.0
             a, target = gae(rewards, streams["value"][on], c.gamma, c.lam, end)
             streams["advantage"], streams["returns"] = spread(a, on), spread(target, on)
