@@ -14,24 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from trailmark.answers import most_common
-from trailmark.episodes import by_group, won
+from trailmark.episodes import by_group, counted, won
 from trailmark.errors import DataError
 from trailmark.evaluate.run import read_answer
 from trailmark.evaluate.stats import proportion
 from trailmark.score.classes import Over, over_steps
-from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
+from trailmark.types import Annotation, Episode, Scored
 
 
 def by_start(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     """The scored episodes of each start, in their order."""
     return by_group(e for e in episodes if isinstance(e.outcome, Scored) and e.outcome.success is not None)
-
-
-def counted(episodes: Sequence[Episode]) -> dict[str, int]:
-    """How many episodes there are, and how many of them are scored, invalid and failed."""
-    kinds = {"scored": Scored, "invalid": Invalid, "failed": Failed}
-    counts = {name: sum(isinstance(e.outcome, kind) for e in episodes) for name, kind in kinds.items()}
-    return {"episodes": len(episodes), **counts}
 
 
 def vote(episodes: Sequence[Episode]) -> Episode | None:

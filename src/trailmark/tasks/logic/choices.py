@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from trailmark.answers import original_index, read_answer
-from trailmark.episodes import won
+from trailmark.episodes import counted, won
 from trailmark.errors import DataError, RunError, TrailmarkError
-from trailmark.evaluate.choices import counted
 from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.runs.store import atomic_write
 from trailmark.types import Episode, Failed, Scored
