@@ -277,10 +277,10 @@ def compare(
     differences = [d.plain() for d in stored.compare(sets, common=common, **how)]
     rows = [{**summarise(sets[name], name, **how), "source": str(where)} for name, (_, where) in zip(names, found)]
     result = {"command": "compare", "failed_as": count.failed.value, "rows": rows, "differences": differences}
-    said = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
+    note = "One evaluation of each: the intervals are over starts, and say nothing about other seeds of training."
     finish(
         result, json, lambda width: [table(rows, "as evaluated", width), *warnings(rows)],
-        lambda width: [*difference_table(differences, width), said],
+        lambda width: [*difference_table(differences, width), note],
     )  # fmt: skip
     _must_have_scores(rows)
 

@@ -272,8 +272,8 @@ class ChatBody(Sampling):
 
     @model_validator(mode="after")
     def _continues(self) -> ChatBody:
-        said = "add_generation_prompt" in self.model_fields_set
-        if said and self.add_generation_prompt == self.continue_final_message:
+        given = "add_generation_prompt" in self.model_fields_set
+        if given and self.add_generation_prompt == self.continue_final_message:
             raise ValueError("'add_generation_prompt' must be the opposite of 'continue_final_message'")
         if self.continue_final_message and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
             raise ValueError("'continue_final_message' needs a last message of the assistant, behind others")

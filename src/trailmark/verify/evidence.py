@@ -189,11 +189,11 @@ class Weights:
         try:
             return load_model(config or ev.method.first_model(fix_names(ev.config, ev.run, write=False), ev.run))
         except Exception as problem:  # a damaged file raises anything
-            said = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
+            why = str(problem) if isinstance(problem, TrailmarkError) else f"{type(problem).__name__}: {problem}"
             if version:
-                self.broken[version] = said
+                self.broken[version] = why
             else:
-                self.problem = said
+                self.problem = why
             return None
 
     def any(self) -> LM:

@@ -52,15 +52,15 @@ def turn_defects(turn: Turn, tokenizer: Any, ends: set[int]) -> list[str]:
     if allowed is not None and not set(turn.tokens) <= set(allowed):
         out.append("a written token is not among those allowed: the border of prompt and turn is off")
     ended = turn.ended and turn.tokens[-1] in ends
-    said = tokenizer.decode([*turn.forced, *(turn.tokens[:-1] if ended else turn.tokens)])
-    if not said.startswith(turn.text):
+    text = tokenizer.decode([*turn.forced, *(turn.tokens[:-1] if ended else turn.tokens)])
+    if not text.startswith(turn.text):
         out.append(
             "written tokens do not say the turn's text: the border of prompt and turn is off, or the text was edited"
         )
     elif ended or turn.cut_off or turn.stop == "label":
-        if said != turn.text:
+        if text != turn.text:
             out.append("written tokens say more than the turn's text: the end of the turn is off")
-    elif said == turn.text:
+    elif text == turn.text:
         out.append(
             "the turn stopped, but the token it stopped at is not among its tokens: an end that is never trained"
         )
