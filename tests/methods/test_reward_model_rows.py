@@ -218,7 +218,7 @@ def test_epochs_are_steps_and_batches_are_drawn_as_planned(tmp_path, answers):
     method = RewardModelMethod(c, Run.create(tmp_path / "run", "method: x\n"))
     assert method.config.steps == 3 and method.metrics() == {"rows": 4}
     (update,) = method.updates(1)
-    drawn = method.drawn(1)
+    drawn = method.unscored_samples(1)
     assert len(drawn) == 3 and [s.tokens.tolist() for s in update.samples] == [s.tokens.tolist() for s in drawn]
     for probe in (False, True):
         (part,) = make_plan(c, probe).parts

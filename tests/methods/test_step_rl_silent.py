@@ -75,7 +75,7 @@ def test_where_the_outcome_is_paid_it_has_that(tmp_path, monkeypatch, judge, alg
     first = next(iter(m.updates(1)))
     assert sorted({s.episode for s in first.samples}) == ["empty", "more", "other", "said"]
     assert m._metrics["answers_without_steps"] == 1
-    paid = {s.episode: float(s.streams["paid"].sum()) for s in first.samples}
+    paid = {s.episode: float(s.streams["reward"].sum()) for s in first.samples}
     if algorithm != "grpo":
         assert paid["empty"] == 1.0
 

@@ -36,7 +36,7 @@ def play_left(
     `failures` may have failed (`key`: how the user states it). Episodes are stored as `noted` gives them back."""
     notes: list[Annotation] = []
     what = what or f"episodes of {kept.path}"
-    asks = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
+    server_errors = ("engine: ", "judge ") if any(s.kind == "remote" for s in seats) else ("judge ",)
 
     must_show(source, list({s.task.id: s.task for s in starts}.values()), seats)
 
@@ -52,7 +52,7 @@ def play_left(
                 in_a_row.clear()
                 return
             lost += 1
-            if e.outcome.error.startswith(asks):
+            if e.outcome.error.startswith(server_errors):
                 in_a_row.append(e.outcome.error)
             if len(in_a_row) >= PATIENCE and too_many(lost, len(starts), failures) and lost < len(left):
                 raise gone(what, in_a_row, key)

@@ -26,7 +26,7 @@ from trailmark.learn.learner import Learner
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, reference_held
+from trailmark.methods.base import Method, ModelInMemory, reference_in_memory
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import OfflineRecipe
 from trailmark.methods.value_model import load_frozen
@@ -174,9 +174,9 @@ class OfflineMethod(Method):
         return seat, play(self.source, tasks, [seat], prefix="choose:", **how)
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The policy, and the reference unless it is the policy below its adapter."""
-        return [*super().holds(config), *reference_held(config.model, config.ref)]
+        return [*super().models_in_memory(config), *reference_in_memory(config.model, config.ref)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:

@@ -29,7 +29,7 @@ from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.turns import Imported
 from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method
+from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Batches
 from trailmark.methods.configs import RewardModelRecipe
 from trailmark.methods.offline import Trajectories, count, sequence_length
@@ -74,9 +74,9 @@ class RewardModelMethod(Method):
         self.learner = Learner({"value": self.lm}, config.learner, {"value": config.learner.optim}, config.steps)
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), self.objective, "value")
+        yield Update(self.unscored_samples(step), self.objective, "value")
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         return tied(self.batches.take(step))
 
     def metrics(self) -> Mapping[str, float]:
@@ -86,10 +86,10 @@ class RewardModelMethod(Method):
         return judged(self.learner, tied(self.held_out), self.config.kind) if self.held_out else {}
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The model; only its head is read."""
         model = config.model if config.begin is None else stored_model(config.model, config.begin)
-        return [Held("value", model, config.learner.optim, output=False)]
+        return [ModelInMemory("value", model, config.learner.optim, output=False)]
 
     @classmethod
     def seats_of(cls, config: Any) -> dict[str, AnyKind]:

@@ -46,9 +46,9 @@ class SftMethod(Method):
         self.held_out = read(config.eval_data) if config.eval_data else []
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), Sft())
+        yield Update(self.unscored_samples(step), Sft())
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         return [s for row in self.batches.take(step) for s in row]
 
     def evaluate(self, step: int) -> Mapping[str, float]:

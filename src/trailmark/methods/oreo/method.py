@@ -25,11 +25,11 @@ from typing import Any, Literal
 
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
-from trailmark.methods.base import Held
+from trailmark.methods.base import ModelInMemory
 from trailmark.methods.offline import OfflineMethod, Trajectories
 from trailmark.methods.oreo import data as oreo_data
 from trailmark.methods.oreo.config import OreoRecipe
-from trailmark.methods.value_model import critic_held, load_critic
+from trailmark.methods.value_model import critic_in_memory, load_critic
 from trailmark.models.readout import Readout
 from trailmark.objectives import SoftBellman
 from trailmark.rollout.search import parse_plan
@@ -83,7 +83,7 @@ class OreoMethod(OfflineMethod):
 
     def updates(self, step: int) -> Iterator[Update]:
         c = self.config
-        samples = self.drawn(step)
+        samples = self.unscored_samples(step)
         if c.target == "ema" and "policy" in self.learner.optimisers:
             with self.learner.optimisers["policy"].averaged():
                 samples = self.learner.fill(samples, policy_logp=Readout("", law=False, where="action"))
@@ -93,18 +93,18 @@ class OreoMethod(OfflineMethod):
         else:
             yield Update(samples, self.objective, ("critic", "policy"))
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         c, chosen = self.config, self.batches.take(step)
         mean: Literal["token", "sequence"] = "token" if c.importance == "batch" else "sequence"
         return oreo_data.trajectory_samples(chosen, c.seat, states(c), mean, c.reward.mul, c.reward.add)
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The policy and its reference, and the value, which is a model of its own."""
-        found = super().holds(config)
+        found = super().models_in_memory(config)
         if config.critic_only:
             found = [replace(h, optim=None) for h in found if h.name != "ref" or config.ref is not None]
-        return [*found, critic_held(config.model, config.critic, config.learner.optim)]
+        return [*found, critic_in_memory(config.model, config.critic, config.learner.optim)]
 
     def evaluations(self, step: int, last: bool) -> Sequence[Evaluation]:
         """At the end: also searches with the learnt value."""

@@ -25,7 +25,7 @@ from trailmark.errors import RecipeError, TaskError, shorten
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method, name_in_run
+from trailmark.methods.base import Method, ModelInMemory, name_in_run
 from trailmark.methods.batches import batch_rows, epoch_steps, how_long
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe
 from trailmark.methods.reflect.curriculum import Level, Part, make_levels, starts_of
@@ -147,10 +147,10 @@ class Players(Method):
     # -- about a run ----------------------------------------------------------------------------------------------
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         """The players; in play the policy is trained."""
         optim = {"policy": config.learner.optim}
-        return [Held(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
+        return [ModelInMemory(n, seat_model(config, n), optim.get(n), config.engine) for n in players_of(config)]
 
     @classmethod
     def seats_of(cls, config: PlayersRecipe) -> dict[str, AnyKind]:
@@ -211,16 +211,16 @@ class ImitationMethod(Players):
         return [f"imitates: the {config.seat}, {how_long(config.steps, config.epochs)} of {config.batch} lessons"]
 
     def updates(self, step: int) -> Iterator[Update]:
-        yield Update(self.drawn(step), Sft(model=self.config.seat), self.config.seat)
+        yield Update(self.unscored_samples(step), Sft(model=self.config.seat), self.config.seat)
 
-    def drawn(self, step: int) -> list[Sample]:
+    def unscored_samples(self, step: int) -> list[Sample]:
         rows = batch_rows(len(self.lessons), self.config.batch, step, self.config.seed, self.config.epochs)
         return [self.sample(self.lessons[r], self.config.seat, f"{step} {k}") for k, r in enumerate(rows)]
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         optim = config.learner.optim
-        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().holds(config)]
+        return [replace(h, optim=optim if h.name == config.seat else None) for h in super().models_in_memory(config)]
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         """Only the policy is evaluated: a reflector cannot play alone."""

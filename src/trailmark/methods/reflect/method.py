@@ -50,7 +50,7 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.memory import need_rows
-from trailmark.methods.base import Held, Method
+from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Walk, how_long
 from trailmark.methods.pipeline import training_stage
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe, ReflectRecipe, RlConfig
@@ -127,11 +127,11 @@ class ReflectMethod(Players):
         return [f"stages: {', '.join([*taught, played])}"]
 
     @classmethod
-    def holds(cls, config: Any) -> list[Held]:
+    def models_in_memory(cls, config: Any) -> list[ModelInMemory]:
         critic = config.rl.critic
-        separate = Held("critic", seat_model(config, "policy"), critic.optim, output=False)
+        separate = ModelInMemory("critic", seat_model(config, "policy"), critic.optim, output=False)
         own = [separate] if critic.kind == "separate" else []
-        return [*super().holds(config), *own]
+        return [*super().models_in_memory(config), *own]
 
     @classmethod
     def trainings(cls, config: ReflectRecipe) -> list[tuple[str, type[Method], Any]]:
@@ -187,7 +187,7 @@ class ReflectMethod(Players):
             tasks = self.rows.take(step)
         else:
             tasks = self.levels[level].batch(self.source, c.rl.prompts_per_step, c.seed, step, first)
-        with self.noting() as notes:
+        with self.collect_notes() as notes:
             how = {"seed": c.seed, "prefix": f"{step}:", "failures": c.failures}
             episodes = play(self.source, tasks, self.table.seats, two_players(self.talk), **how)
         self.run.annotate(step, notes)

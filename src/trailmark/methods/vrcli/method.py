@@ -49,6 +49,7 @@ NAMES = ("start", "trained", "other-plan", "random-words", "no-plan", "gold")
 
 class VrcliMethod(PolicyGradientMethod):
     Config = VrcliRecipe
+    config: VrcliRecipe
 
     def __init__(self, config: VrcliRecipe, run: Run):
         super().__init__(config, run)
@@ -65,9 +66,9 @@ class VrcliMethod(PolicyGradientMethod):
         self.judge = judge.by_improvement()
 
     @classmethod
-    def shown_rows(cls, config: Any, source: TaskSource) -> list[Task]:
+    def played_rows(cls, config: Any, source: TaskSource) -> list[Task]:
         final = config.final
-        return [*super().shown_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
+        return [*super().played_rows(config, source), *draw_tasks(source, final.split, final.n, config.seed)]
 
     # -- the comparison --------------------------------------------------------------------------------------------
 
