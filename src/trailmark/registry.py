@@ -2,7 +2,7 @@
 
 A package of ours says what it brings in its file `provides.py`, as texts that are imported when they are needed:
 
-    PROVIDES = {"methods": {"oreo": "trailmark.methods.oreo.method:OreoMethod"}, "recipes": {"oreo": "…:OreoRecipe"}}
+    PROVIDES = {"methods": {"sft": "trailmark.methods.sft:SftMethod"}, "recipes": {"sft": "…configs:SftRecipe"}}
 
 Packages of other people say it as entry points (`trailmark.methods`, `trailmark.tasks`, `trailmark.rewards`,
 `trailmark.formats`, `trailmark.commands`). So nothing outside of a paper's folder knows the paper.

@@ -16,7 +16,6 @@ from trailmark.config import load_recipe
 from trailmark.episodes import won
 from trailmark.errors import RecipeError
 from trailmark.evaluate.choices import best_of, steps_of
-from trailmark.evaluate.searched import load_values
 from trailmark.methods import resolve_recipe
 from trailmark.methods.lpr.exact import calibration, exact_value
 from trailmark.methods.preference import PreferenceMethod
@@ -25,6 +24,7 @@ from trailmark.models.tiny import build, tiny_config, tiny_tokenizer
 from trailmark.runs.launch import launch
 from trailmark.runs.store import read_segment
 from trailmark.score.classes import step_scores
+from trailmark.seats.value_models import load_values
 from trailmark.steps import mark_steps, without_end
 from trailmark.tasks.puzzle.source import soundness
 

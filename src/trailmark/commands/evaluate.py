@@ -1,4 +1,4 @@
-"""`trailmark eval`, `compare`, `study`, `curves` and `prune`. `evaluate/output.py` says what they print."""
+"""`trailmark eval`, `compare`, `study`, `curves` and `prune`. `terminal/output.py` says what they print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trailmark import MOST_SEED
-from trailmark.commands.options import ServerOptions, grouped, say_error
+from trailmark.terminal.options import ServerOptions, grouped, say_error
 
 if TYPE_CHECKING:
     from trailmark.evaluate.players import Wish
@@ -176,10 +176,10 @@ def _recompute(
 ) -> None:
     """`eval --episodes`: the table of stored episodes."""
     from trailmark.evaluate.copy_rate import hears_words
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.stored_episodes import commands_of, episode_files, read_files
     from trailmark.evaluate.tables import table, warnings
+    from trailmark.terminal.output import finish
 
     words = None
     if tokenizer is not None:
@@ -216,7 +216,6 @@ def _play(
     from trailmark.config import SamplingConfig
     from trailmark.data.output_paths import new_file
     from trailmark.errors import DataError, RunError
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.players import play_model, remote_seat, varied
     from trailmark.evaluate.run import stage_rows
     from trailmark.evaluate.tables import table, warnings
@@ -225,6 +224,7 @@ def _play(
     from trailmark.seats.locate import is_address
     from trailmark.seats.open import NoServer
     from trailmark.stopping import noting
+    from trailmark.terminal.output import finish
     from trailmark.types import Failed
 
     for file in (out, leaderboard):
@@ -368,9 +368,9 @@ def compare(
     from trailmark.errors import TrailmarkError
     from trailmark.evaluate import stored_episodes as stored
     from trailmark.evaluate.missing_evaluations import all_evaluated
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.run import summarise
     from trailmark.evaluate.tables import difference_table, table, warnings
+    from trailmark.terminal.output import finish
 
     if len(runs) < 2:
         raise TrailmarkError("compare: give two or more runs or files.")
@@ -413,10 +413,10 @@ def study(
     import contextlib
     import sys
 
-    from trailmark.evaluate.output import finish
     from trailmark.evaluate.pages import write_page
     from trailmark.evaluate.study import find_study, run_study
     from trailmark.evaluate.tables import study_tables
+    from trailmark.terminal.output import finish
 
     more = [*(overrides or ()), *([f"seeds=[{seeds}]"] if seeds is not None else [])]
     path = find_study(name)

@@ -93,7 +93,7 @@ def serve(
         engine = open_engine(lm, settings)
         values = None
         if value is not None:
-            from trailmark.evaluate.searched import load_values
+            from trailmark.seats.value_models import load_values
 
             values = load_values(value, lm.tokenizer, device, dtype or home.dtype)
         hosts = [host, *(allow_host or ())]

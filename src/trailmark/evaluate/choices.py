@@ -23,9 +23,9 @@ from trailmark.answers import read_answer as read_letter
 from trailmark.episodes import by_group, won
 from trailmark.errors import DataError, RunError
 from trailmark.evaluate.run import read_answer
-from trailmark.evaluate.stats import mean_of, proportion
 from trailmark.runs.store import atomic_write
 from trailmark.score.classes import Over, over_steps
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.types import Annotation, Episode, Failed, Invalid, Scored
 
 

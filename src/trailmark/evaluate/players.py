@@ -256,18 +256,10 @@ def remote_seat(url: str, wish: Wish, sampling: SamplingConfig) -> Seat:
 def server(url: str, wish: Wish) -> HttpSeat:
     from trailmark.seats.config import HttpSeat
     from trailmark.seats.open import UNNAMED
+    from trailmark.terminal.options import pairs
 
     return HttpSeat(address=url, model=wish.served or UNNAMED, headers=pairs(wish.headers, "--header"),
                     query=pairs(wish.query, "--query"), api_key_env=wish.key_env)  # fmt: skip
-
-
-def pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """Parse NAME=VALUE options. VALUE may be env:VARIABLE, so that a secret (Azure's `api-key`) need not be on the
-    command line."""
-    for word in words:
-        if "=" not in word:
-            raise TrailmarkError(f"{option} '{word}': expected NAME=VALUE, such as api-version=2024-10-21.")
-    return {k.strip(): v for k, _, v in (w.partition("=") for w in words)}
 
 
 def local_seat(found: Located, wish: Wish, sampling: SamplingConfig, source: Any) -> Seat:

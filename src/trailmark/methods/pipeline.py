@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trailmark.config import CheckpointConfig, RunConfig, dump
+from trailmark.errors import RecipeError, nearest
 from trailmark.methods.base import Method
 from trailmark.runs.checkpoints import is_run
 from trailmark.runs.data_files import named_files
@@ -141,6 +142,15 @@ def _prefixed(prefix: str) -> Callable[[Summary], dict[str, Any]]:
 def some(method: type[Method], only: Sequence[str], redo: Sequence[str] = ()) -> type[Method]:
     """The method that makes only these stages. Those before them must be done."""
     return type(method.__name__, (method,), {"only": tuple(only), "redo": tuple(redo)})
+
+
+def stage_named(method: type[Method], config: RunConfig, name: str, number: int) -> str:
+    """The stage that somebody means: its whole name, or its kind in a round."""
+    names = [s.name for s in method.stages(config, Run(config.out))]
+    if (found := next((n for n in (name, f"{name}-{number}") if n in names), None)) is not None:
+        return found
+    near = [n for n in names if round_of(n)[1] in (0, number)] or names
+    raise RecipeError(f"there is no stage '{name}' of round {number} in this recipe.{nearest(name, near)}")
 
 
 # --- what a stage reads ----------------------------------------------------------------------------------------------

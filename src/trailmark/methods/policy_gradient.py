@@ -36,7 +36,6 @@ class PolicyGradientMethod(OnlineMethod):
     """A step is `collect`, `credit` and an update of the objective."""
 
     Config, self_play = PolicyGradientRecipe, True
-    config: PolicyGradientRecipe
 
     def __init__(self, config: PolicyGradientRecipe, run: Run):
         # Opened first: a mistake in the user's function is found before a model is loaded.

@@ -3,8 +3,8 @@
 A step has the reward that a reward model gives it (process), the last one that of the whole answer (outcome), or both
 (`rewards`, `credit/steps.py`). Every other token has nothing but the KL penalty to the reference.
 
-    ppo     token rewards with the KL penalty in them, generalised advantages, clipped surrogate; a critic with an optimiser
-            of its own. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
+    ppo     token rewards with the KL penalty in them, generalised advantages, clipped surrogate; a critic with its own
+            optimiser. An answer that was cut off is worth what the critic says of its end, a finished one nothing more
     grpo    step rewards against those of all answers to the same question; a token's credit is the sum of those at or
             behind it; clipped surrogate, and the k3 estimate of the KL in the loss, which pulls towards the reference.
             Steps without a reward are not compared: of outcomes alone, each answer has one reward

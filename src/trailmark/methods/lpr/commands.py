@@ -47,15 +47,15 @@ def export(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is there.")] = False,
 ) -> None:
     """Write what a stage made as records of the reference implementation."""
-    from trailmark.commands.stages import stage_named
     from trailmark.data.output_paths import new_file
     from trailmark.formats.rows import dump
+    from trailmark.methods.lpr.method import LprMethod
     from trailmark.methods.lpr.round import Round
-    from trailmark.methods.pipeline import round_of
+    from trailmark.methods.pipeline import round_of, stage_named
     from trailmark.runs.store import Run
 
     config = _config(recipe, words)
-    name = stage_named(config, stage, number)
+    name = stage_named(LprMethod, config, stage, number)
     rows = records_of(Round(config, Run.open(config.out), round_of(name)[1]), name)
     new_file(out, overwrite=overwrite)
     dump(out, rows, "lines" if out.suffix == ".jsonl" else "list")
@@ -120,10 +120,10 @@ def accuracy(
     import json
 
     from trailmark import formats
-    from trailmark.evaluate.searched import load_values
-    from trailmark.evaluate.stats import Interval
     from trailmark.methods.lpr.labels import labelled_steps, step_row
     from trailmark.score.classes import step_scores
+    from trailmark.seats.value_models import load_values
+    from trailmark.stats.intervals import Interval
 
     values = load_values(model, device=device)
     found = formats.read(format, rows, values.lm.tokenizer)

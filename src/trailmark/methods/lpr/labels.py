@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trailmark.errors import DataError
-from trailmark.evaluate.stats import mean_of, proportion
+from trailmark.stats.intervals import mean_of, proportion
 from trailmark.types import Annotation, Episode
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trailmark.commands.quickstart import finish, packaged
+from trailmark.methods.quickstart import Results, packaged
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """LPR on order puzzles: imitation, Monte-Carlo values, a process reward model, ranked pairs, pDPO."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
@@ -17,8 +17,7 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.runs.launch import launch
     from trailmark.runs.store import segments
 
-    if not quiet:
-        print("LPR: imitation, values of states, a reward model of steps, pDPO", file=sys.stderr, flush=True)
+    say("LPR: imitation, values of states, a reward model of steps, pDPO")
     config = resolve(_lpr_recipe(packaged("lpr-puzzle"), out / "lpr", seed),
                      LprMethod.Config)  # fmt: skip
     launch(get_method("lpr"), config, resume)
@@ -30,11 +29,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "SFT, a right one of 8 (the ceiling)": trained / "evaluation/any.jsonl",
         "pDPO, one answer": segments(trained / "evaluation")[-1],
     }
-    finish(
-        out,
+    return Results(
         files,
         trained,
-        quiet,
         title="order puzzles, 200 questions, temperature 1, 95 % intervals; sound: share of true steps",
         main="pDPO, one answer",
         metrics=("success", "sound"),

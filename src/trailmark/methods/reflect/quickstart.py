@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trailmark.commands.quickstart import finish, packaged
+from trailmark.methods.quickstart import Results, packaged
 
 
-def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
+def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
     """Reflect-RL on taxi `pickup`, and what it is compared with, each over all 300 starts."""
     from trailmark.config import resolve
     from trailmark.methods import get_method
@@ -20,7 +20,6 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
     from trailmark.seats.reference_players import random_player
     from trailmark.tasks import get_task
 
-    say = (lambda text: None) if quiet else (lambda text: print(text, file=sys.stderr, flush=True))
     recipe = packaged("reflect-taxi")
     both: dict[str, Run] = {}
     for name, reflecting in (("plain", False), ("reflect", True)):
@@ -42,11 +41,9 @@ def quickstart(out: Path, seed: int, resume: bool, quiet: bool) -> None:
         "Reflect-RL, advice off": both["reflect"].path / "evaluation/advice-off.jsonl",
         "Reflect-RL, advice shuffled": both["reflect"].path / "evaluation/advice-shuffled.jsonl",
     }
-    finish(
-        out,
+    return Results(
         files,
         both["reflect"].path,
-        quiet,
         title="taxi, pickup: all 300 starts, one sampled play each, 95 % intervals",
         main="Reflect-RL",
     )

@@ -49,7 +49,6 @@ NAMES = ("start", "trained", "other-plan", "random-words", "no-plan", "gold")
 
 class VrcliMethod(PolicyGradientMethod):
     Config = VrcliRecipe
-    config: VrcliRecipe
 
     def __init__(self, config: VrcliRecipe, run: Run):
         super().__init__(config, run)
