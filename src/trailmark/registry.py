@@ -1,4 +1,4 @@
-"""What there is by name: methods, worlds, formats, rewards, commands, quickstarts.
+"""What there is by name: methods, worlds, formats, rewards, engines, commands, quickstarts.
 
 A package of ours says what it brings in its file `provides.py`, as texts that are imported when they are needed:
 
@@ -22,7 +22,7 @@ from trailmark.errors import RecipeError
 
 Kind = Literal[
     "methods", "recipes", "tasks", "formats", "rewards", "players", "warnings", "end_warnings",
-    "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data",
+    "commands", "data", "quickstarts", "markers", "answers", "metrics", "study_data", "engines",
 ]  # fmt: skip
 ROOT = Path(__file__).parent
 

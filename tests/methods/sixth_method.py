@@ -19,14 +19,13 @@ from pydantic import Field, PositiveInt
 from trailmark.config import Config, EngineConfig, LearnerConfig, RunConfig, SamplingConfig
 from trailmark.credit import leave_one_out, turn_returns
 from trailmark.errors import RecipeError, TaskError
-from trailmark.formats.messages import count_rows, read_rows
+from trailmark.formats.conversations import count_rows, read_rows
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.loop import Evaluation
 from trailmark.learn.watch import spread, summary
 from trailmark.methods.base import Method
 from trailmark.methods.configs import SftRecipe, TaskConfig
 from trailmark.methods.pipeline import recipe_stage, training_stage
-from trailmark.methods.sft import SftMethod
 from trailmark.objectives import WeightedLogp
 from trailmark.rollout.play import Desk, Protocol, play
 from trailmark.runs.stages import Stage
@@ -103,7 +102,7 @@ class HintMethod(Method):
         )  # fmt: skip
         return [
             recipe_stage("lessons", write, config, run.path, inputs={"hints": config.hints}),
-            training_stage("policy", SftMethod, recipe, run.path),
+            training_stage("policy", recipe, run.path),
         ]
 
     def __init__(self, config: HintRecipe, run: Run):

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from trailmark.commands.app import app
 from trailmark.config import ModelConfig
-from trailmark.methods.configs import OfflineRecipe
 from trailmark.methods.offline import OfflineMethod
+from trailmark.methods.offline_configs import OfflineRecipe
 from trailmark.models.load import load_model
 from trailmark.runs.store import read_episodes, read_segment
 from trailmark.score.config import judge_config

@@ -11,7 +11,7 @@ from trailmark import formats
 from trailmark.config import ModelConfig, resolve
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.errors import DataError, ModelError, RecipeError
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod, read_answers
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer

@@ -14,7 +14,7 @@ from trailmark.config import LearnerConfig, resolve
 from trailmark.errors import DataError
 from trailmark.formats import on_demand, turns
 from trailmark.learn.learner import Learner
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import (
     HEAD,
     RewardModelMethod,

@@ -12,7 +12,7 @@ from trailmark.engines.base import Request
 from trailmark.engines.local import LocalEngine
 from trailmark.engines.scripted import ScriptedEngine
 from trailmark.formats.turns import Reader, Starts, plain
-from trailmark.methods.configs import RewardModelRecipe
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.reward_model import RewardModelMethod
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer

@@ -13,7 +13,7 @@ from trailmark.config import LearnerConfig, ModelConfig, resolve
 from trailmark.errors import ModelError, RecipeError
 from trailmark.learn.checkpoint import save_model
 from trailmark.learn.learner import Learner
-from trailmark.methods.configs import StepRewards, StepRlRecipe
+from trailmark.methods.online_configs import StepRewards, StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod, against_group, on_tokens, turn_rewards
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer

@@ -11,7 +11,7 @@ import torch
 
 from trailmark.config import ModelConfig
 from trailmark.errors import ModelError
-from trailmark.methods.configs import StepRewards
+from trailmark.methods.online_configs import StepRewards
 from trailmark.methods.step_rl import (
     StepJudge,
     StepRlMethod,

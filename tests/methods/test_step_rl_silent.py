@@ -9,7 +9,7 @@ import pytest
 from trailmark.config import ModelConfig, resolve
 from trailmark.learn.checkpoint import save_model
 from trailmark.methods import step_rl
-from trailmark.methods.configs import StepRlRecipe
+from trailmark.methods.online_configs import StepRlRecipe
 from trailmark.methods.step_rl import StepRlMethod
 from trailmark.models.load import load_model
 from trailmark.models.tiny import tiny_tokenizer

@@ -9,7 +9,7 @@ import torch
 
 from trailmark.config import load_recipe, resolve
 from trailmark.methods import get_config, get_method
-from trailmark.methods.configs import VARIANTS
+from trailmark.methods.online_configs import VARIANTS
 from trailmark.methods.policy_gradient import advantages, credit_name, penalised, varied
 from trailmark.models.load import load_model
 from trailmark.runs.launch import launch

@@ -23,7 +23,6 @@ from trailmark.rollout.judged import noting
 from trailmark.rollout.play import Protocol
 from trailmark.runs.annotations import write_beside
 from trailmark.runs.checkpoints import listed
-from trailmark.runs.data_files import must_be_file
 from trailmark.runs.stages import Stage, begun_from, is_stage, run_stages
 from trailmark.runs.store import Run, write_segment
 from trailmark.seats.config import AnyKind, LocalSeat, check_seats, filled, trained_seats
@@ -67,13 +66,7 @@ class Method(Training):
     @classmethod
     def check(cls, config: Any) -> list[str]:
         """Further lines that `--dry-run` prints."""
-        data = getattr(config, "data", None)
-        if not isinstance(data, str) or not data:
-            return []
-        from trailmark.formats.messages import count_rows
-
-        must_be_file(Path(data), "data")
-        return [f"data: {data}, {f'{count_rows(data)} rows' if Path(data).exists() else 'which is not here yet'}"]
+        return []
 
     @classmethod
     def models_in_memory(cls, config: Any) -> list[ModelInMemory]:

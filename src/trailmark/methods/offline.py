@@ -28,7 +28,7 @@ from trailmark.learn.watch import summary
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, ModelInMemory, reference_in_memory
 from trailmark.methods.batches import Batches
-from trailmark.methods.configs import OfflineRecipe
+from trailmark.methods.offline_configs import OfflineRecipe
 from trailmark.methods.value_model import load_frozen
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model, load_reference
@@ -41,8 +41,9 @@ from trailmark.runs.store import Run
 from trailmark.samples import chains, scored
 from trailmark.score.values import HeadValues, read_as
 from trailmark.seats.config import AnyKind, LocalSeat, filled
-from trailmark.seats.locate import locate, locate_value
+from trailmark.seats.locate import locate
 from trailmark.seats.table import Table
+from trailmark.seats.value_models import locate_value
 from trailmark.tasks import get_task, keep_judge
 from trailmark.tasks.base import draw_tasks
 from trailmark.types import Annotation, Episode, Failed, Scored
@@ -184,17 +185,17 @@ class OfflineMethod(Method):
 
     @classmethod
     def check(cls, config: Any) -> list[str]:
-        """The data file may not exist yet."""
-
-        def rows_of(path: str) -> str:
-            must_be_file(Path(path), "data")
-            if not Path(path).exists():
-                return "which is not here yet"
-            rows = RowFile(path)
-            rows.visit(lambda *_: None)
-            return f"{len(rows)} rows"
-
         return [f"data: {path}, {rows_of(path)}" for path in config.files if path]
+
+
+def rows_of(path: str) -> str:
+    """How many rows a data file has, in words. It may not exist yet."""
+    must_be_file(Path(path), "data")
+    if not Path(path).exists():
+        return "which is not here yet"
+    rows = RowFile(path)
+    rows.visit(lambda *_: None)
+    return f"{len(rows)} rows"
 
 
 def voted(group: Sequence[Episode]) -> Episode:

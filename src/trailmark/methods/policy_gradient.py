@@ -15,9 +15,9 @@ from trailmark.episodes import equal, group_rewards, least_range
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
 from trailmark.methods.base import ModelInMemory, reference_in_memory
-from trailmark.methods.configs import PolicyGradientRecipe
 from trailmark.methods.eval_function import EvalFunction
 from trailmark.methods.online import OnlineMethod
+from trailmark.methods.online_configs import PolicyGradientRecipe
 from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout
 from trailmark.objectives import Objective, get_objective

@@ -33,8 +33,8 @@ from trailmark.formats.rows import Row, each
 from trailmark.formats.scored import SIDES, tie_pairs
 from trailmark.learn.learner import Update
 from trailmark.methods.base import ModelInMemory
-from trailmark.methods.configs import PAIRED, PreferenceRecipe
 from trailmark.methods.offline import OfflineMethod, Trajectories
+from trailmark.methods.offline_configs import PAIRED, PreferenceRecipe
 from trailmark.models.readout import Readout
 from trailmark.objectives import Kto, Objective, Pairwise, Sft
 from trailmark.samples import build_samples, pair

@@ -31,8 +31,8 @@ from trailmark.learn.learner import Learner, Update
 from trailmark.memory import need_rows
 from trailmark.methods.base import Method, ModelInMemory
 from trailmark.methods.batches import Batches
-from trailmark.methods.configs import RewardModelRecipe
-from trailmark.methods.offline import Trajectories, count, sequence_length
+from trailmark.methods.offline import Trajectories, count, rows_of, sequence_length
+from trailmark.methods.offline_configs import RewardModelRecipe
 from trailmark.methods.preference import listed_pairs, places_of_pairs, places_of_stored
 from trailmark.models.lm import LM
 from trailmark.models.load import load_model
@@ -57,6 +57,10 @@ class RewardModelMethod(Method):
         asked = () if config.eval_data else ("eval",)
         labels = () if config.kind in ("classes", "scalar") else ("outputs", "label")
         return ("read", "eval.split", "eval.n", *asked, *labels)
+
+    @classmethod
+    def check(cls, config: RewardModelRecipe) -> list[str]:
+        return [f"data: {path}, {rows_of(path)}" for path in config.files]
 
     def __init__(self, config: RewardModelRecipe, run: Run):
         need_rows(config.batch, "batch")
@@ -154,6 +158,10 @@ def read_answers(
 
 class _Answers:
     """The answers of one file that fit."""
+
+    @classmethod
+    def check(cls, config: RewardModelRecipe) -> list[str]:
+        return [f"data: {path}, {rows_of(path)}" for path in config.files]
 
     def __init__(self, config: RewardModelRecipe, file: str, tokenizer: Any, limit: int, prefix: str):
         self.config, self.tokenizer, self.limit = config, tokenizer, limit

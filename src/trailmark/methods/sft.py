@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from trailmark import chat
 from trailmark.errors import DataError
 from trailmark.formats import turns
+from trailmark.formats.conversations import conversation_of, rows_here, unread
 from trailmark.formats.marked_text import holds_texts, one_kind, text_of
-from trailmark.formats.messages import conversation_of, unread
 from trailmark.formats.on_demand import OnDemand
 from trailmark.formats.rows import Row, RowFile
 from trailmark.learn.learner import Learner, Update
@@ -22,6 +23,7 @@ from trailmark.methods.configs import SftRecipe
 from trailmark.models.load import load_model
 from trailmark.models.readout import Readout
 from trailmark.objectives import Sft
+from trailmark.runs.data_files import must_be_file
 from trailmark.runs.store import Run
 from trailmark.tasks.labels import CHOICES
 from trailmark.types import Sample, Tokens
@@ -44,6 +46,11 @@ class SftMethod(Method):
         super().__init__(config.model_copy(update={"steps": self.batches.steps}), run)
         self.learner = Learner({"policy": lm}, config.learner, total=self.config.steps)
         self.held_out = read(config.eval_data) if config.eval_data else []
+
+    @classmethod
+    def check(cls, config: SftRecipe) -> list[str]:
+        must_be_file(Path(config.data), "data")
+        return [f"data: {config.data}, {rows_here(config.data)}"]
 
     def updates(self, step: int) -> Iterator[Update]:
         yield Update(self.unscored_samples(step), Sft())

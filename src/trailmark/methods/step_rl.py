@@ -30,8 +30,9 @@ from trailmark.episodes import won
 from trailmark.learn.learner import Learner, Update
 from trailmark.learn.watch import sampler_gap
 from trailmark.methods.base import ModelInMemory, reference_in_memory
-from trailmark.methods.configs import CriticConfig, StepRewards, StepRlRecipe
+from trailmark.methods.configs import CriticConfig
 from trailmark.methods.online import OnlineMethod
+from trailmark.methods.online_configs import StepRewards, StepRlRecipe
 from trailmark.methods.value_model import critic_in_memory, load_critic, load_frozen
 from trailmark.models.load import load_reference
 from trailmark.models.readout import Readout

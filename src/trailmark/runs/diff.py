@@ -13,24 +13,10 @@ from typing import Any
 from trailmark.errors import DataError, shorten
 from trailmark.marked_yaml import parse
 from trailmark.plain_files import open_plain, read_plain
+from trailmark.runs.recipe_keys import IGNORED, compared
 from trailmark.runs.store import Run
 
-IGNORED = ("out", "name", "trackers", "failures")  # keys of a recipe that may differ between equal runs
 _ABSENT = object()
-
-
-def compared(recipe: Any, ignored: Collection[str] = IGNORED) -> Any:
-    """A recipe without the keys that may differ between equal runs. How often the clock makes a checkpoint is one of
-    them, in every section `checkpoint`."""
-
-    def timeless(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if isinstance(c := value.get("checkpoint"), dict):
-            value = {**value, "checkpoint": {k: v for k, v in c.items() if k != "minutes"}}
-        return {k: timeless(v) for k, v in value.items() if not (k == "checkpoint" and v == {})}
-
-    return timeless({k: v for k, v in recipe.items() if k not in ignored}) if isinstance(recipe, dict) else recipe
 
 
 @dataclass(frozen=True)

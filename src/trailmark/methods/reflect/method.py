@@ -156,7 +156,7 @@ class ReflectMethod(Players):
     def stages(cls, config: ReflectRecipe, run: Run) -> list[Stage]:
         """Imitation: of the reflector, and of the policy, which hears it."""
         recipes = {seat: imitation(config, run.path, seat, n) for seat, n in imitated_steps(config).items()}
-        return [training_stage(seat, ImitationMethod, recipe, run.path) for seat, recipe in recipes.items()]
+        return [training_stage(seat, recipe, run.path) for seat, recipe in recipes.items()]
 
     @classmethod
     def train(cls, config: ReflectRecipe, run: Run, resume: bool = False) -> dict[str, float]:
