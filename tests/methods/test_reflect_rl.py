@@ -218,11 +218,11 @@ def test_the_taxi_s_thirds(tmp_path):
     demand."""
     run = made(tmp_path)
     assert [run.level_of(k)[0] for k in range(1, 13)] == [0] * 4 + [1] * 4 + [2] * 4
-    run.replay.held = [won(0)]
+    run.replay.plays = [won(0)]
     list(run.updates(1))
-    assert run.replay.held[0].id == "e0"
+    assert run.replay.plays[0].id == "e0"
     list(run.updates(5))
-    assert run.level == 1 and "e0" not in {e.id for e in run.replay.held}
+    assert run.level == 1 and "e0" not in {e.id for e in run.replay.plays}
     alone = made(tmp_path / "alone", curriculum={"kind": "modes", "index": 2})
     assert {alone.level_of(k)[0] for k in range(1, 13)} == {2}
     with pytest.raises(RecipeError, match=r"curriculum\.index is 3, and there are 3 stages"):

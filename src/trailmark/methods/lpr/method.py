@@ -21,6 +21,16 @@ answer is right, else 0.
     rl-1             reinforcement with what steps earn, a run of method `step_rl` (where the recipe has `rl`)
     solutions-2      the next round, from the policy of the last one
 
+The paper's equations, and where they are:
+
+    r_f(tau), the outcome                              `methods/lpr/method.py:right_ones`
+    r_e(state) = sum_i r_f(completion i)               `methods/lpr/states.py:state_values`
+    L_PRM = -log f(r_e | x, state)                     `objectives/classify.py:Classify.terms`
+    r_p(tau) = prod_t f(class >= C | x, steps 1..t)    `methods/lpr/pairs.py:solution_rewards`
+    D_o and D_p                                        `methods/lpr/pairs.py:question_pairs`
+    L_DPO on D_o + D_p                                 `objectives/pairwise.py:Pairwise.terms`
+    step PPO: rewards at the ends of steps, less the KL to the reference    `methods/step_rl.py:ppo_credit`
+
 Each is a stage. The lists below say what each reads: keys of the recipe, stages before it, files from elsewhere. It is
 done once and made again when one of these changes. Stages that nothing needs are left out: pairs by outcome need no
 reward model. `given` puts a file from elsewhere in the place of a stage (`given.py`).

@@ -4,6 +4,15 @@ A policy pi and a value V are trained until they satisfy the soft Bellman equati
 
     V(s_t) = R - beta sum_{i>=t} log pi(a_i|s_i) / ref(a_i|s_i)       for every state s_t of every trajectory
 
+The paper's equations, and where they are (l_i is the log-ratio above, sg a stop-gradient):
+
+    V*(s) - V*(s') = r - beta log pi*/ref         soft Bellman     summed from t on: the line above
+    L_V  = mean_t (V(s_t) - R + beta sum_{i>=t} l_i)^2             `objectives/soft_bellman.py:SoftBellman._value`
+    L_pi = mean_t (V(s_t) - R + beta l_t + sg[beta sum_{i>t} l_i])^2  `objectives/soft_bellman.py:SoftBellman._policy`
+           and its variants: steps, whole responses, no stop-gradient  `objectives/soft_bellman.py:SoftBellman._policy`
+    L_reg = alpha KL(pi || ref)                                    `objectives/soft_bellman.py:SoftBellman._regulariser`
+    beam search and the best of K actions by V                     `methods/oreo/method.py:OreoMethod.searched`
+
 Each step takes a batch of trajectories. The value moves towards the right-hand side, and the policy moves so that the
 two sides meet (`objectives/soft_bellman.py` has the variants). Both losses are computed from the models before the
 step. The reference `ref` is the policy before training, or another model. The baselines that learn from the same file
