@@ -68,8 +68,8 @@ async def advised(desk: Desk) -> None:
 
 def write_lessons(hints: str, folder: Path) -> dict[str, int]:
     """Each written hint behind the prompt that the adviser is shown in play."""
-    said = [(messages[0]["content"], messages[-1]["content"]) for _, messages in read_rows(hints)]
-    rows = [{"prompt": ASK.format(prompt=prompt), "response": hint} for prompt, hint in said]
+    pairs = [(messages[0]["content"], messages[-1]["content"]) for _, messages in read_rows(hints)]
+    rows = [{"prompt": ASK.format(prompt=prompt), "response": hint} for prompt, hint in pairs]
     (folder / "lessons.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"rows": len(rows)}
 
@@ -112,7 +112,7 @@ class HintMethod(Method):
         adviser = self.load_first_model()
         self.table = Table(self.seats_of(config), {"adviser": adviser}, config.seed)
         self.learner = Learner({"policy": adviser}, config.learner, total=config.steps)
-        self.told: dict[str, float] = {}
+        self.step_metrics: dict[str, float] = {}
 
     def play(self, tasks: Sequence[Task], version: int, prefix: str, **more: Any) -> list[Episode]:
         self.table.publish(version)
@@ -131,11 +131,11 @@ class HintMethod(Method):
         samples = build_samples(good, "adviser", {"advantage": {e.id: [a] for e, a in zip(good, better)}})
         notes += annotate_turns(samples, good, "adviser", "advantage", "against the other hints")
         self.run.annotate(step, notes)
-        self.told = {**summary(good), **spread(good), **dropped}
+        self.step_metrics = {**summary(good), **spread(good), **dropped}
         yield Update(samples, WeightedLogp(gap=True))
 
     def metrics(self) -> Mapping[str, float]:
-        return self.told
+        return self.step_metrics
 
     def evaluate(self, step: int) -> Mapping[str, float]:
         c = self.config

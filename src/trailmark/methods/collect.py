@@ -30,7 +30,7 @@ def collect_starts(
 def play_left(
     kept: Collection, source: TaskSource, starts: Sequence[Start], seats: Sequence[Seat],
     protocol: Protocol | None = None, judge: Judge | None = None, failures: float = 0.0, key: str = "failures",
-    noted: Callable[[Episode], Episode] = lambda e: e, what: str = "",
+    stored: Callable[[Episode], Episode] = lambda e: e, what: str = "",
 ) -> list[Episode]:  # fmt: skip
     """Play the starts that a collection does not hold yet. Returns the episodes of all starts, of which at most a share
     `failures` may have failed (`key`: how the user states it). Episodes are stored as `noted` gives them back."""
@@ -47,7 +47,7 @@ def play_left(
             nonlocal lost
             kept.note([a for a in notes if a.episode == e.id])
             notes[:] = [a for a in notes if a.episode != e.id]
-            each(noted(e))
+            each(stored(e))
             if not isinstance(e.outcome, Failed):
                 in_a_row.clear()
                 return

@@ -200,9 +200,9 @@ def rows_of(path: str) -> str:
 
 def voted(group: Sequence[Episode]) -> Episode:
     """The first episode of a start that gives the commonest answer; the first of all if no answer can be read."""
-    said = [read_answer(e.turns[-1].text, len(e.task.data.get("options", ()))).letter if e.turns else "" for e in group]
-    answer = most_common(said)
-    return group[said.index(answer)]
+    read = lambda e: read_answer(e.turns[-1].text, len(e.task.data.get("options", ()))).letter
+    answers = [read(e) if e.turns else "" for e in group]
+    return group[answers.index(most_common(answers))]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -107,19 +107,19 @@ class Pipeline(Method):
             rounds.add(max(k, 1), (stage.metrics or _prefixed(f"{kind}/"))(summary), ends)
 
         run_stages(run.path, stages, only=cls.only, redo=cls.redo, each=each, alone=True)
-        return rounds.told.get(config.steps, {})
+        return rounds.metrics.get(config.steps, {})
 
 
 class Rounds:
     """The metrics of rounds: line k of metrics.jsonl has those of round k."""
 
     def __init__(self, run: Run):
-        self.run, self.told = run, dict[int, dict[str, Any]]()
+        self.run, self.metrics = run, dict[int, dict[str, Any]]()
         self.logged = {row["step"]: row for row in read_metrics(run.path)}
 
     def add(self, k: int, metrics: Mapping[str, Any], ends: bool) -> None:
         """Add the metrics of a stage to those of round k. `ends`: this is its last stage."""
-        now = self.told.setdefault(k, {})
+        now = self.metrics.setdefault(k, {})
         now |= metrics
         if ends and self.logged.get(k) != {"step": k, **now}:  # not logged yet, or a stage was made again
             truncate_metrics(self.run, k - 1)

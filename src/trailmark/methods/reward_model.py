@@ -323,14 +323,15 @@ def judged(learner: Learner, samples: Sequence[Sample], kind: str) -> dict[str, 
         worth = {(s.unit, s.role): float(out[m].sum()) for s, out, m in zip(read, outs, on)}
         gaps = np.array([worth[u, "chosen"] - worth[u, "rejected"] for u, role in worth if role == "chosen"])
         return {"accuracy": float((gaps > 0).mean()), "ranking": float(np.logaddexp(0, -gaps).mean())}
-    said = np.concatenate([out[m] for out, m in zip(outs, on)])
+    outputs = np.concatenate([out[m] for out, m in zip(outs, on)])
     if kind == "scalar":
         goal = np.concatenate([s.streams["returns"][m] for s, m in zip(read, on)])
-        return {"accuracy": float(((said >= 0.5) == (goal >= 0.5)).mean()), "value": float(((said - goal) ** 2).mean())}
+        right = (outputs >= 0.5) == (goal >= 0.5)
+        return {"accuracy": float(right.mean()), "value": float(((outputs - goal) ** 2).mean())}
     label = np.concatenate([s.streams["label"][m] for s, m in zip(read, on)])
-    high = said.max(-1, keepdims=True)
-    logp = said - high - np.log(np.exp(said - high).sum(-1, keepdims=True))
+    high = outputs.max(-1, keepdims=True)
+    logp = outputs - high - np.log(np.exp(outputs - high).sum(-1, keepdims=True))
     return {
-        "accuracy": float((said.argmax(-1) == label).mean()),
+        "accuracy": float((outputs.argmax(-1) == label).mean()),
         "cross_entropy": float(-logp[np.arange(len(label)), label].mean()),
     }

@@ -304,12 +304,12 @@ def spans_of(e: Episode, turn: int) -> Sequence[tuple[int, int]]:
     return t.steps or ((0, len(t.tokens)),)
 
 
-def on_tokens(e: Episode, earned: Sequence[np.ndarray], seat: str, at_end: bool) -> list[np.ndarray]:
+def on_tokens(e: Episode, rewards: Sequence[np.ndarray], seat: str, at_end: bool) -> list[np.ndarray]:
     """The rewards of steps on the tokens of each turn: at the last token of each step, and of the last one, with
     `at_end`, at the token that ends the turn."""
     mine = [i for i, t in enumerate(e.turns) if t.seat == seat and t.tokens]
     out = []
-    for i, values in zip(mine, earned, strict=True):
+    for i, values in zip(mine, rewards, strict=True):
         spans, size = list(spans_of(e, i)), len(e.turns[i].tokens)
         if at_end:
             spans[-1] = (spans[-1][0], size)

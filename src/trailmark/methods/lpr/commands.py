@@ -174,8 +174,8 @@ def curve(
     head = list(rows[0]) if rows else []
     typer.echo("  ".join(f"{name:>15}" for name in head))
     for row in rows:
-        told = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
-        typer.echo("  ".join(f"{v:>15}" for v in told))
+        cells = ("-" if v is None else str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())
+        typer.echo("  ".join(f"{v:>15}" for v in cells))
 
 
 def records_of(r: Any, name: str) -> list[dict[str, Any]]:
@@ -286,8 +286,8 @@ def _exact(r: Any, floor: float) -> Any:
             raise RecipeError(
                 "exact values need a model here, or a puzzle player (trailmark.tasks.puzzle.policies:careless)"
             )
-        said = lambda e, end: r.tokenizer.decode(e.turns[0].tokens[:end])
-        return lambda e, end: Exact(source.true_value(e.task, said(e, end), policy), 0.0)
+        text = lambda e, end: r.tokenizer.decode(e.turns[0].tokens[:end])
+        return lambda e, end: Exact(source.true_value(e.task, text(e, end), policy), 0.0)
     law = c.complete.sampling or c.sampling
     if law.top_p != 1 or law.top_k or law.temperature <= 0 or law.min_tokens or law.stop:
         raise RecipeError("exact values need a temperature above 0, and no top_p, top_k, min_tokens or stop")

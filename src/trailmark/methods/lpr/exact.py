@@ -44,19 +44,19 @@ def exact_value(
     live: list[tuple[Tokens, float]] = [((), 1.0)]
     for n in range(most + 1):
         if n == most:
-            low += sum(p * right(said) for said, p in live)  # cut off
+            low += sum(p * right(tokens) for tokens, p in live)  # cut off
             break
-        found = next_tokens(lm, [begun + said for said, _ in live], temperature)
+        found = next_tokens(lm, [begun + tokens for tokens, _ in live], temperature)
         ahead: list[tuple[Tokens, float]] = []
-        for (said, p), row in zip(live, found):
+        for (tokens, p), row in zip(live, found):
             each = p * row
             likely = np.flatnonzero(each >= floor)
             unseen += float(p - each[likely].sum())
             for token in likely.tolist():
                 if token in stops:
-                    low += float(each[token]) * right(said)
+                    low += float(each[token]) * right(tokens)
                 else:
-                    ahead.append(((*said, token), float(each[token])))
+                    ahead.append(((*tokens, token), float(each[token])))
         live = ahead
         if not live:
             break

@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Part:
+class LevelTasks:
     """A level as a task source, for a teacher to play in."""
 
     source: Any

@@ -28,7 +28,7 @@ from trailmark.memory import need_rows
 from trailmark.methods.base import Method, ModelInMemory, name_in_run
 from trailmark.methods.batches import batch_rows, epoch_steps, how_long
 from trailmark.methods.reflect.config import ImitationRecipe, PlayersRecipe
-from trailmark.methods.reflect.curriculum import Level, Part, make_levels, starts_of
+from trailmark.methods.reflect.curriculum import Level, LevelTasks, make_levels, starts_of
 from trailmark.methods.reflect.lessons import Lesson, get_teacher
 from trailmark.methods.reflect.play import (
     ACTION,
@@ -89,8 +89,8 @@ class Players(Method):
             t = config.teacher
             # lessons from a file have their own starts, of any mode
             each = config.curriculum.kind == "modes" and t.name != "file"
-            shown = [Part(self.source, level) for level in self.levels] if each else [self.source]
-            self.lessons = [x for part in shown for x in teacher.lessons(part, t.prompts, t.perturb, config.seed)]
+            sources = [LevelTasks(self.source, level) for level in self.levels] if each else [self.source]
+            self.lessons = [x for part in sources for x in teacher.lessons(part, t.prompts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"
@@ -331,8 +331,8 @@ def check_lessons(
                 f"{thought} with their end: set thought={thought}. The first: {_brief(first.reflection)}"
             )
     sized = {name: Sizes(tokenizer) for name, tokenizer in tokenizers.items()}
-    shown = counted(lessons, "checking the lessons", "lessons", len(lessons))
-    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in shown]
+    progress = counted(lessons, "checking the lessons", "lessons", len(lessons))
+    needs = [_needed(x, talk, sized, thought, imitates, room.limit) for x in progress]
     long = [n for n in needs if n > room.limit]
     if long:
         first = lessons[next(k for k, n in enumerate(needs) if n > room.limit)]
@@ -372,8 +372,8 @@ def _needed(
         sizes.append(sized["reflector"].at_most(text, limit - thought, prompt=True) + thought)
     if "policy" in imitates:
         rest = ANALYZE + lesson.menu + ACTION if talk.reflect else lesson.menu + ACTION
-        said = (thought if talk.reflect else 0) + 1
-        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - said, prompt=True) + said)
+        answer = (thought if talk.reflect else 0) + 1
+        sizes.append(sized["policy"].at_most(before + lesson.state + rest, limit - answer, prompt=True) + answer)
     return max(sizes)
 
 
