@@ -7,15 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from trailmark.config import (
-    CheckpointConfig,
-    Config,
-    LoraConfig,
-    NamesFile,
-    NamesModel,
-    OptimConfig,
-    RunConfig,
-)
+from trailmark.config import CheckpointConfig, Config, LoraConfig, NamesFile, NamesModel, OptimConfig, RunConfig
 from trailmark.score.config import JudgeConfig, typed
 
 

@@ -7,15 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from trailmark import formats
-from trailmark.config import (
-    CheckpointConfig,
-    Config,
-    EngineConfig,
-    NamesFile,
-    NamesModel,
-    RunConfig,
-    SamplingConfig,
-)
+from trailmark.config import CheckpointConfig, Config, EngineConfig, NamesFile, NamesModel, RunConfig, SamplingConfig
 from trailmark.methods.configs import TaskConfig
 from trailmark.score.classes import Over
 from trailmark.steps import Split

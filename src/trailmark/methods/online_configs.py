@@ -6,14 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from trailmark.config import (
-    Config,
-    EngineConfig,
-    NamesFile,
-    NamesModel,
-    RunConfig,
-    SamplingConfig,
-)
+from trailmark.config import Config, EngineConfig, NamesFile, NamesModel, RunConfig, SamplingConfig
 from trailmark.credit.steps import Running
 from trailmark.errors import RecipeError
 from trailmark.methods.configs import CriticConfig, TaskConfig
@@ -220,8 +213,3 @@ class StepRlRecipe(RunConfig):
         if self.algorithm == "grpo" and self.n < 2:
             raise ValueError("n is 1, and algorithm grpo compares the steps of several answers: set n to 2 or more")
         return self
-
-    @property
-    def overlap(self) -> bool:
-        """Whether the next batch is played while the learner works: not here."""
-        return False

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trailmark.methods import get_method, resolve_recipe
 from trailmark.recipe import load_recipe
@@ -37,6 +38,12 @@ def trained(out: Path, seed: int, resume: bool, name: str, folder: str, *words: 
     config = resolve_recipe(load_recipe(packaged(name), given))
     launch(get_method(config.method), config, resume and where.exists())
     return where
+
+
+def packaged_recipe(name: str, out: Path, seed: int) -> dict[str, Any]:
+    """The keys of a packaged recipe, for a run in the folder `out`."""
+    raw = load_recipe(packaged(name)).raw
+    return {**raw, "out": str(out), "name": out.name, "seed": seed, "model": {**raw["model"], "seed": seed}}
 
 
 def packaged(name: str) -> Path:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from trailmark.methods.quickstart import Results, packaged
+from trailmark.methods.quickstart import Results, packaged_recipe
 
 
 def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
@@ -18,8 +17,9 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     from trailmark.runs.store import segments
 
     say("LPR: imitation, values of states, a reward model of steps, pDPO")
-    config = resolve(_lpr_recipe(packaged("lpr-puzzle"), out / "lpr", seed),
-                     LprMethod.Config)  # fmt: skip
+    raw = packaged_recipe("lpr-puzzle", out / "lpr", seed)
+    final = {"choose": 8, "value": str(out / "lpr" / "prm-1")}
+    config = resolve({**raw, "preference": {**raw["preference"], "final": final}}, LprMethod.Config)
     launch(get_method("lpr"), config, resume)
     trained = out / "lpr" / "policy-1"
     files = {
@@ -37,12 +37,3 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
         metrics=("success", "sound"),
         read_next="docs/lpr.md, and docs/studies/lpr-puzzle-notes.md",
     )
-
-
-def _lpr_recipe(file: Path, out: Path, seed: int) -> dict[str, Any]:
-    from trailmark.recipe import load_recipe
-
-    raw = dict(load_recipe(file).raw)
-    final = {"choose": 8, "value": str(out / "prm-1")}
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "model": {**raw["model"], "seed": seed},
-            "preference": {**raw["preference"], "final": final}}  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trailmark.methods.quickstart import Results, packaged
+from trailmark.methods.quickstart import Results, packaged_recipe
 
 
 def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -> Results:
@@ -20,12 +20,11 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     from trailmark.seats.reference_players import random_player
     from trailmark.tasks import get_task
 
-    recipe = packaged("reflect-taxi")
     both: dict[str, Run] = {}
     for name, reflecting in (("plain", False), ("reflect", True)):
         say("Reflect-RL: a reflector learns a teacher's words, a policy learns to act on them" if reflecting
             else "SFT, then RL, of a policy alone")  # fmt: skip
-        raw = _recipe(recipe, out / name, seed, reflecting)
+        raw: dict[str, Any] = {**packaged_recipe("reflect-taxi", out / name, seed), "reflect": reflecting}
         config = resolve(raw, ReflectRecipe)
         launch(get_method("reflect"), config, resume)
         both[name] = Run.open(config.out)
@@ -47,11 +46,3 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
         title="taxi, pickup: all 300 starts, one sampled play each, 95 % intervals",
         main="Reflect-RL",
     )
-
-
-def _recipe(file: Path, out: Path, seed: int, reflecting: bool) -> dict[str, Any]:
-    from trailmark.recipe import load_recipe
-
-    raw = dict(load_recipe(file).raw)
-    return {**raw, "out": str(out), "name": out.name, "seed": seed, "reflect": reflecting,
-            "model": {**raw["model"], "seed": seed}}  # fmt: skip
