@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from trailmark.methods.quickstart import Results, packaged_recipe
 
@@ -17,9 +18,7 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
     from trailmark.runs.store import segments
 
     say("LPR: imitation, values of states, a reward model of steps, pDPO")
-    raw = packaged_recipe("lpr-puzzle", out / "lpr", seed)
-    final = {"choose": 8, "value": str(out / "lpr" / "prm-1")}
-    config = resolve({**raw, "preference": {**raw["preference"], "final": final}}, LprMethod.Config)
+    config = resolve(recipe(out / "lpr", seed), LprMethod.Config)
     launch(get_method("lpr"), config, resume)
     trained = out / "lpr" / "policy-1"
     files = {
@@ -37,3 +36,9 @@ def quickstart(out: Path, seed: int, resume: bool, say: Callable[[str], None]) -
         metrics=("success", "sound"),
         read_next="docs/lpr.md, and docs/studies/lpr-puzzle-notes.md",
     )
+
+
+def recipe(out: Path, seed: int) -> dict[str, Any]:
+    raw = packaged_recipe("lpr-puzzle", out, seed)
+    final = {"choose": 8, "value": str(out / "prm-1")}
+    return {**raw, "preference": {**raw["preference"], "final": final}}
