@@ -61,10 +61,14 @@ class OfflineMethod(Method):
     @classmethod
     def unread(cls, config: Any) -> tuple[str, ...]:
         """What evaluations are played with, if there are none."""
-        final = config.final
-        if config.eval.every or final.start or final.choose or getattr(final, "search", ()):
+        if cls.evaluates(config):
             return ()
         return ("eval.split", "eval.n", "eval.patience", "eval.first", "engine", "sampling")
+
+    @classmethod
+    def evaluates(cls, config: Any) -> bool:
+        """Whether anything is played."""
+        return bool(config.eval.every or config.final.start or config.final.choose)
 
     def __init__(self, config: Any, run: Run):
         if not config.files or not all(config.files):

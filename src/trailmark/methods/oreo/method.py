@@ -52,6 +52,10 @@ from trailmark.types import Episode, Sample
 class OreoMethod(OfflineMethod):
     Config = OreoRecipe
 
+    @classmethod
+    def evaluates(cls, config: Any) -> bool:
+        return super().evaluates(config) or bool(config.final.search)
+
     def make_rows(self, config: Any, episodes: Trajectories, tokenizer: Any) -> tuple[Sequence[Any], dict[str, int]]:
         """Trajectories. They are split into steps if only steps have a value."""
         if states(config) == "step":
