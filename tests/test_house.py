@@ -17,7 +17,7 @@ TOP = 5000  # the modules at the top, together
 ALL, COMMON = 58_200, 31_000
 LONGEST = 700  # of one file
 # Imports inside functions are counted.
-REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 12_900, "tests/methods/sixth_method.py": 15_000}
+REACHES = {"learn.loop": 8600, "rollout.play": 5700, "methods.base": 12_500, "tests/methods/sixth_method.py": 14_400}
 
 
 def size(path):
