@@ -263,3 +263,15 @@ def test_an_evaluation_is_that_of_a_loop(tmp_path, answers, make_lm, kind):
     name = {"pairwise": "ranking", "scalar": "value"}.get(kind, "cross_entropy")
     assert len(loss) == {"pairwise": 2, "outcome": 4}.get(kind, 7)
     assert got == {"accuracy": pytest.approx(np.mean(right)), name: pytest.approx(np.mean(loss), abs=1e-6)}
+
+
+def test_a_dry_run_counts_the_rows_of_each_file(tmp_path):
+    """Its files hold episodes, which are no conversations."""
+    files = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
+    for k, file in enumerate(files):
+        file.write_text('{"kind": "episode"}\n' * (k + 1))
+    given = {"method": "reward_model", "out": str(tmp_path / "run"), "model": {"name": "tiny"}}
+    check = lambda data: RewardModelMethod.check(resolve({**given, "data": data}, RewardModelRecipe))
+    assert check(str(files[0])) == [f"data: {files[0]}, 1 rows"]
+    gone = str(tmp_path / "gone.jsonl")
+    assert check([str(files[1]), gone]) == [f"data: {files[1]}, 2 rows", f"data: {gone}, which is not here yet"]
