@@ -225,9 +225,9 @@ class Trajectories(OnDemand[Episode]):
         self.group_names: dict[str, int] = {}
         self._pairs: dict[str, int] = {}
 
-    def add(self, row: int, part: int, e: Episode) -> None:
-        """Episode number `part` of row `row` of the last file."""
-        for column, value in zip(self._places, (len(self.files) - 1, row, part)):
+    def add(self, row: int, index: int, e: Episode) -> None:
+        """Episode number `index` of row `row` of the last file."""
+        for column, value in zip(self._places, (len(self.files) - 1, row, index)):
             column.append(value)
         self.won.append(won(e))
         self.group.append(self.group_names.setdefault(e.group, len(self.group_names)))
@@ -237,14 +237,14 @@ class Trajectories(OnDemand[Episode]):
         self._length += 1
 
     def _read(self, i: int) -> Episode:
-        file, row, part = (column[i] for column in self._places)
-        return self.files[file].read(row)[part]
+        file, row, index = (column[i] for column in self._places)
+        return self.files[file].read(row)[index]
 
     def annotated(self, i: int) -> tuple[Episode, list[Annotation]]:
         """Episode `i` and its annotations in the file."""
-        file, row, part = (column[i] for column in self._places)
+        file, row, index = (column[i] for column in self._places)
         found = self.files[file].load(row)
-        e = found.episodes[part]
+        e = found.episodes[index]
         return e, [a for a in found.annotations if a.episode == e.id]
 
 
@@ -265,26 +265,26 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     """Read the trajectories of some files. Left out and counted: no action, an empty response, more than `max_len`
     tokens (a trajectory that is cut would be credited as if it had ended), no reward. Any other fault of a row is an
     error."""
-    kept = Trajectories()
+    trajectories = Trajectories()
     skipped: dict[str, int] = {}
     unscored = {"no_reward": 0, "failed": 0}
     useless: dict[str, int] = {}
     ids: set[str] = set()  # of a file of episodes; other ids are made here and differ
 
     def use(row: int, found: Imported) -> None:
-        for part, e in enumerate(found.episodes):
+        for index, e in enumerate(found.episodes):
             if format != "pairs" and not isinstance(e.outcome, Scored):
                 unscored["failed" if isinstance(e.outcome, Failed) else "no_reward"] += 1
             elif why := _useless(e, seat, max_len):
                 count(useless, why, 1)
             else:
-                kept.add(row, part, e)
+                trajectories.add(row, index, e)
                 if format == "episodes":
                     ids.add(e.id)
 
     for number, path in enumerate(paths):
-        kept.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
-        wrong = kept.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
+        trajectories.files.append(StoredFile(format, path, tokenizer, seat, f"{number}:" if len(paths) > 1 else ""))
+        wrong = trajectories.files[-1].survey(lambda e: _useless(e, seat, max_len) != "too_long", use)
         for why in wrong:
             if not any(words in why for words in NOTHING):
                 raise DataError(why)
@@ -292,19 +292,19 @@ def read_scored(paths: Sequence[str], format: str, tokenizer: Any, seat: str, ma
     for counts in (unscored, useless):
         for name, n in counts.items():
             count(skipped, name, n)
-    if not kept and set(skipped) == {"several_sequences"}:
+    if not trajectories and set(skipped) == {"several_sequences"}:
         raise DataError(
             "every episode is several sequences (each turn was shown a prompt of its own): values are summed along "
             "one sequence, so the world must be played as one growing conversation.",
             paths[0],
         )
-    if not kept:
+    if not trajectories:
         limit = lambda name: f": more than the {max_len} tokens of the model's context" if name == "too_long" else ""
         why = ", ".join(f"{n} {name}{limit(name)}" for name, n in skipped.items()) or "it is empty"
         raise DataError(f"holds no trajectory of seat '{seat}' that can be learnt from ({why}).", paths[0])
-    if format == "episodes" and len(ids) < len(kept):
+    if format == "episodes" and len(ids) < len(trajectories):
         raise DataError("two episodes have the same id: give each file's episodes ids of their own.", paths[-1])
-    return Data(kept, skipped)
+    return Data(trajectories, skipped)
 
 
 def count(counts: dict[str, int], name: str, more: int) -> None:

@@ -159,29 +159,25 @@ def read_answers(
 class _Answers:
     """The answers of one file that fit."""
 
-    @classmethod
-    def check(cls, config: RewardModelRecipe) -> list[str]:
-        return [f"data: {path}, {rows_of(path)}" for path in config.files]
-
     def __init__(self, config: RewardModelRecipe, file: str, tokenizer: Any, limit: int, prefix: str):
         self.config, self.tokenizer, self.limit = config, tokenizer, limit
         self.skipped: dict[str, int] = {}
-        self.kept = Trajectories()
-        self.kept.files.append(StoredFile(config.format, file, tokenizer, config.seat, prefix))
+        self.answers = Trajectories()
+        self.answers.files.append(StoredFile(config.format, file, tokenizer, config.seat, prefix))
 
     def _survey(self, look: Callable[[Episode, Sequence[Annotation]], str | None], measured: bool = True) -> None:
         """Keep the answers that fit, unless `look` says why one is left out."""
         fits = lambda e: _long(e, self.config.seat) <= self.limit
 
         def use(row: int, found: Imported) -> None:
-            for part, e in enumerate(found.episodes):
+            for index, e in enumerate(found.episodes):
                 why = look(e, found.annotations) if fits(e) else "too_long"
                 if why is None:
-                    self.kept.add(row, part, e)
+                    self.answers.add(row, index, e)
                 else:
                     count(self.skipped, why, 1)
 
-        self.kept.files[0].survey(fits if measured else None, use, skip_bad=False)
+        self.answers.files[0].survey(fits if measured else None, use, skip_bad=False)
 
     def labelled(self) -> Sequence[Row]:
         """Answers with a label at some step."""
@@ -190,7 +186,7 @@ class _Answers:
             return None if self._labels(e, notes) else "unlabelled"
 
         self._survey(look, measured=False)
-        return self._rows(lambda i: self._labels(*self.kept.annotated(i)))
+        return self._rows(lambda i: self._labels(*self.answers.annotated(i)))
 
     def _labels(self, e: Episode, notes: Sequence[Annotation]) -> Row:
         mine = [a for a in notes if a.episode == e.id and a.name == self.config.label and a.level == "step"]
@@ -207,7 +203,7 @@ class _Answers:
             return None
 
         def row(i: int) -> Row:
-            e = self.kept[i]
+            e = self.answers[i]
             tokens, at = _whole(e, seat, self.tokenizer)
             return [class_sample(tokens, {at: int(won(e))}, e.id, e.group)]
 
@@ -219,7 +215,7 @@ class _Answers:
         c, good, silent = self.config, array("q"), set[int]()
 
         def look(e: Episode, _: Sequence[Annotation]) -> str | None:
-            number = len(self.kept)
+            number = len(self.answers)
             if isinstance(e.outcome, Scored):
                 good.append(number)
             if not any(t.seat == c.seat and t.tokens for t in e.turns):
@@ -228,15 +224,15 @@ class _Answers:
 
         self._survey(look)
         if c.pair_file:
-            given, lost = listed_pairs(self.kept, c.pair_file, c.seat)
+            given, lost = listed_pairs(self.answers, c.pair_file, c.seat)
             for why, n in lost.items():
                 count(self.skipped, why, n)
         else:
-            stored = c.format == "pairs" or (len(self.kept) > 0 and min(self.kept.pair) >= 0)
-            places = places_of_stored(self.kept) if stored else places_of_pairs(self.kept, None, c.seed, good)
+            stored = c.format == "pairs" or (len(self.answers) > 0 and min(self.answers.pair) >= 0)
+            places = places_of_stored(self.answers) if stored else places_of_pairs(self.answers, None, c.seed, good)
             for i in silent & {*places.flat}:
-                last_turn(self.kept[i], c.seat)  # says that there is none
-            given = OnDemand(len(places), lambda n: (self.kept[places[n][0]], self.kept[places[n][1]]))
+                last_turn(self.answers[i], c.seat)  # says that there is none
+            given = OnDemand(len(places), lambda n: (self.answers[places[n][0]], self.answers[places[n][1]]))
 
         def row(n: int) -> Row:
             a, b = (_weighed(*_whole(e, c.seat, self.tokenizer)) for e in given[n])
@@ -245,7 +241,7 @@ class _Answers:
         return OnDemand(len(given), row, _weight)
 
     def _rows(self, make: Callable[[int], Row]) -> Sequence[Row]:
-        return OnDemand(len(self.kept), make, _weight)
+        return OnDemand(len(self.answers), make, _weight)
 
 
 def _weight(row: Row) -> int:
