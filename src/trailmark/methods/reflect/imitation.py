@@ -90,7 +90,7 @@ class Players(Method):
             # lessons from a file have their own starts, of any mode
             each = config.curriculum.kind == "modes" and t.name != "file"
             sources = [LevelTasks(self.source, level) for level in self.levels] if each else [self.source]
-            self.lessons = [x for part in sources for x in teacher.lessons(part, t.prompts, t.perturb, config.seed)]
+            self.lessons = [x for source in sources for x in teacher.lessons(source, t.prompts, t.perturb, config.seed)]
             if not self.lessons:
                 raise RecipeError(
                     f"teacher '{t.name}' has no lessons for this recipe: look at teacher.path and perturb"

@@ -186,6 +186,17 @@ class ReflectMethod(Players):
         return k, begins[k]
 
     def updates(self, step: int) -> Iterator[Update]:
+        """One update on what was just played, and one on some of the successes so far."""
+        rl, good = self.config.rl, self.collect(step)
+        samples = decisions(good, self.learner, rl, fresh=True)
+        self.run.annotate(step, credit_notes(samples, good, rl))
+        yield from self.learn(samples, fresh=True)
+        self.replay.add(good)
+        if again := self.replay.draw(rl.replay_batch, (self.config.seed, step)):
+            yield from self.learn(decisions(again, self.learner, rl, fresh=False), fresh=False)
+
+    def collect(self, step: int) -> list[Episode]:
+        """Play the starts of a step and store the episodes. Returns those that were scored."""
         c, (level, first) = self.config, self.level_of(step)
         if level != self.level:
             self.level, self.replay.plays = level, []
@@ -206,20 +217,13 @@ class ReflectMethod(Players):
             )
         at = {"stage": float(level)} if len(self.levels) > 1 else {}
         self._metrics = {**summary(good), **spread(good), **dropped, **at}
-        samples = decisions(good, self.learner, c.rl, fresh=True)
-        self.run.annotate(step, credit_notes(samples, good, c.rl))
-        passes = c.rl.epochs if c.rl.algorithm == "ppo" else 1
-        yield Update(samples, objective(c.rl, fresh=True), passes=passes, name="rl")
-        yield from self.fit_critic(samples)
-        self.replay.add(good)
-        if again := self.replay.draw(c.rl.replay_batch, (c.seed, step)):
-            old = decisions(again, self.learner, c.rl, fresh=False)
-            yield Update(old, objective(c.rl, fresh=False), passes=passes, name="replay")
-            yield from self.fit_critic(samples)
+        return good
 
-    def fit_critic(self, samples: Sequence[Sample]) -> Iterator[Update]:
-        """After a policy update: if the critic is due, fit it to the newest returns."""
-        critic = self.config.rl.critic
+    def learn(self, samples: Sequence[Sample], fresh: bool) -> Iterator[Update]:
+        """An update of the policy, and of the critic if it is due."""
+        rl, critic = self.config.rl, self.config.rl.critic
+        passes, name = rl.epochs if rl.algorithm == "ppo" else 1, "rl" if fresh else "replay"
+        yield Update(samples, objective(rl, fresh), passes=passes, name=name)
         self.updated += 1
         if critic.kind != "none" and self.updated % critic.every == 0:
             yield Update(samples, Value(), "critic", passes=critic.passes, name="critic")  # (V - G)^2
